@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 
 from rllib_srl.envs.math.answer_text import bracketed, inner, is_delimited, items_of, plain
-from rllib_srl.envs.math.formula import FormulaError, levelled, read_formula
+from rllib_srl.envs.math.formula import levelled, read_formula
 from rllib_srl.envs.math.quantity import quantity_of
 from rllib_srl.envs.math.size import is_absurd
+from rllib_srl.envs.math.values import FormulaError
 
 KINDS = ("auto", "number", "choice", "symbolic", "text")
 CLASSES = (

@@ -60,7 +60,8 @@ _NAMED_LETTER = re.compile(
     re.IGNORECASE,
 )
 _LETTER_REJECTED = re.compile(
-    r"\b(?:not|never|nor|neither|isn['’]t|than|unlike|instead of|eliminates?|excludes?|ruled? out|against|reject)"
+    r"\b(?:not|cannot|can['’]t|couldn['’]t|never|nor|neither|isn['’]t|than|unlike|instead of"
+    r"|eliminates?|excludes?|ruled? out|against|reject)"
     r"(?:\s+(?:be|option|choice|letter|answer|the))*[\s*(]*$",
     re.IGNORECASE,
 )
@@ -260,6 +261,10 @@ def _whole_number(text: str, name: str, marker: str) -> Reading | None:
     if quantity_of(said) is not None and (marker != "bare" or not re.fullmatch(r"[^\d]*\d+!", said)):
         return Reading((said,), marker)
     level = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r" \1 ", said)
+    if marker == "boxed" and _OTHER_COMMAND.search(said):
+        return Reading(tuple(dict.fromkeys(items_of(said))), marker)
+    if name == "base" and (based := [each[0] for each in _BASED.finditer(last_line(text))]):
+        return Reading(tuple(dict.fromkeys(based)), marker)
     if is_prose(level) or (marker in ("bare", "phrase") and not _IS_FORMULA.search(levelled(said))):
         return None
     parts = items_of(said)
@@ -268,6 +273,12 @@ def _whole_number(text: str, name: str, marker: str) -> Reading | None:
     return Reading(tuple(dict.fromkeys(parts)), marker)
 
 
+# A box with another command than these is a formula as a whole: no number is taken out of it.
+_OTHER_COMMAND = re.compile(
+    r"\\(?!(?:text|textbf|textrm|mathrm|mathbf|mbox|[dt]?frac|times|cdot|left|right|approx|q?quad|circ|boxed|div|pm"
+    r"|displaystyle|to|rightarrow|Rightarrow|implies|therefore)(?![a-zA-Z]))[a-zA-Z]+"
+)
+_BASED = re.compile(r"(?<![\w\\])(?:[0-9A-Za-z]*\d[0-9A-Za-z]*|[A-F]+)\s*_\s*(?:\{[^{}]*\}|[0-9A-Za-z]+)", re.ASCII)
 _IS_FORMULA = re.compile(
     r"\\(?!approx|times|cdot|div|pm)[a-zA-Z]|[_^!|]|\b(?:sin|cos|tan|exp|ln|log|sqrt)\b|\d\.\(|\d\.\.\."
 )

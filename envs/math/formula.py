@@ -13,7 +13,6 @@ alone; nothing of it is ever run. Sizes are bounded, so reading and computing ta
 
 from __future__ import annotations
 
-import cmath
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -21,17 +20,29 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rllib_srl.envs.math.size import is_absurd
+from rllib_srl.envs.math.values import (
+    FUNCTIONS,
+    FormulaError,
+    Value,
+    add,
+    binomial_of,
+    ceiling_of,
+    divide,
+    factorial_of,
+    floor_of,
+    logarithm_of,
+    logarithm_to,
+    multiply,
+    power,
+    root_of,
+    size_of,
+    subtract,
+)
 
 MAX_CHARS = 1_000
-_MAX_BITS = 60_000  # of an exact number
 _MAX_LETTERS = 3  # in a row, as a product; more are a word
 
-Value = Fraction | float | complex
 Node = Callable[["Place"], Value]  # its value at a place
-
-
-class FormulaError(ValueError):
-    """A text that is not a formula, or a formula without a value."""
 
 
 @dataclass(frozen=True)
@@ -188,154 +199,9 @@ _PLAIN_NAMES = {"pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty"} 
 }
 
 
-def _real(value: Value) -> float:
-    if isinstance(value, complex):
-        if abs(value.imag) > 1e-12 * max(1.0, abs(value.real)):
-            raise FormulaError("not a real number")
-        return value.real
-    return float(value)
-
-
-def _whole(value: Value) -> int:
-    real = value if isinstance(value, Fraction) else _real(value)
-    if real != int(real):
-        raise FormulaError("not an integer")
-    return int(real)
-
-
-def _floor(value: Value) -> Value:
-    return Fraction(math.floor(value if isinstance(value, Fraction) else _real(value)))
-
-
-def _ceil(value: Value) -> Value:
-    return Fraction(math.ceil(value if isinstance(value, Fraction) else _real(value)))
-
-
-def _absolute(value: Value) -> Value:
-    return size_of(value)
-
-
-def size_of(value: Value) -> Fraction | float:
-    """Return the absolute value."""
-    return max(value, -value) if isinstance(value, Fraction | float) else abs(value)
-
-
-def _trig(name: str) -> Callable[[Value], Value]:
-    function: Callable[[complex], complex] = getattr(cmath, name)
-
-    def computed(value: Value) -> Value:
-        result = function(complex(value))
-        return result.real if abs(result.imag) < 1e-15 * max(1.0, abs(result.real)) else result
-
-    return computed
-
-
-def _inverse(function: str) -> Callable[[Value], Value]:
-    computed = _trig(function)
-    return lambda value: 1 / computed(value)
-
-
-_FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    **{name: _trig(name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp")},
-    **{name: _trig(to) for to, names in {
-        "asin": ("arcsin", "asin"), "acos": ("arccos", "acos"), "atan": ("arctan", "atan")}.items() for name in names},
-    **{name: _inverse(of) for name, of in {"sec": "cos", "csc": "sin", "cot": "tan"}.items()},
-    "ln": lambda value: _log(value, math.e),
-    "abs": _absolute, "floor": _floor, "ceil": _ceil,
-}  # fmt: skip
 _ANGLES = frozenset(("sin", "cos", "tan", "sec", "csc", "cot"))
-_NAMED = sorted((*_FUNCTIONS, "log", "sqrt", "cbrt", *_PLAIN_NAMES), key=len, reverse=True)
+_NAMED = sorted((*FUNCTIONS, "log", "sqrt", "cbrt", *_PLAIN_NAMES), key=len, reverse=True)
 _KNOWN = re.compile(rf"(?:{'|'.join(_NAMED)})(?![A-Za-z])|(?:sqrt|pi)(?![A-Za-z])")
-
-
-def _log(value: Value, base: float) -> Value:
-    if value == 0:
-        raise FormulaError("logarithm of 0")
-    if isinstance(value, Fraction) and value > 0:
-        return (math.log(value.numerator) - math.log(value.denominator)) / math.log(base)
-    result = cmath.log(complex(value)) / math.log(base)
-    return result.real if result.imag == 0 else result
-
-
-def _root(value: Value, degree: Value) -> Value:
-    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 2 <= degree <= 1000:
-        return power(value, 1 / degree)
-    index = int(degree)
-    if isinstance(value, Fraction):
-        sign = -1 if value < 0 and index % 2 else 1
-        over, under = _exact_root(sign * value.numerator, index), _exact_root(value.denominator, index)
-        if over is not None and under is not None:
-            return Fraction(sign * over, under)
-        if value < 0 and index % 2:
-            return -power(-value, Fraction(1, index))
-    return power(value, Fraction(1, index))
-
-
-def _exact_root(number: int, index: int) -> int | None:
-    if number < 0:
-        return None
-    if index == 2:
-        root = math.isqrt(number)
-    elif number.bit_length() < 900:
-        root = round(number ** (1 / index))
-    else:
-        return None
-    return root if root**index == number else None
-
-
-def power(base: Value, exponent: Value) -> Value:
-    """Return base ** exponent, exactly if both are rational and the exponent is an integer of bounded size."""
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
-        if exponent.denominator == 1:
-            bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-            if abs(exponent) * bits > _MAX_BITS:
-                raise FormulaError("too large")
-            return base ** int(exponent)
-        if base >= 0 and exponent.denominator <= 12:
-            root = (
-                _exact_root(base.numerator, exponent.denominator),
-                _exact_root(base.denominator, exponent.denominator),
-            )
-            if root[0] is not None and root[1] is not None:
-                return power(Fraction(root[0], root[1]), Fraction(exponent.numerator))
-        if base > 0:
-            return math.exp(float(exponent) * (math.log(base.numerator) - math.log(base.denominator)))
-    if base == 0:
-        if _real(exponent) > 0:
-            return Fraction(0)
-        raise FormulaError("0 to a power that is not positive")
-    result = complex(base) ** complex(exponent)
-    return result.real if abs(result.imag) < 1e-15 * abs(result.real) else result
-
-
-def _bounded(value: Value) -> Value:
-    if isinstance(value, Fraction) and value.numerator.bit_length() + value.denominator.bit_length() > 4 * _MAX_BITS:
-        raise FormulaError("too large")
-    return value
-
-
-def _mixed_kinds(a: Value, b: Value) -> tuple[Value, Value]:
-    """Return both numbers as ones that Python adds: a fraction beside a float becomes one."""
-    if isinstance(a, Fraction) and not isinstance(b, Fraction):
-        return float(a), b
-    if isinstance(b, Fraction) and not isinstance(a, Fraction):
-        return a, float(b)
-    return a, b
-
-
-def _add(a: Value, b: Value) -> Value:
-    a, b = _mixed_kinds(a, b)
-    return _bounded(a + b)
-
-
-def _multiply(a: Value, b: Value) -> Value:
-    a, b = _mixed_kinds(a, b)
-    return _bounded(a * b)
-
-
-def _divide(a: Value, b: Value) -> Value:
-    a, b = _mixed_kinds(a, b)
-    return _bounded(a / b)
 
 
 class _Reader:
@@ -374,7 +240,7 @@ class _Reader:
         while (sign := self._next()) and sign in "+-":
             self.at += 1
             self.operators += 1
-            node = _combined(_add if sign == "+" else _subtract, node, self._term())
+            node = _combined(add if sign == "+" else subtract, node, self._term())
         return node
 
     def _term(self) -> Node:
@@ -384,10 +250,10 @@ class _Reader:
             if sign and sign in "*/":
                 self.at += 1
                 self.operators += 1
-                node = _combined(_multiply if sign == "*" else _divide, node, self._signed())
+                node = _combined(multiply if sign == "*" else divide, node, self._signed())
             elif (cross := self._cross()) or self._starts_factor():
                 self.operators += bool(cross)
-                node = _combined(_multiply, node, self._powered())
+                node = _combined(multiply, node, self._powered())
             else:
                 return node
 
@@ -445,16 +311,16 @@ class _Reader:
             if self.text.startswith("^\\circ", self.at):
                 self.at += len("^\\circ")
                 if self._in_angle:
-                    node = _combined(_multiply, node, lambda place: math.pi / 180)
+                    node = _combined(multiply, node, lambda place: math.pi / 180)
             elif self._next() == "!" and not self.text.startswith("!=", self.at):
                 self.at += 1
                 if self._next() == "!":
                     raise FormulaError("a double factorial")
                 self.has_structure = True
-                node = _applied(_factorial, node)
+                node = _applied(factorial_of, node)
             elif self._next() == "%" or self.text.startswith("\\%", self.at):
                 self.at = self.text.index("%", self.at) + 1
-                node = _combined(_divide, node, _constant(Fraction(100)))
+                node = _combined(divide, node, _constant(Fraction(100)))
             else:
                 return node
 
@@ -475,7 +341,7 @@ class _Reader:
             node = self.expression()
             self._expect("|")
             self._num_bars -= 1
-            return _applied(_absolute, node)
+            return _applied(size_of, node)
         if sign == "\\":
             return self._command()
         if sign.isalpha() and sign.isascii():
@@ -562,16 +428,16 @@ class _Reader:
         if name == "frac":
             over, under = self._argument(), self._argument()
             self.operators += 1
-            return _combined(_divide, over, under)
+            return _combined(divide, over, under)
         if name == "binom":
             self.has_structure = True
-            return _combined(_binomial, self._argument(), self._argument())
+            return _combined(binomial_of, self._argument(), self._argument())
         if name in ("lfloor", "lceil"):
             self.has_structure = True
             node = self.expression()
             self._expect("\\rfloor" if name == "lfloor" else "\\rceil")
-            return _applied(_floor if name == "lfloor" else _ceil, node)
-        if name == "lbrace" or (name not in _FUNCTIONS and name not in ("log", "sqrt", "pi", *_GREEK)):
+            return _applied(floor_of if name == "lfloor" else ceiling_of, node)
+        if name == "lbrace" or (name not in FUNCTIONS and name not in ("log", "sqrt", "pi", *_GREEK)):
             raise FormulaError(f"unknown command {name}")
         return self._named(name)
 
@@ -621,7 +487,7 @@ class _Reader:
                 self._expect("]")
             sign = self._next()
             node = self._number() if sign.isdigit() and not self._is_tight() else self._argument()
-            return _combined(_root, node, degree)
+            return _combined(root_of, node, degree)
         raised = base = None
         for _ in range(2):
             if base is None and name == "log" and self._take("_"):
@@ -632,9 +498,9 @@ class _Reader:
                 raised = self._exponent()
         node = self._applied_to(name)
         if name == "log":
-            node = _combined(_log_to, node, base) if base else _logarithm(node)
+            node = _combined(logarithm_to, node, base) if base else _logarithm(node)
         else:
-            node = _applied(_FUNCTIONS[name], node)
+            node = _applied(FUNCTIONS[name], node)
         if raised is None:
             return node
         if raised(Place(dict.fromkeys(self.names, Fraction(2)))) == -1:
@@ -658,7 +524,7 @@ class _Reader:
         else:
             node = self._signed()
             while self._starts_factor() and not self._starts_function():
-                node = _combined(_multiply, node, self._powered())
+                node = _combined(multiply, node, self._powered())
             if self._next() in ("/", "*"):
                 raise FormulaError("a function of a quotient without brackets")
         self._in_angle = before
@@ -666,7 +532,7 @@ class _Reader:
 
     def _starts_function(self) -> bool:
         found = re.compile(r"\\?([a-zA-Z]+)").match(self.text, self.at)
-        return found is not None and (found[1] in _FUNCTIONS or found[1] == "log")
+        return found is not None and (found[1] in FUNCTIONS or found[1] == "log")
 
 
 def _constant(value: Value) -> Node:
@@ -682,26 +548,4 @@ def _applied(function: Callable[[Value], Value], node: Node) -> Node:
 
 
 def _logarithm(node: Node) -> Node:
-    return lambda place: _log(node(place), place.log_base)
-
-
-def _log_to(value: Value, base: Value) -> Value:
-    return _log(value, _real(base))
-
-
-def _subtract(a: Value, b: Value) -> Value:
-    return _add(a, -b)
-
-
-def _factorial(value: Value) -> Value:
-    number = _whole(value)
-    if not 0 <= number <= 3000:
-        raise FormulaError("a factorial out of range")
-    return Fraction(math.factorial(number))
-
-
-def _binomial(over: Value, under: Value) -> Value:
-    n, k = _whole(over), _whole(under)
-    if not 0 <= k <= n or min(k, n - k) > 3000 or n > 10**9:
-        raise FormulaError("a binomial out of range")
-    return Fraction(math.comb(n, k))
+    return lambda place: logarithm_of(node(place), place.log_base)

@@ -26,7 +26,7 @@ from fractions import Fraction
 
 from rllib_srl.envs.math.answer_text import bracketed, inner, items_of, plain, squeezed
 from rllib_srl.envs.math.classes import BASED, CHOICE, RATIO, TIME, TRUTHS, base_of, class_of, special_of
-from rllib_srl.envs.math.formula import FormulaError, levelled, read_formula
+from rllib_srl.envs.math.formula import levelled, read_formula
 from rllib_srl.envs.math.identity import is_identical
 from rllib_srl.envs.math.pool import LateError, symbolic_pool
 from rllib_srl.envs.math.quantity import is_same_quantity, quantity_of
@@ -43,6 +43,7 @@ from rllib_srl.envs.math.relations import (
     right_side,
 )
 from rllib_srl.envs.math.size import is_absurd
+from rllib_srl.envs.math.values import FormulaError
 
 MAX_ANSWER_CHARS = 1_000  # a longer answer is not read
 DEADLINE_S = 2.0

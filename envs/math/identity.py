@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
-from rllib_srl.envs.math.formula import Formula, FormulaError, Place, Value, value_at
+from rllib_srl.envs.math.formula import Formula, Place, value_at
 from rllib_srl.envs.math.quantity import RELATIVE, near
+from rllib_srl.envs.math.values import FormulaError, Value
 
 NUM_PLACES = 6  # where two formulas are compared
 _LOG_BASES = (10.0, 2.718281828459045)  # of "log", which means both

@@ -60,7 +60,7 @@ _OPERAND_AFTER = re.compile(
     r"[\s)}$]*(?:(?:squared|cubed|factorial|choose|mod|modulo|to\s+the\s+(?:power|\w+th)|raised"
     r"|times(?!\s*$)|less\s+than|more\s+than|fewer\s+than|or\s+(?:more|less|fewer|greater|higher|lower|above|below|so)"
     r"|and\s+a\s+(?:half|third|quarter)|halves|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?"
-    r"|hundredths?|thousandths?|in\s+base|base)\b|\\(?:pmod|bmod|mod)\b)",
+    r"|hundredths?|thousandths?|in\s+base|base)\b|\s*\(?\s*base\b|\s*%\s*of\s+[$\d]|\\(?:pmod|bmod|mod)\b)",
     re.IGNORECASE,
 )
 
@@ -175,7 +175,7 @@ def _is_attached(text: str, token: re.Match[str]) -> bool:
         return True
     if before == ":" and text[start - 2 : start - 1].isdigit():
         return True
-    if before == "(" and text[start - 2 : start - 1].isalnum():
+    if before == "(" and (text[start - 2 : start - 1].isalnum() or text[start - 2 : start - 1] == "}"):
         return True
     if after.isalpha() or after == "°":
         unit = _BEHIND_UNIT.match(text, end)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rllib_srl.envs.math.answer_text import inner
-from rllib_srl.envs.math.formula import FormulaError, Value, read_formula, size_of
+from rllib_srl.envs.math.formula import read_formula
 from rllib_srl.envs.math.number_words import spelled
 from rllib_srl.envs.math.units import Unit, is_same_kind, split_unit, unit_of
+from rllib_srl.envs.math.values import FormulaError, Value, size_of
 
 RELATIVE = Fraction(1, 1_000_000)  # tolerance of a number that is written with a decimal point
 _EXPRESSION = 1e-9  # of two expressions without one, computed in floats

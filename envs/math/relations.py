@@ -14,9 +14,10 @@ from fractions import Fraction
 
 from rllib_srl.envs.math.answer_text import bracketed, items_of, squeezed
 from rllib_srl.envs.math.classes import BUILDER, special_of
-from rllib_srl.envs.math.formula import Formula, FormulaError, levelled, read_formula
+from rllib_srl.envs.math.formula import Formula, levelled, read_formula
 from rllib_srl.envs.math.identity import EQUAL, NUM_PLACES, values_at_places
 from rllib_srl.envs.math.quantity import RELATIVE, near
+from rllib_srl.envs.math.values import FormulaError
 
 _VARIABLE = re.compile(r"(?<![\\A-Za-z_{])[a-zA-TV-Z](?![A-Za-z])")
 Same = Callable[[str, str], bool]  # whether two answers mean the same

@@ -49,7 +49,6 @@ _KNOWN = {
     for worth, names in worths.items()
     for name in names.split()
 }
-_INCH = (Fraction("0.0254"), (("m", 1),))  # "12 in", but not "12 in total"
 KNOWN_BASES = frozenset(_KINDS)
 _COMPOUND = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "sqft": "ft^2", "sqm": "m^2", "fps": "ft/s"}
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "sterling"}
@@ -159,8 +158,7 @@ def unit_of(tail: str) -> Unit | None:
     said = tail.strip().rstrip(".,;:!")
     for name, meaning in _COMPOUND.items():
         said = re.sub(rf"\b{name}\b", meaning, said)
-    if said == "in":
-        return Unit(*_INCH)
+    said = re.sub(r"(?:^|(?<=square )|(?<=cubic )|(?<=sq )|(?<=cu ))in(?=\s*(?:\^|[23]\b|/|$))", "inch", said)
     kinds: dict[str, int] = {}
     worth, sign, raised = Fraction(1), 1, 0
     noun: str | None = None

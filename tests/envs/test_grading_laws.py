@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from rllib_srl.envs.math.answer_text import items_of
 from rllib_srl.envs.math.classes import class_of
 from rllib_srl.envs.math.final_answers import graded
-from rllib_srl.envs.math.formula import FormulaError, read_formula
+from rllib_srl.envs.math.formula import read_formula
 from rllib_srl.envs.math.grading import grade
 from rllib_srl.envs.math.number_words import spelled
 from rllib_srl.envs.math.units import split_unit
+from rllib_srl.envs.math.values import FormulaError
 from tests.envs.grading_pairs import PAIRS
 
 LATEX = [(gold, turn, is_right) for gold, turn, is_right in PAIRS if turn.startswith(r"\boxed{") and "and" not in turn]
