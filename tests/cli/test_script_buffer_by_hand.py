@@ -63,7 +63,7 @@ def test_a_draw_in_words(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     buffer = by_hand(tmp_path)
     buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
     buffer.due(0, 1, "1.due")
-    assert {prompt.prompt_id for prompt in buffer.due(2, 8, "8.due")} == {"p1", "p2"}
+    assert {prompt.prompt_id for prompt in buffer.due(2, 8, "1a2b3c4d/8.due")} == {"p1", "p2"}
     assert [group.prompt.prompt_id for group in buffer.sample(1, 8, "8.sample")] == ["p2"]  # the one with signal
     buffer.close()
     lines = said(capsys, "why", tmp_path, "p2").splitlines()

@@ -75,8 +75,8 @@ class Reading:
 
     @cached_property
     def answers(self) -> list[tuple[str, Any]]:
-        """Return the names and answers of the latest requests, oldest first."""
-        return self.journal.answers()
+        """Return the names, without the run's incarnation, and answers of the latest requests, oldest first."""
+        return [(name.rpartition("/")[2], answer) for name, answer in self.journal.answers()]
 
     @cached_property
     def header(self) -> Header:
