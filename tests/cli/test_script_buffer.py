@@ -173,7 +173,7 @@ def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixt
             assert f"predicted recall {run.recall[key]:.2f} now" in lines[-1] and "not due until" in lines[-1]
         else:
             assert "may be drawn for iteration" in lines[-1]
-    assert num_draws > 10
+    assert num_draws > 5
 
 
 @pytest.mark.slow
