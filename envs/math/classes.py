@@ -74,7 +74,7 @@ def class_of(gold: str, kind: str = "auto") -> str:
             return "yes or no"
         if TIME.fullmatch(flat):
             return "time"
-        if _DATE.fullmatch(flat):
+        if _DATE.fullmatch(flat) or '"' in text:  # program data is compared as it is written
             return "word"
         if RATIO.fullmatch(flat):
             return "ratio"

@@ -21,7 +21,7 @@ from rllib_srl.envs.math.values import FormulaError, Value, size_of
 
 RELATIVE = Fraction(1, 1_000_000)  # tolerance of a number that is written with a decimal point
 _EXPRESSION = 1e-9  # of two expressions without one, computed in floats
-_ZERO = Fraction(1, 10**12)  # of a gold 0, which has no relative tolerance
+_ZERO = Fraction(1, 10**12)  # of a gold 0.0, which has no relative tolerance
 _NEAR_INTEGER = Fraction(1, 2_000_000)  # of a decimal beside an integer
 _PERCENT = re.compile(r"\s*(?:\\?%|\bper\s?cent\b|\bpct\b|\bpercentage points?\b)$", re.IGNORECASE)
 _FONTS = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -138,7 +138,7 @@ def is_close(gold: Quantity, answer: Quantity) -> bool:
     if not off:
         return True
     if not right:
-        return answer.has_decimals and off <= _ZERO
+        return gold.has_decimals and off <= _ZERO
     if not gold.has_decimals and not answer.has_decimals:
         return False
     if not gold.has_decimals and right.denominator == 1:
