@@ -356,7 +356,7 @@ class SRLConfig(AlgorithmConfig):
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
             given = {name: getattr(self, name) for name in (*PLACEMENT, "max_episode_tokens")}
-            self._choose_length()
+            self.choose_length()
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
                 for name, value in given.items():  # what is chosen must not count as given when this is called again
@@ -370,7 +370,7 @@ class SRLConfig(AlgorithmConfig):
                 logger.info("engine and learner share a GPU%s", " in turns" if self.colocate else ", both awake")
         super().validate()
 
-    def _choose_length(self) -> None:
+    def choose_length(self) -> None:
         """Set the longest episode, where the user has not: `LONGEST_EPISODE`, or the context of a shorter model."""
         if self.max_episode_tokens is not None:
             return

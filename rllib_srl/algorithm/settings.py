@@ -70,8 +70,7 @@ ENV_RUNNERS = {
     "max_turns": Setting(8, "maximum number of turns in an episode"),
     "max_turn_tokens": Setting(64, "maximum number of tokens the policy generates in a turn"),
     "max_episode_tokens": Setting(
-        None, "maximum tokens in an episode, prompt included; also the engine's context length; None: 1024, or the "
-        "context of a model that has less"
+        None, "maximum tokens in an episode with its prompt, and the engine's context; None: 1024, or the model's less"
     ),
     "env_timeout_s": Setting(10.0, "timeout of one environment reset or step, seconds"),
     "num_env_threads": Setting(8, "threads per runner for calls to environments"),

@@ -170,15 +170,18 @@ def test_regularisers_beyond_the_models_size_are_refused(config, random_llama_di
     config.validate()
 
 
-def test_the_defaults_do_not_fit_a_model_of_a_short_context(config, random_llama_dir, tmp_path):
+def test_an_episode_longer_than_the_context_of_the_model_is_refused(config, random_llama_dir, tmp_path):
     short = tmp_path / "short"
     short.mkdir()
     for file in random_llama_dir.iterdir():
         (short / file.name).write_bytes(file.read_bytes())
-    described = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 256}
+    described = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 300}
     (short / "config.json").write_text(json.dumps(described))
     plain = SRLConfig().environment("compare").rl_module(model_config={"model": str(short)})
-    assert lines_of(plain) == [f"max_episode_tokens = 1024; expected at most 256, the context of the model '{short}'"]
+    plain.validate()
+    assert plain.max_episode_tokens == 300
+    longer = plain.copy(copy_frozen=False).env_runners(max_episode_tokens=301)
+    assert lines_of(longer) == [f"max_episode_tokens = 301; expected at most 300, the context of the model '{short}'"]
 
 
 def test_an_unknown_hub_id_is_one_line_and_quick(config):

@@ -329,6 +329,7 @@ def _more_faults(read: Mapping[str, Any]) -> list[str]:
     """Return the errors in the readable settings; required settings may still be missing."""
     try:
         config = build_config(read)
+        config.choose_length()
         lines = faults_of(config)
         lines += early_faults(config, lines)
     except (TypeError, ValueError) as error:  # from RLlib's own setters
