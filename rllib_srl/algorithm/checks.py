@@ -30,7 +30,7 @@ from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
-from rllib_srl.replay.diversity.neighbours import check_faiss
+from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout import EnvCalls, make_transcript
 from rllib_srl.rollout.replies import reset
 from rllib_srl.types import Prompt
@@ -89,14 +89,12 @@ def _of_packages(config: Any) -> Iterator[str]:
     settings = config.replay_settings()
     if not settings.is_on:
         return
-    try:
-        check_faiss()
-    except ValueError:
+    if settings.embedding_used and settings.capacity > NUMPY_UP_TO and find_spec("faiss") is None:
         yield (
-            f"replay_capacity = {settings.capacity!r}; expected the package faiss (pip install 'rllib_srl[cpu]'), "
-            "or replay_capacity = 0 with both fractions 0"
+            f"replay_capacity = {settings.capacity!r} with diversity; expected at most {NUMPY_UP_TO}, or the package "
+            "faiss (pip install faiss-cpu)"
         )
-    if settings.diversity_device == "gpu":
+    if settings.searches_on_gpu:
         if not any(name.startswith("faiss-gpu") for name in packages_distributions().get("faiss", ())):
             yield (
                 "replay_diversity_device = 'gpu'; expected the package faiss-gpu in place of faiss-cpu (pip uninstall "

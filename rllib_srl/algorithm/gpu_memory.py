@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
-from rllib_srl.replay.diversity.card import CARD_BYTES
+from rllib_srl.replay.diversity.neighbours import CARD_BYTES
 
 GIB = 2**30
 RESERVE = 2 * GIB  # of each process on a GPU

@@ -503,7 +503,7 @@ class SRL(SavedAlgorithm):
         reused: Sequence[GroupMeta],
         left_out: Collection[str],
     ) -> AdvantageBatch:
-        """Return the groups to train on with their advantages, multiplied by the visits' diversity bonus if any.
+        """Return the groups to train on with their advantages.
 
         Groups that are left out (late, malformed, or without rewards) are not trained on; their advantages are 0.
         Episodes that the memory's admission keeps out of the loss are removed at the end: they count in the baseline.
@@ -513,7 +513,6 @@ class SRL(SavedAlgorithm):
             groups,
             self.advantage_estimator.shaped_rewards(groups),
             self._kl_in_reward(groups),
-            [visits[g.group_id].bonus_G if g.group_id in visits else () for g in groups],
             reused,
             _histories(groups, visits),
         )

@@ -1,6 +1,6 @@
 """Estimate advantages from the rewards of a batch and select the groups to train on.
 
-    played groups   shaped rewards ── rule ──> advantages, times the diversity bonus
+    played groups   shaped rewards ── rule ──> advantages
     reused groups   their rewards  ── rule ──> advantages
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
@@ -95,7 +95,6 @@ class AdvantageEstimator:
         groups: Sequence[GroupMeta],
         rewards: Sequence[np.ndarray],
         kl: Sequence[np.ndarray] | None,
-        bonuses: Sequence[Sequence[float]],
         reused: Sequence[GroupMeta],
         histories: Sequence[History] = (),
     ) -> AdvantageBatch:
@@ -106,15 +105,13 @@ class AdvantageEstimator:
             rewards: shaped rewards of the played groups; they decide which groups are trained on.
             kl: KL penalty of each episode, subtracted from the rewards; None: no penalty. It does not decide which
                 groups are trained on: a KL of rounding errors, divided by its own spread, would look like a signal.
-            bonuses: factors of each group's advantages; () means 1.
             reused: stored groups to train on again; their episodes without a reward are left out. For "posterior" each
                 has its `history`.
             histories: of the played groups' prompts before this batch, for "posterior"; () means none.
         """
         histories = histories or [NO_HISTORY] * len(groups)
         less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else rewards
-        plain = self._played(less_kl, histories)
-        played = [a * np.array(bonus) if len(bonus) else a for a, bonus in zip(plain, bonuses, strict=True)]
+        played = self._played(less_kl, histories)
         is_live_P = self._live(rewards, histories)
         trained = [(group, a) for group, a, is_live in zip(groups, played, is_live_P, strict=True) if is_live]
         scale = self.scale(rewards, histories) if self.uses_history and groups else None

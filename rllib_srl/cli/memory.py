@@ -77,7 +77,7 @@ def row_of(item: Found) -> list[str]:
         rounded(item.recall),
         rounded(float(row["pass_rate"]) if row["visits"] else None),
         *(str(row[name]) for name in ("visits", "lapses")),
-        rounded(float(row["diversity"])),
+        rounded(float(row["diversity"]) if item.reading.settings.embedding_used else None),
         str(row["num_groups"]),
     ]
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,7 @@ class SRLReplayBuffer:
         self.recall = Recall(settings, self.store)
         self.domain_statistics = DomainStatistics()
         self.draws = Draws(settings, self.store, self.recall)
-        self.tracker = DiversityTracker(settings, self._model_dir, self._seed)
-        self.tracker.load(self.ledger.journal.vectors(), stored.state.get("fitted"))
+        self.tracker = self._make_tracker(stored)
         self.generators = {
             name: np.random.default_rng(np.random.SeedSequence([self._seed, sum(name.encode())])) for name in STREAMS
         }
@@ -137,6 +137,24 @@ class SRLReplayBuffer:
             with self._transaction("") as change:
                 change.removed_groups += [self.store.remove_group(group) for group in self._surplus_groups()]
                 self._evict(int(self.store.items["last_review"].max()), change)
+
+    def _make_tracker(self, stored: Stored) -> DiversityTracker | None:
+        """Return a tracker with the stored vectors, None if nothing needs one.
+
+        Raises:
+            ValueError: the items were stored with another embedding, or without one.
+        """
+        name, written = self.settings.embedding_used, stored.state.get("embedding")
+        if len(stored.slots) and name != written:
+            raise ValueError(
+                f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
+                "diversity, near_duplicate, least_diverse); expected the settings that wrote it, or a new memory"
+            )
+        if name is None:
+            return None
+        tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
+        tracker.load(self.ledger.journal.vectors())
+        return tracker
 
     # --- calls of an iteration -------------------------------------------------------------------
 
@@ -338,7 +356,8 @@ class SRLReplayBuffer:
         with self._transaction(request) as change:
             slots = {key: self.store.slot_of(int(key, 16)) for key in vectors}
             found = {slot: vectors[key] for key, slot in slots.items() if slot is not None}
-            self.ingestion.place_vectors(self, self.tracker.receive(found, self.store), change)
+            measured = {} if self.tracker is None else self.tracker.receive(found)
+            self.ingestion.place_vectors(self, measured, change)
             change.answer = len(found)
         return len(found)
 
@@ -422,7 +441,8 @@ class SRLReplayBuffer:
 
     def remove(self, slot: int, change: Change) -> None:
         """Remove an item with its groups and its vector, as part of a transaction."""
-        self.tracker.forget(slot)
+        if self.tracker is not None:
+            self.tracker.forget(slot)
         change.removed_groups += self.store.remove_item(slot)
         change.removed_slots.add(slot)
         change.new_slots.discard(slot)
@@ -447,10 +467,12 @@ class SRLReplayBuffer:
         before = self.ledger.agreed or self._state()
         with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
             yield change
-        self.tracker.commit()
+        if self.tracker is not None:
+            self.tracker.commit()
 
     def _undo(self, before: dict[str, Any]) -> None:
-        self.tracker.rollback()
+        if self.tracker is not None:
+            self.tracker.rollback()
         self._set_state(before)
 
     def _state(self) -> dict[str, Any]:
@@ -466,7 +488,8 @@ class SRLReplayBuffer:
             "seed": self._seed,
             **({"rated": text} if (text := self.rated.get_state()) else {}),
             **({} if (unstored := self.unstored.get_state()) is None else {"unstored": unstored}),
-            **self.tracker.get_state(),
+            "embedding": self.settings.embedding_used,
+            **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
         }
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -478,7 +501,8 @@ class SRLReplayBuffer:
         self.domain_statistics.set_state(state["domain_statistics"])
         self.rated.set_state(state.get("rated", ""))
         self.unstored.set_state(state.get("unstored"))
-        self.tracker.set_state(state)
+        if self.tracker is not None:
+            self.tracker.set_state(state["embedder"])
 
     # --- copies ----------------------------------------------------------------------------------
 
@@ -523,7 +547,10 @@ class SRLReplayBuffer:
             ValueError: naming every broken invariant.
         """
         faults: list[str] = []
-        for check in (self.store.check_valid, lambda: self.tracker.check(self.store)):
+        checks = [self.store.check_valid]
+        if self.tracker is not None:
+            checks.append(partial(self.tracker.check, self.store))
+        for check in checks:
             try:
                 check()
             except ValueError as error:
@@ -548,8 +575,8 @@ class SRLReplayBuffer:
             yield f"every group can be read: not so for {missing[:5]}"
         if [slot for slot, _ in journal.vectors()] != slots_N[self.store.items[slots_N]["has_vector"]].tolist():
             yield "the journal has exactly the vectors of the items with has_vector"
-        # Both lag behind: a fit of the index is written with the following commit, new settings with the next one.
-        kept = {name: value for name, value in self._state().items() if name not in ("fitted", "settings")}
+        # New settings are written with the next commit.
+        kept = {name: value for name, value in self._state().items() if name != "settings"}
         if journal.position and (wrong := [name for name, value in kept.items() if stored.state.get(name) != value]):
             yield f"the journal has the state of memory: not so for {wrong}"
 

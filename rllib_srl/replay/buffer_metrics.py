@@ -92,6 +92,5 @@ def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any
         "pass_rate": round(float(row["pass_rate"]), 4),
         "visits": int(row["visits"]),
         "lapses": int(row["lapses"]),
-        "novelty": round(float(row["novelty"]), 4),
-        "diversity": round(float(row["diversity"]), 4),
+        **({name: round(float(row[name]), 4) for name in ("novelty", "diversity")} if buffer.tracker else {}),
     }

@@ -22,7 +22,7 @@ import numpy as np
 
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
 from rllib_srl.replay.admission.hooks import Refusal
-from rllib_srl.replay.diversity.measures import bonus
+from rllib_srl.replay.diversity.measures import diversity
 from rllib_srl.replay.diversity.tracker import Measured
 from rllib_srl.replay.history import after_visit, discounts
 from rllib_srl.replay.journal import codec
@@ -51,7 +51,6 @@ class _PendingGroup:
     is_visit: bool = False  # of its item
     domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
     graded: Graded = field(default_factory=lambda: Graded(0))
-    diversity: float = 0.0
 
 
 class Ingestion:
@@ -140,7 +139,7 @@ class Ingestion:
         whole = [group for group, fault in zip(groups, faults, strict=True) if fault is None]
         all_facts = [facts_of(group, self._settings.pass_reward) for group in whole]
         slots = [buffer.store.slot_of(key_of(group.prompt)) for group in whole]
-        measured = iter(buffer.tracker.measure(whole, [-1 if slot is None else slot for slot in slots]))
+        measured = iter(self._measured(buffer, whole, slots))
         facts = iter(all_facts)
         entered = [
             self._enter(buffer, group, next(facts), next(measured), now, change)
@@ -165,7 +164,6 @@ class Ingestion:
             buffer.count_by_domain("num_groups_without_signal", [prompt for prompt, spread in rewarded if not spread])
             self._note_unstored(buffer, zip(whole, all_facts, taken, strict=True), policy_kl)
         for pending in pending_groups:
-            pending.diversity = float(buffer.store.items["diversity"][pending.slot])
             if pending.refusal is None:
                 self._store(buffer, pending, now, change, policy_kl)
         grown = [self._grow(buffer, pending, now, change) if is_played else 0 for pending in pending_groups]
@@ -213,8 +211,6 @@ class Ingestion:
             timing=pending.graded.timing,
             grade=pending.graded.grade,
             is_lapse=pending.graded.is_lapse,
-            diversity=pending.diversity,
-            bonus_G=self._bonus(pending.measured, pending.group),
             num_grown=num_grown,
         )
 
@@ -226,9 +222,10 @@ class Ingestion:
         """Return why a group is not stored, None if it is."""
         nearest = None
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
-        if slot is None and measured.nearest is not None and not buffer.tracker.is_gone(measured.nearest[0]):
+        if slot is None and measured.nearest is not None and buffer.tracker is not None:
             other, similarity = measured.nearest
-            nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
+            if not buffer.tracker.is_gone(other):
+                nearest = Nearest(buffer.store.prompt_of(other).key, similarity)
         refusal = admit(group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
         if refusal is not None:
             return refusal
@@ -249,23 +246,34 @@ class Ingestion:
                 yield codec.decode(uncommitted, str(seq)) if uncommitted else buffer.ledger.payloads.get(seq)
 
     @staticmethod
-    def _measure(buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> dict[str, Any]:
-        """Store the items' vectors by slot; return the diversity fields of their rows."""
-        fields: dict[str, Any] = {"diversity": buffer.tracker.rank([one.parts for one in measured.values()])}
-        of_items = [one.fields() for one in measured.values()]
-        fields |= {name: np.array([of_item[name] for of_item in of_items]) for name in of_items[0]}
+    def _measured(buffer: SRLReplayBuffer, groups: Sequence[Group], slots: Sequence[int | None]) -> list[Measured]:
+        if buffer.tracker is None:
+            return [Measured()] * len(groups)
+        return buffer.tracker.measure(groups, [-1 if slot is None else slot for slot in slots])
+
+    @staticmethod
+    def _measure(
+        buffer: SRLReplayBuffer, measured: Mapping[int, Measured], variance_N: np.ndarray, change: Change
+    ) -> dict[str, Any]:
+        """Store the items' vectors by slot; return the diversity fields of their rows, none without a tracker."""
+        if buffer.tracker is None:
+            return {}
+        rows_N = rows_at(buffer.store.items, list(measured))
+        known_N = np.where(rows_N["has_vector"], rows_N["novelty"], np.nan)
+        new_N = np.array([np.nan if one.novelty is None else one.novelty for one in measured.values()])
+        novelty_N = np.where(np.isnan(new_N), known_N, new_N)
         vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
         for slot, vector_D in vectors.items():
             change.vectors[slot] = vector_D
             buffer.tracker.put(slot, vector_D)
-        if vectors:
-            fields["has_vector"] = True
-        return fields
+        fields: dict[str, Any] = {"diversity": diversity(variance_N, novelty_N), "novelty": np.nan_to_num(novelty_N)}
+        return fields | ({"has_vector": True} if vectors else {})
 
     def place_vectors(self, buffer: SRLReplayBuffer, measured: Mapping[int, Measured], change: Change) -> None:
         """Write diversity measures of items whose vectors arrived after the update."""
         if measured:
-            buffer.recall.change(list(measured), **self._measure(buffer, measured, change))
+            variance_N = buffer.store.items["variance"][list(measured)]
+            buffer.recall.change(list(measured), **self._measure(buffer, measured, variance_N, change))
 
     @staticmethod
     def _note(
@@ -318,7 +326,7 @@ class Ingestion:
             score=variance_N,
             visits=before_N["visits"] + 1,
             **fields,
-            **self._measure(buffer, {pending.slot: pending.measured for pending in played}, change),
+            **self._measure(buffer, {pending.slot: pending.measured for pending in played}, variance_N, change),
         )
         for pending, one in zip(played, graded, strict=True):
             pending.is_visit, pending.graded = True, one
@@ -343,12 +351,6 @@ class Ingestion:
         )
         change.removed_groups += evicted
         buffer.counts["num_groups_replaced"] += len(evicted)
-
-    def _bonus(self, measured: Measured, group: Group) -> tuple[float, ...]:
-        mode = self._settings.diversity_bonus
-        if mode is None or len(measured.distance_G) != group.size:
-            return ()
-        return tuple(bonus(np.array(measured.distance_G), mode).tolist())
 
     def _grow(self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change) -> int:
         """Add the new items that `on_group` makes of a stored group; known prompts are left out."""

@@ -36,25 +36,13 @@ def group_size_faults(settings: ReplaySettings, run: Run) -> Iterator[str]:
             f"replay_selection = 'per' {with_size}; expected 'uniform', or by = 'reward': one episode has no "
             "spread, so that all draws would be uniform"
         )
-    if run.group_size > 1:
-        return
-    if settings.diversity_bonus is not None:
-        yield (
-            f"replay_diversity_bonus = {settings.diversity_bonus!r} {with_size}; expected None: it compares the "
-            "episodes of a group, and is always 1 for one episode"
-        )
-    if _reads_diversity(settings) and tuple(settings.diversity_parts) == ("variance",):
-        yield (
-            f"replay_diversity_parts = {settings.diversity_parts!r} {with_size}; expected other parts, such as "
-            "('novelty',): the rewards of one episode have no variance"
-        )
 
 
 def warnings_of(settings: ReplaySettings, run: Run) -> list[str]:
     """Return a line for each setting that is not its default and has little or no effect; [] if there is none."""
     if not settings.is_on:
         return []
-    parts = (_of_fractions, _of_history, _of_due_dates, _of_diversity)
+    parts = (_of_fractions, _of_history, _of_due_dates)
     return [line for part in parts for line in part(settings, run)]
 
 
@@ -96,18 +84,3 @@ def _of_due_dates(settings: ReplaySettings, run: Run) -> Iterator[str]:
             f"replay_spacing = {settings.spacing!r} with replay_selection = {rule!r}: due dates are shown, "
             "but no draw depends on them; replay_selection = 'srl' draws what is due"
         )
-
-
-def _of_diversity(settings: ReplaySettings, run: Run) -> Iterator[str]:
-    """Yield that one of several measures is constant; `group_size_faults` refuses it alone."""
-    others = tuple(part for part in settings.diversity_parts if part != "variance")
-    has_variance = 0 < len(others) < len(settings.diversity_parts)
-    if run.group_size == 1 and _reads_diversity(settings) and has_variance:
-        yield (
-            "replay_diversity_parts has 'variance' with group_size = 1: the rewards of one episode have none, so that "
-            f"this part is the same for all items; expected {others!r}"
-        )
-
-
-def _reads_diversity(settings: ReplaySettings) -> bool:
-    return settings.diversity_coeff > 0 or settings.eviction == "least_diverse"

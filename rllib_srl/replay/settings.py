@@ -17,7 +17,6 @@ from rllib_srl.common.setting_tables import Setting, setting, table_of
 from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
 from rllib_srl.replay.admission.hooks import ADMISSIONS, names_of
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS
-from rllib_srl.replay.diversity.measures import BONUSES, PARTS
 from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.on_group import ON_GROUP
 from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
@@ -126,23 +125,18 @@ class ReplaySettings:
         "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
         of="diversity.coeff", is_head=True,
     )
-    diversity_parts: tuple[str, ...] = setting(
-        ("variance", "novelty"),
-        "measures in diversity: some of variance, novelty, centroid, rarity, episodic",
-        of="diversity.parts",
-    )
     diversity_on: tuple[str, ...] = setting(
         DIVERSITY_ON, "effects of diversity: interval (shorter intervals), draw (drawn more often)", of="diversity.on"
-    )
-    diversity_bonus: str | None = setting(
-        None, 'factor of advantages from the distance to the group\'s centre: "paper", "minmax", "mean1"; None: off'
     )
     diversity_device: str = setting(
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
         of="diversity.device",
     )
-    neighbours: int = setting(8, "number of nearest neighbours (k) for novelty", of="diversity.neighbours")
-    embedding: str = setting("ngram", '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"')
+    embedding: str | None = setting(
+        None,
+        '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"; None: "ngram" where diversity, '
+        "near_duplicate or least_diverse need one, else none",
+    )
     eviction: str = setting(
         "fifo",
         'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"',
@@ -171,9 +165,15 @@ class ReplaySettings:
         return AUTO_START if isinstance(self.revisit_fraction, str) else self.revisit_fraction
 
     @property
+    def embedding_used(self) -> str | None:
+        """Return the embedding of the items; None if nothing needs one."""
+        is_needed = self.diversity_coeff or self.near_duplicate is not None or self.eviction == "least_diverse"
+        return (self.embedding or ("ngram" if is_needed else None)) if self.is_on else None
+
+    @property
     def searches_on_gpu(self) -> bool:
         """Return whether neighbours are searched on a GPU."""
-        return self.is_on and self.diversity_device == "gpu"
+        return self.embedding_used is not None and self.diversity_device == "gpu"
 
     @property
     def has_due_dates(self) -> bool:
@@ -258,7 +258,6 @@ _AT_LEAST = {
     "min_graded": 1,
     "max_age": 1,
     "max_uses": 1,
-    "neighbours": 1,
 }
 _WITHIN: dict[str, tuple[float, float, str]] = {
     "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
@@ -295,11 +294,12 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
         "history_by": tuple(HALF_LIVES),
         "rating_scale": tuple(RATING_SCALES),
         "reuse_correction": CORRECTIONS,
-        "diversity_bonus": (None, *BONUSES),
         "diversity_device": ("cpu", "gpu"),
     }
     yield from of_choices(settings, choices)
     for name, rules in RULES.items():
+        if name == "embedding" and settings.embedding is None:
+            continue
         if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
             yield f"{name} = {getattr(settings, name)!r}; {fault}"
     if settings.on_group is not None and (fault := ON_GROUP.fault(settings.on_group)):
@@ -307,10 +307,9 @@ def _choices(settings: ReplaySettings) -> Iterator[str]:
 
 
 def _parts(settings: ReplaySettings) -> Iterator[str]:
-    for name, allowed in {"diversity_parts": tuple(PARTS), "diversity_on": DIVERSITY_ON}.items():
-        value = getattr(settings, name)
-        if not isinstance(value, tuple | list) or set(value) - set(allowed) or len(set(value)) != len(value):
-            yield f"{name} = {value!r}; expected some of {', '.join(map(repr, allowed))}"
+    value = settings.diversity_on
+    if not isinstance(value, tuple | list) or set(value) - set(DIVERSITY_ON) or len(set(value)) != len(value):
+        yield f"diversity_on = {value!r}; expected some of {', '.join(map(repr, DIVERSITY_ON))}"
     quotas = settings.domain_quotas
     if quotas not in (None, "equal") and not _are_weights(quotas):
         yield f"domain_quotas = {quotas!r}; expected None, 'equal' or weights above 0 by domain"
@@ -358,17 +357,10 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
     fractions = (settings.revisit_fraction, settings.reuse_fraction)
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
-    if settings.embedding == "policy" and "episodic" in settings.diversity_parts:
-        yield "diversity_parts has 'episodic' with embedding = 'policy'; expected 'ngram' or 'sentence'"
     if settings.embedding == "policy" and settings.near_duplicate is not None:
         yield (
             f"near_duplicate = {settings.near_duplicate!r} with embedding = 'policy'; expected another embedding: "
             "hidden states are known after the update, duplicates are refused before it"
-        )
-    if settings.embedding == "policy" and settings.diversity_bonus is not None:
-        yield (
-            f"diversity_bonus = {settings.diversity_bonus!r} with embedding = 'policy'; expected another embedding: "
-            "hidden states are known after the update, the bonus is needed before it"
         )
 
 

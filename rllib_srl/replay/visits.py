@@ -96,21 +96,19 @@ class Visit:
     grade: int = 0  # 1 to 4; 0 where nothing was graded
     pass_rate: float = 0.0
     is_lapse: bool = False
-    diversity: float = 0.0
-    bonus_G: tuple[float, ...] = ()  # factors of the episodes' advantages; () leaves them unchanged
     num_grown: int = 0  # items that `on_group` added
     history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON types, for the journal."""
-        lists = {name: list(getattr(self, name)) for name in ("bonus_G", "without_loss", "history")}
+        lists = {name: list(getattr(self, name)) for name in ("without_loss", "history")}
         return {**vars(self), **lists}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
         """Return the visit whose `as_dict` this is."""
-        tuples = {name: tuple(values[name]) for name in ("bonus_G", "without_loss")}
-        return cls(**{**values, **tuples, "history": History(*values["history"])})
+        read = {"without_loss": tuple(values["without_loss"]), "history": History(*values["history"])}
+        return cls(**{**values, **read})
 
 
 def timing_of(now: int, due: float, interval: float) -> str:

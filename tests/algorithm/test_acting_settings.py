@@ -127,6 +127,6 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
     assert relative_gap(gradients[1], gradients[0]) > 1e-2
 
 
-OF_THE_CARD = {"diversity_device"}  # tests/replay/test_card_search.py, test_gpus.py
+OF_THE_CARD = {"diversity_device"}  # tests/replay/test_neighbours.py, test_gpus.py
 OF_THE_PLACE = {"local_directory"}  # tests/replay/test_place.py, test_memory_resume.py
 ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *OF_THE_CARD, *OF_THE_PLACE, "timeout_s", "reuse_coeff"}

@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.batch.estimators import group as group_rule
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import Journal
@@ -443,25 +442,8 @@ def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["paper", "minmax", "mean1"])
-def test_the_bonus_multiplies_the_advantages_of_its_visit(config, build, mode):
-    algo = build(config, diversity_bonus=mode)
-    factors = []
-    for one in go(algo, 4):
-        for origin, group, advantages in one.trained:
-            plain = group_rule(group.rewards_G.astype(float))
-            if origin == "reuse":  # its own visit's bonus was of its own day
-                assert advantages == pytest.approx(plain, rel=1e-12)
-                continue
-            bonus_G = np.array(one.visits[group.group_id].bonus_G)
-            assert bonus_G.shape == (4,) and np.array_equal(advantages, plain * bonus_G)
-            factors.append(bonus_G)
-    assert len(factors) > 4 and np.std(np.concatenate(factors)) > 0.01
-
-
-@pytest.mark.slow
 def test_hidden_states_reach_the_items_of_groups_that_were_trained_on(config, build):
-    algo = build(config.training(num_prompts_per_batch=8), embedding="policy", diversity_parts=("novelty",))
+    algo = build(config.training(num_prompts_per_batch=8), embedding="policy")
     iterations = go(algo, 4)
     with_signal = {meta.prompt for one in iterations for meta in one.metas if has_signal(meta.rewards_G)}
     everything = {meta.prompt for one in iterations for meta in one.metas}

@@ -238,7 +238,7 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
 
 
 def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, tmp_path, monkeypatch):
-    config.replay(embedding="policy", diversity_parts=("novelty",)).learners(num_learners=2)
+    config.replay(embedding="policy").learners(num_learners=2)
     with running(config.training(num_prompts_per_batch=8)) as algo:
         get, largest = ray.get, []
 
@@ -330,7 +330,7 @@ def big_group(number: int, num_tokens: int) -> Group:
 def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     num_tokens, num_groups = 500_000, 128
     settings = ReplaySettings(
-        embedding="policy", diversity_parts=("variance",), admit=None, degenerate_share=None, max_bytes=50 << 20,
+        embedding="policy", admit=None, degenerate_share=None, max_bytes=50 << 20,
         reuse_fraction=0.25,
     )
     memory = ReplayClient.start(

@@ -19,11 +19,6 @@ def of_one(**replay) -> SRLConfig:
     ("replay", "start"),
     [
         ({"selection": {"name": "per", "alpha": 1.0}}, "replay_selection = 'per' with group_size = 1; expected "),
-        ({"diversity_bonus": "paper"}, "replay_diversity_bonus = 'paper' with group_size = 1; expected None"),
-        (
-            {"diversity": {"coeff": 1.0, "parts": ("variance",)}},
-            "replay_diversity.parts = ('variance',) with group_size = 1; expected other parts",
-        ),
     ],
 )
 def test_rules_of_groups_are_refused_with_groups_of_one(replay, start):

@@ -134,8 +134,8 @@ def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
-    store, index = buffer.store, buffer.tracker._neighbours
-    index = index if index is not None and len(index) else None
+    store, tracker = buffer.store, buffer.tracker
+    vectors = {} if tracker is None else {int(slot): vector.tobytes() for slot, vector in tracker.vectors()}
     held = store.groups[store.groups["size"] > 0]
     slots = store.slots().tolist()
     return {
@@ -143,10 +143,8 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups": {int(row["seq"]): row.tobytes() for row in held},
         "groups_of": {slot: [int(store.groups[g]["seq"]) for g in store.groups_of(slot)] for slot in slots},
         "state": {**buffer._state(), "counts": dict(+buffer.counts)},
-        "to_come": (sorted(buffer.tracker._set), sorted(buffer.tracker._removed)),
-        "vectors": {} if index is None else {int(i): index.vectors([i]).tobytes() for i in index.ids()},
-        "centroid": None if index is None else index.centroid().tolist(),
-        "clusters": None if index is None else (index._centroid_CD.tobytes(), index._size_C.tolist()),
+        "to_come": None if tracker is None else (sorted(tracker._set), sorted(tracker._removed)),
+        "vectors": vectors,
         "payloads": {int(row["seq"]): buffer.ledger.payloads.read(int(row["seq"])) for row in held},
     }
 

@@ -135,7 +135,7 @@ def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here
 
 
 def test_embeddings_come_by_group_and_go_to_items():
-    actor = an_actor(embedding="policy", diversity_parts=("novelty",))
+    actor = an_actor(embedding="policy")
     groups = [a_group(index, 1, index) for index in range(3)]
     actor.add(groups, 1, "1.add")
     vectors = [{"1.0": np.ones((4, 8), np.float32)}, {"1.2": np.eye(4, 8, dtype=np.float32), "9.9": np.ones((4, 8))}]

@@ -84,7 +84,7 @@ def played(indices, now, **group):
 
 
 ON_GROUP = "tests.replay.test_on_group:continued"
-TIGHT = {"capacity": 30, "diversity_parts": ("variance", "novelty", "rarity"), "on_group": ON_GROUP}
+TIGHT = {"capacity": 30, "on_group": ON_GROUP}
 
 
 def begun(directory=None, call="add", **given):

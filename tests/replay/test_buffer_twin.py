@@ -40,11 +40,7 @@ WORLDS = {
         "min_graded": 3,
     },
     "picky": {"capacity": 8, "near_duplicate": 0.6, "domain_quotas": "equal"},
-    "grows": {
-        "capacity": 7,
-        "on_group": "tests.replay.test_on_group:continued",
-        "diversity_parts": ("variance", "episodic", "rarity"),
-    },
+    "grows": {"capacity": 7, "on_group": "tests.replay.test_on_group:continued"},
 }
 FAULTS = {
     "commit": ("ledger.journal", "commit"),

@@ -25,7 +25,7 @@ def visit(buffer, now, rewards=ALL, index=0):
 
 def test_a_visit_by_hand():
     # FSRS, 8 of 8 right and no earlier visit: alpha 8.5, beta 0.5, recall 0.944 -> Easy.
-    buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5, diversity_parts=("variance",))
+    buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5)
     first = visit(buffer, 3)
     assert (first.grade, first.timing) == (4, "new")
     rule = make_spacing("fsrs", 0.9)
@@ -33,7 +33,7 @@ def test_a_visit_by_hand():
     row = row_of(buffer)
     assert (row["alpha"], row["beta"]) == (8.5, 0.5)
     assert row["interval"] == state.interval_N[0] and row["last_review"] == 3
-    # One value seen: rank 0.5, D = 0.5, so the effective interval is 4 * interval / 1.25.
+    # No variance, novelty 1: D = 0.5, so the effective interval is 4 * interval / 1.25.
     assert row["diversity"] == 0.5
     assert row["due"] == pytest.approx(3 + 4 * state.interval_N[0] / 1.25)
     second = visit(buffer, 9, HALF)

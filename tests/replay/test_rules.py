@@ -87,7 +87,7 @@ def acting(settings, actor_of=ReplayBufferActor, **given):
         "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.sample")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
-        "embedding": buffer.tracker._embedder.dim,
+        "embedding": None if buffer.tracker is None else buffer.tracker.vectors()[0][1].shape,
         "grade": [visit.grade for visit in visits],
         "admit": buffer.counts["num_refused_thirty_three"],
         "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),
@@ -221,16 +221,6 @@ def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
     assert "num_items" in said(capsys, "stats", tmp_path)
     with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):
         check_trusted(one.settings)
-
-
-class Wordless:
-    """An embedder that embeds no single turns."""
-
-
-def test_an_own_embedder_must_embed_turns_where_these_count():
-    own = f"{__name__}:Wordless"
-    with pytest.raises(ValueError, match="'episodic' with embedding = .*Wordless'; expected an embedder with a method"):
-        a_buffer(embedding=own, diversity_parts=("variance", "episodic"))
 
 
 def test_register_rules_undoes_users_rules(monkeypatch):

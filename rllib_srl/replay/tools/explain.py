@@ -166,7 +166,7 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
         lateness(facts["late"]) + (" (drawn early)" if facts["late"] < 0 else ""),
         "never reviewed" if recall is None else f"predicted recall {recall:.2f}",
         f"lapses {facts['lapses']}",
-        f"novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})",
+        *([f"novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})"] if "novelty" in facts else []),
     ]
     return ", ".join(parts)
 
@@ -228,9 +228,9 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
     if row["visits"]:
         yield "last visit", _last_visit(row)
     yield "visits", f"{row['visits']}, first met in iteration {row['created']}"
-    measured = ("novelty", "centroid", "rarity", "spread")
-    parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", *measured))
-    yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"
+    if reading.settings.embedding_used:
+        parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", "novelty"))
+        yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"
     yield "journal", str(reading.path)
 
 

@@ -114,5 +114,6 @@ def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     """
     rules = {name: getattr(ReplaySettings, name) for name in ("selection", "reuse_selection", "grade", "eviction")}
     configs: dict[str, Any] = {"selection_config": {}, "reuse_selection_config": {}}
-    settings = replace(settings, **rules, **configs, domains="all", admit=None)
+    embedding = settings.embedding_used  # of the rules as they were
+    settings = replace(settings, **rules, **configs, embedding=embedding, domains="all", admit=None)
     return SRLReplayBuffer(settings, directory=directory)
