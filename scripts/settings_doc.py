@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
-from rllib_srl.algorithm.settings import ALIASES, GROUPS  # noqa: E402
+from rllib_srl.algorithm.settings import GROUPS  # noqa: E402
 from rllib_srl.cli.shared.settings import RLLIB, RUN, Setting, all_settings, shown  # noqa: E402
 from rllib_srl.common.setting_tables import Group  # noqa: E402
 from rllib_srl.replay.settings import RULES, parameters_of  # noqa: E402
@@ -42,15 +42,6 @@ first one, the setting keeps its own. On the command line: `--replay_spacing nam
 `--replay_spacing '{"name": "fixed", "interval": 8}'`. "of" lists the rules that read a parameter, if not all do;
 `validate()` rejects it with any other rule.
 """
-FORMER = """
-## Former names
-
-These names still work, with a warning: a name with a dot is a parameter of the setting before the dot. A value given
-both ways is an error.
-
-| former name | now |
-|---|---|
-"""
 
 
 def document() -> str:
@@ -64,7 +55,7 @@ def document() -> str:
             group = setting.group
             parts.append(f"\n## {group[0].upper()}{group[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")
         parts.append(_row(setting))
-    return "".join([*parts, PARAMETERS, *map(_parameters, GROUPS.values()), FORMER, *_former_names()])
+    return "".join([*parts, PARAMETERS, *map(_parameters, GROUPS.values())])
 
 
 def _parameters(group: Group) -> str:
@@ -85,10 +76,6 @@ def _parameters(group: Group) -> str:
     merged = {row: [] if rules == every else rules for row, rules in merged.items()}
     lines += [f"| `{key}` | {' '.join(rules)} | `{text}` | {what} |\n" for (key, text, what), rules in merged.items()]
     return "".join(lines) if others else ""
-
-
-def _former_names() -> list[str]:
-    return [f"| `{old}` | `{new}` |\n" for old, new in sorted(ALIASES.items())]
 
 
 def _row(setting: Setting) -> str:

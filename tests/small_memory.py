@@ -17,6 +17,7 @@ from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.journal.transaction import SNAPSHOT
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
+from tests.flat_settings import grouped
 from tests.small_worlds import small_config
 
 # Every part of the schedule on, all of which is off by default.
@@ -32,7 +33,7 @@ SCHEDULED: dict[str, Any] = {
 def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:
     """Return `small_config` with 400 prompts and a memory that starts at 4 items; `replay` changes its settings."""
     settings = {"revisit_fraction": 0.25, "reuse_fraction": 0.25, "capacity": 1000, "min_buffer_size": 4}
-    return small_config(model_dir, directory, env, num_prompts=400).replay(**{**settings, **replay})
+    return small_config(model_dir, directory, env, num_prompts=400).replay(**grouped({**settings, **replay}, "replay_"))
 
 
 @dataclass

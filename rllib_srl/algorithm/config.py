@@ -40,7 +40,6 @@ from rllib_srl.algorithm.resources import (
     warn_of_cpu,
 )
 from rllib_srl.algorithm.settings import (
-    ALIASES,
     ENV_RUNNERS,
     ENVIRONMENT,
     EVALUATION,
@@ -50,11 +49,8 @@ from rllib_srl.algorithm.settings import (
     REPLAY,
     SETTINGS,
     TRAINING,
-    current_value,
-    parts_of_alias,
+    place_of,
     rule_of,
-    spelling,
-    warn_of_former,
     warn_once,
 )
 from rllib_srl.algorithm.validation import faults_of, warnings_of
@@ -100,7 +96,6 @@ class SRLConfig(AlgorithmConfig):
     num_gpus_per_learner: Any
     num_learners: Any
     colocate: Any
-    _aliases: dict[str, dict[str, tuple[str, Any]]]  # setting -> parameter ("": all of it) -> former name and its value
 
     def __init__(self, algo_class: type | None = None) -> None:
         """Set SRL's defaults; some of RLlib's own settings get other defaults for language models."""
@@ -108,7 +103,6 @@ class SRLConfig(AlgorithmConfig):
         from rllib_srl.rollout.env_runner import LLMEnvRunner
 
         super().__init__(algo_class=algo_class or SRL)
-        self._aliases = {}
         for name, row in SETTINGS.items():
             setattr(self, name, row.default)
         self._model_config = {"model": "smollm2-135m"}
@@ -246,7 +240,7 @@ class SRLConfig(AlgorithmConfig):
         return config
 
     def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Setting]) -> SRLConfig:
-        names = {name.removeprefix(f"{part}_") for name in _taken(table)}
+        names = {name.removeprefix(f"{part}_") for name in public(table)}
         if unknown := sorted(set(values) - names):
             listed = sorted(name.removeprefix(f"{part}_") for name in public(table))
             raise TypeError(_refusal(part, unknown, listed) + f"\nexpected some of {listed}")
@@ -258,71 +252,23 @@ class SRLConfig(AlgorithmConfig):
                 setattr(self, name, value)
         return self
 
-    # --- settings with parameters, and former names ---------------------------------------------
+    # --- settings with parameters ---------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a setting by its current or a former name; the parameters that former names set stay.
+        """Set a setting.
 
         Raises:
-            ValueError: a parameter is given twice, by its former name and within its setting.
+            ValueError: it is a parameter of another setting.
         """
-        if name in ALIASES:
-            warn_of_former(name, spelling(ALIASES[name]))
-            for setting, key, one in parts_of_alias(name, value):
-                self._set_by_alias(name, setting, key, one)
-            return
-        if name in SETTINGS:
-            value = self._with_aliased(name, current_value(name, value))
-        if name in _NAME_FILES:
-            value = with_whole_paths(value)
-        super().__setattr__(name, value)
+        if place := place_of(name):
+            raise ValueError(f"{name} = {value!r}; expected {place}")
+        super().__setattr__(name, with_whole_paths(value) if name in _NAME_FILES else value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter by its flat name, or a setting by a former name; called for missing attributes only."""
+        """Return a parameter by its flat name; called for missing attributes only."""
         if (row := FLAT.get(name)) and row.of:
             return GROUPS[row.group].spread(self.__dict__[row.group])[name]
-        if name in ALIASES:
-            setting, _, key = ALIASES[name].partition(".")
-            return getattr(self, GROUPS[setting].flat[key] if key else setting)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def _set_by_alias(self, old: str, setting: str, key: str, value: Any) -> None:
-        aliased = self._aliases.get(setting, {})
-        before = self.__dict__[setting]
-        if key:
-            group = GROUPS[setting]
-            given = group.given(before) if before != SETTINGS[setting].default else {}
-            if key not in given and value == group.default(key):
-                return
-            if key in given and key not in aliased and given[key] != value:
-                raise ValueError(_twice(old, value, setting, before))
-            new: Any = value if {*given, key} == {group.head} else {**given, key: value}
-        elif "" not in aliased and before not in (SETTINGS[setting].default, value):
-            raise ValueError(_twice(old, value, setting, before))
-        else:
-            new = value
-        super().__setattr__("_aliases", {**self._aliases, setting: {**aliased, key: (old, value)}})
-        super().__setattr__(setting, new)
-
-    def _with_aliased(self, setting: str, value: Any) -> Any:
-        """Return a new value of a setting, with the parameters that former names have set."""
-        if not (aliased := self._aliases.get(setting)):
-            return value
-        given = GROUPS[setting].given(value) if setting in GROUPS else {"": value}
-        for key, (old, one) in aliased.items():
-            if key in given and given[key] != one:
-                raise ValueError(_twice(old, one, setting, value))
-        return value if "" in aliased else {key: one for key, (_, one) in aliased.items()} | given
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled config, also of a version with other names."""
-        self.__dict__.update(_upgraded(type(self), state))
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> SRLConfig:
-        """Return the config whose `get_state` this is, also of a version with other names."""
-        config: SRLConfig = super().from_state(_upgraded(state["class"], state))
-        return config
 
     def flat(self) -> FlatSettings:
         """Return these settings with each parameter as an attribute of its own."""
@@ -330,15 +276,14 @@ class SRLConfig(AlgorithmConfig):
 
     def names_given(self) -> dict[str, str]:
         """Return flat name -> the name under which the user gave this value, where the two differ."""
-        names = {name: aliased[""][0] for name, aliased in self._aliases.items() if "" in aliased}
+        names = {}
         for name, group in GROUPS.items():
-            aliased, value = self._aliases.get(name, {}), getattr(self, name)
+            value = getattr(self, name)
             for key, flat in group.flat.items():
                 is_plain = key == group.head and (key == "name" or not isinstance(value, Mapping))
-                names[flat] = aliased[key][0] if key in aliased else name if is_plain else f"{name}.{key}"
+                names[flat] = name if is_plain else f"{name}.{key}"
             if group.rest:
-                former = [old for key, (old, _) in aliased.items() if key not in group.flat]
-                names[group.rest] = former[0] if former else name
+                names[group.rest] = name
         return {flat: given for flat, given in names.items() if flat != given}
 
     def rule_of(self, setting: str) -> Any:
@@ -651,30 +596,6 @@ def _from_tune(name: str) -> Creator | None:
     return _global_registry.get(ENV_CREATOR, name) if _global_registry.contains(ENV_CREATOR, name) else None
 
 
-def _upgraded(kind: type[SRLConfig], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a config with the former names replaced; defaults, which old states contain, are left out."""
-    former = {name: value for name, value in state.items() if name in ALIASES}
-    if not former:
-        return dict(state)
-    config = kind()
-    config.__dict__.update({name: value for name, value in state.items() if name not in ALIASES})
-    for name, value in former.items():
-        if value != getattr(config, name):
-            setattr(config, name, value)
-    return {**vars(config), **({"class": state["class"]} if "class" in state else {})}
-
-
-def _twice(old: str, value: Any, setting: str, given: Any) -> str:
-    return f"{old} = {value!r} and {setting} = {given!r}; expected one of the two, {old} is a former name"
-
-
-def _taken(table: Mapping[str, Setting]) -> set[str]:
-    """Return all names that the method of a table takes: settings, and former names of them and their parameters."""
-    now = public(table)
-    old = {name for name in ALIASES if name in table or ALIASES[name].partition(".")[0] in now}
-    return {*now, *old}
-
-
 def _divide(
     values: Mapping[str, Any], table: Mapping[str, Setting], part: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -683,7 +604,7 @@ def _divide(
     Raises:
         TypeError: a setting that the method does not take; the message names all of them and their replacements.
     """
-    taken, theirs = _taken(table), inspect.signature(getattr(AlgorithmConfig, part)).parameters
+    taken, theirs = set(public(table)), inspect.signature(getattr(AlgorithmConfig, part)).parameters
     if unknown := sorted(set(values) - taken - set(theirs)):
         raise TypeError(_refusal(part, unknown, {*public(table), *theirs} - {"self", "kwargs"}))
     ours = {name: value for name, value in values.items() if name in taken}
@@ -711,8 +632,9 @@ def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
     homes = {"environment": ENVIRONMENT, "env_runners": ENV_RUNNERS, "training": TRAINING, "evaluation": EVALUATION}
     lines = []
     for name in unknown:
-        other = next((other for other, table in homes.items() if name in _taken(table)), "")
+        other = next((other for other, table in homes.items() if name in public(table)), "")
         home = f"it is a setting of {other}()" if other else ""
-        hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
+        place = place_of(name) or place_of(f"{part}_{name}")
+        hint = home or (place and f"use {place}") or in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
     return "\n".join([f"{part}() got unknown settings:", *lines])

@@ -1,10 +1,7 @@
-"""All settings of SRL: their tables, the settings with parameters, and the former names.
+"""All settings of SRL: their tables, and the settings with parameters.
 
     SETTINGS                name -> default and meaning of each setting that users give
     GROUPS["clip_rule"]     a setting with parameters: clip_rule={"name": "dual", "loss_cap": 2.0}
-    ALIASES["dual_clip"]    "clip_rule.loss_cap": a former name, and the setting or parameter it stands for
-
-`SRLConfig` accepts the former names wherever it accepts settings, and warns once for each.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from rllib_srl.curriculum import TABLE as PLANNER_TABLE
 from rllib_srl.engine.adapters import TARGETS
 from rllib_srl.losses.presets import PRESET, filled
 from rllib_srl.losses.settings import TABLE as LOSS_TABLE
-from rllib_srl.replay.settings import RENAMED as REPLAY_RENAMED
 from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
 
 logger = logging.getLogger(__name__)
@@ -183,22 +179,6 @@ FLAT = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY, **PLAN
 GROUPS = groups_of(FLAT)
 SETTINGS = public(FLAT)
 
-# Former names that are not the flat name of a parameter.
-RENAMED = {
-    "is_truncation": "rollout_is_correction.tis_clip_max",
-    "old_policy": "ratio_anchor",
-    **{f"replay_{old}": f"replay_{new}" for old, new in REPLAY_RENAMED.items()},
-}
-RENAMED_VALUES: dict[str, dict[str, str]] = {}
-# Flat names that users never gave.
-_NEW = (
-    *("tis_clip_max", "replay_reuse_selection_config"),
-    *("replay_history_by", "replay_history_half_life", "prior_weight", "min_surprise", "surprise_scale"),
-    "planner_ema_rate",
-    *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype"),
-)
-ALIASES = {name: row.of for name, row in FLAT.items() if row.of and name not in (row.group, *_NEW)} | RENAMED
-
 _warned: set[str] = set()
 
 
@@ -209,42 +189,12 @@ def warn_once(line: str) -> None:
         logger.warning(line)
 
 
-def warn_of_former(old: str, new: str) -> None:
-    """Log the new spelling of a former name or value, once per process."""
-    warn_once(f"{old} is the former name of {new}, which means the same")
-
-
-def spelling(place: str) -> str:
-    """Return how users write a place, "clip_rule.loss_cap" or "ratio_anchor"."""
-    name, _, key = place.partition(".")
-    if not key:
-        return name
-    return f"{name}={{...}}" if key == "*" else f"{name}={{{key!r}: ...}}"
-
-
-def current_value(name: str, value: Any) -> Any:
-    """Return a value in place of a former one of the same setting."""
-    renamed = RENAMED_VALUES.get(name, {})
-    if not isinstance(value, str) or value not in renamed:
-        return value
-    warn_of_former(f"{name} = {value!r}", f"{name} = {renamed[value]!r}")
-    return renamed[value]
-
-
-def parts_of_alias(name: str, value: Any) -> list[tuple[str, str, Any]]:
-    """Return the (setting, parameter, value) that a former name sets; the parameter is "" for a whole setting.
-
-    Raises:
-        ValueError: a former dictionary of parameters that is none.
-    """
-    setting, _, key = ALIASES[name].partition(".")
-    if key != "*":
-        return [(setting, key, current_value(setting, value))]
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name} = {value!r}; expected parameters by name")
-    # `replay_selection_config` had the parameters of both rules.
-    settings = (setting, "replay_reuse_selection") if setting == "replay_selection" else (setting,)
-    return [(each, key, one) for each in settings for key, one in value.items()]
+def place_of(name: str) -> str:
+    """Return how users write a parameter, given its flat name: "kl={'coeff': ...}"; "" for other names."""
+    row = FLAT.get(name)
+    if row is None or not row.of or name == row.group:
+        return ""
+    return f"{row.group}={{...}}" if row.parameter == "*" else f"{row.group}={{{row.parameter!r}: ...}}"
 
 
 def rule_of(setting: str, value: Any, loss: Any) -> Any:
@@ -255,27 +205,15 @@ def rule_of(setting: str, value: Any, loss: Any) -> Any:
 
 
 def folded(values: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return settings with each former name replaced; a dictionary without its head changes the earlier value.
+    """Return settings over earlier ones; a dictionary without its head changes the earlier value.
 
     Args:
-        values: settings by current and former names; parameters that the chosen rule does not read are left out of
-            the latter.
-        earlier: settings by current names that `values` overrides.
+        values: settings by name.
+        earlier: settings that `values` overrides.
     """
     result = dict(earlier or {})
     for name, value in values.items():
-        if name in ALIASES:
-            continue
         is_change = name in GROUPS and isinstance(value, Mapping) and GROUPS[name].head not in value
         base = GROUPS[name].given(result[name]) if is_change and name in result else {}
-        result[name] = {**base, **value} if is_change else current_value(name, value)
-    for name, value in values.items():
-        for setting, key, one in parts_of_alias(name, value) if name in ALIASES else ():
-            before = GROUPS[setting].given(result[setting]) if key and setting in result else {}
-            result[setting] = {**before, key: one} if key else one
-    for name in values:
-        setting, _, key = ALIASES.get(name, "").partition(".")
-        readers = GROUPS[setting].readers(key) if key not in ("", "*") else ()
-        if readers and rule_of(setting, result[setting], result.get("loss")) not in readers:
-            del result[setting][key]  # its former name was accepted with any rule
+        result[name] = {**base, **value} if is_change else value
     return result

@@ -141,13 +141,11 @@ def warnings_of(config: Any) -> list[str]:
 def _parameters(config: Any) -> Iterator[tuple[str, str]]:
     """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
     for name, group in GROUPS.items():
-        aliased, rule = config._aliases.get(name, {}), config.rule_of(name)
+        rule = config.rule_of(name)
         rules: tuple[Any, ...] = (rule,)
         others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
         for key, value in group.given(getattr(config, name)).items():
             shown = f"{name}.{key} = {value!r}"
-            if key in aliased:  # former names were accepted with any rule
-                continue
             if key in group.flat:
                 if (readers := group.readers(key)) and not set(map(str, rules)) & set(readers):
                     listed = " or ".join(map(repr, readers))

@@ -1,7 +1,6 @@
-"""Names of metrics: flat names of nested results, and the present names of former ones in earlier logs.
+"""Flat names of the metrics in nested results.
 
-    numbers_of({"replay": {"num_items": 3}})                  ->  ("replay/num_items", 3.0)
-    current_metric("learners/default_policy/reuse/clipped")   ->  "learners/default_policy/reuse/clip_fraction"
+    numbers_of({"replay": {"num_items": 3}})  ->  ("replay/num_items", 3.0)
 """
 
 from __future__ import annotations
@@ -14,13 +13,6 @@ import numpy as np
 
 # Parts of a result of `algo.train()` that are no metrics.
 LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
-RENAMED = {"clipped": "clip_fraction", "mismatch": "rollout_logp_abs_diff"}
-
-
-def current_metric(name: str) -> str:
-    """Return the present name of a metric, with the path before it."""
-    path, slash, last = name.rpartition("/")
-    return f"{path}{slash}{RENAMED.get(last, last)}"
 
 
 def numbers_of(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -208,15 +208,13 @@ class ReplaySettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
-        """Return the settings whose `as_dict` this is, without validation; names of other versions are left out."""
+        """Return the settings whose `as_dict` this is, without validation."""
         is_tuple = {name for name, row in TABLE.items() if isinstance(row.default, tuple)}
-        values = {RENAMED.get(name, name): value for name, value in values.items()}
-        known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items() if n in TABLE}
+        known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items()}
         return cls(**known)
 
 
 TABLE = table_of(ReplaySettings)
-RENAMED = {"early": "fill_with_not_due", "max_drift": "max_logp_gap"}  # former name -> name, also in old journals
 RULES: dict[str, Rules[Any]] = {
     "spacing": SPACINGS,
     "grade": GRADES,

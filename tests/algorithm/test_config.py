@@ -19,6 +19,7 @@ from rllib_srl.algorithm import settings as tables
 from rllib_srl.algorithm.resources import engine_threads
 from rllib_srl.algorithm.validation import AT_LEAST, INSTEAD, ONE_OF, USED, faults_of
 from rllib_srl.common.setting_tables import public
+from tests.flat_settings import grouped
 
 PACKAGE = Path(rllib_srl.__file__).parent
 
@@ -54,7 +55,7 @@ FAULTS = [
     ("update_timeout_s", "long", "expected a number above 0"),
     ("start_timeout_s", 0, "expected a number above 0"),
     ("engine_kv_cache_gib", 0, "expected a number above 0"),
-    ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
+    ("tis_clip_max", -2, "rollout_is_correction.tis_clip_max = -2; expected a number above 0, or None"),
     ("grad_clip", 0, "grad_clip = 0; expected a number above 0, or None"),
     ("kl_coeff", -0.1, "expected a number of at least 0"),
     ("weight_decay", -0.1, "expected a number of at least 0"),
@@ -75,11 +76,11 @@ FAULTS = [
     ("prompt_order", "shuffled", "prompt_order = 'shuffled'; expected one of"),
     ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.0); expected both 0"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'expanding', 'fixed', 'fsrs'"),
-    ("replay_spacing_config", {"boxes": 3}, "replay_spacing_config = {'boxes': 3}; spacing 'none' has no parameters"),
-    ("replay_selection_config", {"kappa": 3}, "replay_selection_config = {'kappa': 3}; selection 'uniform' has no"),
+    ("replay_spacing_config", {"boxes": 3}, "replay_spacing.boxes = 3; expected some of"),
+    ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
-    ("replay_mask_window", (2.0, 0.5), "replay_mask_window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
-    ("replay_diversity_on", ("draws",), "replay_diversity_on = ('draws',); expected some of"),
+    ("replay_mask_window", (2.0, 0.5), "replay_reuse_correction.window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
+    ("replay_diversity_on", ("draws",), "replay_diversity.on = ('draws',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),
@@ -100,7 +101,8 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
 def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expected):
-    setattr(config, name, value)
+    for setting, given in grouped({name: value}).items():
+        setattr(config, setting, given)
     lines = faults_of(config)
     if expected is None:
         assert lines == []
@@ -127,12 +129,12 @@ def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expect
     ],
 )
 def test_settings_that_do_not_fit_each_other(config, settings, expected):
-    assert any(expected in line for line in faults_of(config.update_from_dict(settings)))
+    assert any(expected in line for line in faults_of(config.update_from_dict(grouped(settings))))
 
 
 def test_all_faults_come_at_once(config):
     bad = {"group_size": 1, "temperature": -1, "engine": "gpt", "clip_hihg": 0.3, "train_batch_size": 8, "env": None}
-    config.update_from_dict(bad).replay(revisit_fraction=-0.2)
+    config.update_from_dict(grouped(bad)).replay(revisit_fraction=-0.2)
     with pytest.raises(ValueError) as caught:
         config.validate()
     first, *lines = str(caught.value).splitlines()

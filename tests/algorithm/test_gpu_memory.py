@@ -23,10 +23,11 @@ from rllib_srl.algorithm.gpu_memory import (
     variants,
 )
 from rllib_srl.algorithm.resources import PlacementError
+from tests.flat_settings import grouped
 
 
 def flat(**settings):
-    return SRLConfig().training(activation_checkpointing=True).update_from_dict(settings).flat()
+    return SRLConfig().training(activation_checkpointing=True).update_from_dict(grouped(settings)).flat()
 
 
 def llama_of(shape, num_layers=None):

@@ -12,6 +12,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.types import StopReason
+from tests.flat_settings import grouped
 from tests.small_memory import SCHEDULED, go, memory_config, weights_of
 from tests.small_worlds import watch
 
@@ -24,7 +25,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 @pytest.fixture
 def build(build):
     """Return a function that builds an algorithm with settings of the memory."""
-    return lambda config, **replay: build(config.copy(copy_frozen=False).replay(**replay))
+    return lambda config, **replay: build(config.copy(copy_frozen=False).replay(**grouped(replay, "replay_")))
 
 
 def buffer_of(algo):

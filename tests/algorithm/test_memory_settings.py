@@ -8,11 +8,12 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of, warnings_of
+from tests.flat_settings import grouped
 
 
 def of_one(**replay) -> SRLConfig:
     config = SRLConfig().environment("compare").training(group_size=1, advantage="posterior")
-    return config.replay(**replay)
+    return config.replay(**grouped(replay, "replay_"))
 
 
 @pytest.mark.parametrize(

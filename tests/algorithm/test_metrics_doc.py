@@ -90,10 +90,10 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
         config.evaluation(evaluation_interval=1, evaluation_duration=4)
         if at == 0:
             config.evaluation(evaluation_pass_k=2, evaluation_iterations=1)
-            config.planner(objective="recap", recap_window=2, adapt="both")
+            config.planner(objective={"name": "recap", "window": 2}, adapt="both")
             config.replay(history="kl")
         else:
-            config.training(loss="bapo", kl_coeff=0.01, kl_on_reused="weighted")
+            config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
             config.callbacks(["contrib.sec", "contrib.bands", "contrib.probe"])
         algo = config.build_algo()
         for _ in range(3):

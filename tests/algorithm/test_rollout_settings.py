@@ -6,6 +6,7 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
+from tests.flat_settings import grouped
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ WRONG_AHEAD = [
     ),
     (
         {**AHEAD, "kl_coeff": 0.1, "kl_estimator": "k1"},
-        "kl_coeff = 0.1 with max_lag = 1; expected 0, or a KL in the loss",
+        "kl.coeff = 0.1 with max_lag = 1; expected 0, or a KL in the loss",
     ),
 ]
 
 
 @pytest.mark.parametrize(("settings", "reason"), WRONG_AHEAD)
 def test_what_cannot_be_played_ahead_is_refused(config, settings, reason):
-    (line,) = faults_of(config.env_runners(num_env_runners=1).update_from_dict(settings))
+    (line,) = faults_of(config.env_runners(num_env_runners=1).update_from_dict(grouped(settings)))
     assert line.startswith(reason)
 
 

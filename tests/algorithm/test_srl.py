@@ -13,6 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.batch.estimators import group as group_rule
 from rllib_srl.types import StopReason
+from tests.flat_settings import grouped
 from tests.small_worlds import small_config, watch
 
 
@@ -89,7 +90,7 @@ def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, buil
 
 @pytest.mark.slow
 def test_limits_are_kept(config, build):
-    algo = build(config.env_runners(max_turn_tokens=5, engine_max_num_seqs=3))
+    algo = build(config.env_runners(max_turn_tokens=5, engine={"name": "transformers", "max_num_seqs": 3}))
     seen = watch(algo)
     algo.train()
     assert max(int(n) for meta in seen[0].groups for n in meta.num_loss_tokens_G) == 5
@@ -145,7 +146,7 @@ def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:
         config.environment(env_config=changes)
     else:
-        config.training(**changes)
+        config.training(**grouped(changes))
     algo = build(config)
     before = weights_of(algo)
     for _ in range(2):

@@ -28,11 +28,10 @@ def meta_of(rewards, key="a", origin="fresh", lengths=None, turns=None):
     return replace(meta, origin=origin, num_turns_G=np.array(turns if turns is not None else [1] * num))
 
 
-def compare(groups, reused=(), bonuses=None, kl=None, **given):
+def compare(groups, reused=(), kl=None, **given):
     comparison = AdvantageEstimator(LossSettings.made(**given))
     rewards = comparison.shaped_rewards(groups)
-    bonuses = bonuses or [()] * len(groups)
-    return comparison.estimate(groups, rewards, kl, bonuses, list(reused))
+    return comparison.estimate(groups, rewards, kl, list(reused))
 
 
 def as_lists(arrays):
@@ -82,11 +81,6 @@ def test_the_kl_is_taken_off_but_decides_nothing():
     compared = compare(groups, advantage="mean_only", kl=[np.array([0.5, 0.0]), np.array([0.1, 0.0])])
     assert [g.prompt.prompt_id for g in compared.groups] == ["a"]
     assert compared.advantages[0].tolist() == [0.25, -0.25]
-
-
-def test_a_bonus_multiplies():
-    compared = compare([meta_of([1, 0], "a")], advantage="mean_only", bonuses=[(2.0, 0.5)])
-    assert compared.advantages[0].tolist() == [1.0, -0.25]
 
 
 def test_reused_groups_are_compared_apart():

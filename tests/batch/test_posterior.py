@@ -17,6 +17,7 @@ from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
 from rllib_srl.losses import LossSettings
 from rllib_srl.types import History
 from tests.batch.test_advantage_estimator import as_lists, meta_of
+from tests.flat_settings import grouped
 
 REWARDS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
 HISTORIES = st.builds(
@@ -84,11 +85,10 @@ def test_one_episode_with_the_pseudo_counts_as_history_is_spo(batch):
 # Estimator
 
 
-def estimate(groups, histories, reused=(), kl=None, bonuses=None, **given):
+def estimate(groups, histories, reused=(), kl=None, **given):
     estimator = AdvantageEstimator(LossSettings.made(advantage="posterior", **given))
-    bonuses = bonuses or [()] * len(groups)
     rewards = estimator.shaped_rewards(groups)
-    return estimator.estimate(groups, rewards, kl, bonuses, list(reused), histories)
+    return estimator.estimate(groups, rewards, kl, list(reused), histories)
 
 
 FORGOTTEN, KNOWN = History(7.6, 8.0, 0.5), History(8.0, 8.0, 1.0)
@@ -130,12 +130,6 @@ def test_shaping_acts_on_the_rewards_and_on_those_of_the_others():
     assert advantage_G == pytest.approx([0 - (1 + 1) / 3, 1 - (1 + 0) / 3])  # ten tokens cost 1
 
 
-def test_a_bonus_multiplies_advantages_after_the_choice():
-    groups = [meta_of([1, 0], "a"), meta_of([1, 1], "known")]
-    batch = estimate(groups, [NO_HISTORY, KNOWN], bonuses=[(2.0, 0.5), (9.0, 9.0)], surprise_scale="none")
-    assert as_lists(batch.advantages) == [[2 * (1 - 1 / 3), 0.5 * (0 - 2 / 3)]]
-
-
 def stored(rewards, name, history):
     return replace(meta_of(rewards, name, origin="reuse"), history=history)
 
@@ -161,8 +155,8 @@ def test_other_rules_ignore_the_history():
     groups = [meta_of([1, 0], "a"), meta_of([0, 0], "b")]
     estimator = AdvantageEstimator(LossSettings.made())
     rewards = estimator.shaped_rewards(groups)
-    without = estimator.estimate(groups, rewards, None, [(), ()], [])
-    with_history = estimator.estimate(groups, rewards, None, [(), ()], [], [KNOWN, FORGOTTEN])
+    without = estimator.estimate(groups, rewards, None, [])
+    with_history = estimator.estimate(groups, rewards, None, [], [KNOWN, FORGOTTEN])
     assert as_lists(with_history.advantages) == [a.tolist() for a in without.advantages]
     assert with_history.counts["num_groups_unsurprising"] == 0 and estimator.min_episodes == 2
     assert AdvantageEstimator(LossSettings.made(advantage="posterior")).min_episodes == 1
@@ -215,7 +209,7 @@ BAD = [
 def test_what_does_not_fit_is_refused_in_one_line(config, training, message):
     if training.get("group_size") == 1:
         config.replay(reuse_fraction=0.0)  # the default would be a second fault
-    faults = faults_of(config.training(**training))
+    faults = faults_of(config.training(**grouped(training)))
     assert len(faults) == 1 and message in faults[0], faults
 
 

@@ -20,6 +20,7 @@ from rllib_srl.replay.journal.file import PAGE_BYTES
 from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.types import Group, Prompt
+from tests.flat_settings import grouped
 from tests.small_buffer import cells, said
 from tests.small_memory import SCHEDULED
 from tests.small_worlds import small_config
@@ -51,7 +52,8 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     """Train in this process, and note what the memory held when it stopped."""
     run = Run(tmp_path_factory.mktemp("memory") / "run", random_llama_dir)
     config = small_config(random_llama_dir, run.directory, num_prompts=400).training(lr=3e-3)
-    config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4, **SCHEDULED)
+    config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4)
+    config.replay(**grouped(SCHEDULED, "replay_"))
     algo = config.build_algo()
     due = algo.memory.due
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.algorithm.settings import ALIASES, GROUPS, SETTINGS
+from rllib_srl.algorithm.settings import GROUPS, SETTINGS
 from rllib_srl.cli import train
 from rllib_srl.cli.shared import settings
 from rllib_srl.cli.shared.settings import RLLIB, SettingsError, build_config, given_settings, read_value
@@ -39,7 +39,7 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
         ("group_size", "16", 16),
         ("num_gpus_per_env_runner", "0.5", 0.5),
         ("colocate", "true", True),
-        ("is_truncation", "none", None),
+        ("tis_clip_max", "none", None),
         ("clip_high", "1", 1.0),
         ("clip_high", "preset", "preset"),
         ("clip_rule", "none", "none"),
@@ -73,14 +73,14 @@ def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
 def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("env: compare\nenv_config: {num_numbers: 2}\nlr: 3e-5\ngroup_size: 4\niterations: 7\n")
-    values = given("--config", str(path), "--group-size", "16", "--kl-coeff=0.1")
+    values = given("--config", str(path), "--group-size", "16", "--kl=0.1")
     assert values == {
         "env": "compare",
         "env_config": {"num_numbers": 2},
         "lr": 3e-5,
         "group_size": 16,
         "iterations": 7,
-        "kl_coeff": 0.1,
+        "kl": 0.1,
     }
 
 
@@ -177,7 +177,7 @@ def test_the_config_holds_what_was_given() -> None:
 def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
     names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}
-    assert names >= {*SETTINGS, *RLLIB, *ALIASES} | {key for group in GROUPS.values() for key in group.flat} - {
+    assert names >= {*SETTINGS, *RLLIB} | {key for group in GROUPS.values() for key in group.flat} - {
         group.head for group in GROUPS.values()
     }
     monkeypatch.setattr(settings_doc, "TARGET", tmp_path / "settings.md")

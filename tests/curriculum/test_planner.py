@@ -239,13 +239,13 @@ def test_validate_reports_the_planner(random_llama_dir, tmp_path):
     config = small_config(random_llama_dir, tmp_path).planner(adapt="revisit")
     told = "\n".join(faults_of(config))
     assert "planner_adapt = 'revisit' with replay_capacity = 0; expected 'none' without a memory" in told
-    config = small_config(random_llama_dir, tmp_path).planner(adapt="both", fraction_bounds=(0.1, 0.6))
+    config = small_config(random_llama_dir, tmp_path).planner(adapt={"name": "both", "bounds": (0.1, 0.6)})
     for revisit, reuse, wrong in [(0.0, 0.3, ["revisit"]), (0.1, 0.6, []), (0.7, 0.05, ["revisit", "reuse"])]:
         config.replay(revisit_fraction=revisit, reuse_fraction=reuse)
-        told = [line for line in faults_of(config) if "planner_fraction_bounds" in line]
+        told = [line for line in faults_of(config) if "planner_adapt.bounds" in line]
         assert [line.partition("_fraction = ")[0] for line in told] == [f"replay_{name}" for name in wrong]
     assert told[0] == (
-        "replay_revisit_fraction = 0.7; expected 0.1 to 0.6, the planner_fraction_bounds within which planner_adapt = "
+        "replay_revisit_fraction = 0.7; expected 0.1 to 0.6, the planner_adapt.bounds within which planner_adapt = "
         "'both' moves it"
     )
     with pytest.raises(TypeError, match=r"planner\(\) got .*\n  adopt; .*did you mean adapt\?"):
@@ -288,7 +288,7 @@ def train(config, num_iterations):
 
 @pytest.mark.slow
 def test_recap_weights_reach_the_advantages(config, monkeypatch):
-    config.planner(objective="recap", recap_window=2, recap_temperature=0.05)
+    config.planner(objective={"name": "recap", "window": 2, "temperature": 0.05})
     seen = []
     monkeypatch.setattr("rllib_srl.algorithm.srl.weighted", lambda compared, weights: seen.append(weights) or compared)
     _, results = train(config, 5)
@@ -308,7 +308,7 @@ def test_weights_multiply_the_advantages_of_their_domain():
 @pytest.mark.slow
 def test_a_fraction_that_adapts_reaches_the_memory(config):
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.4)
-    config.planner(adapt="both", fraction_bounds=(0.0, 0.5), forgetting_threshold=1.0, adapt_rate=0.2)
+    config.planner(adapt={"name": "both", "bounds": (0.0, 0.5), "forgetting_threshold": 1.0, "rate": 0.2})
     rows, results = train(config, 6)
     # Nothing is ever forgotten by 1: down by a tenth of 1/2 * 2 each iteration, from .5: .5 .4 .3 .2 .1 0
     played = [sum(revisits.values()) for _, revisits in rows]
@@ -359,7 +359,7 @@ def assert_trained_alike(one: list[dict], other: list[dict]) -> None:
 @pytest.mark.slow
 def test_a_planned_run_goes_on_exactly(config, tmp_path):
     remembering(config, revisit_fraction=0.25, reuse_fraction=0.25)
-    config.planner(adapt="both", objective="recap", recap_window=2)
+    config.planner(adapt="both", objective={"name": "recap", "window": 2})
     config.callbacks(["contrib.probe", "contrib.bands", "contrib.sec"])
     algo = config.build_algo()
     recorded(algo, 3)

@@ -38,7 +38,7 @@ def learned(world: str, directory: Path, lr: float, iterations: int) -> Learned:
         SRLConfig()
         .environment(world, env_config=WORLDS[world])
         .rl_module(model_config={"model": "tiny"})
-        .env_runners(engine="vllm", num_env_runners=1, engine_kv_cache_gib=0.125)
+        .env_runners(engine={"name": "vllm", "kv_cache_gib": 0.125}, num_env_runners=1)
         .env_runners(max_turns=4, max_turn_tokens=16, max_episode_tokens=192, num_transcripts=0)
         .training(lr=lr, num_prompts_per_batch=16, group_size=8, checkpoint_every=0, log_directory=str(directory))
         .training(compute_dtype="float32")

@@ -17,6 +17,7 @@ from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.model_setup import adapters_off, merged
 from rllib_srl.learner.rl_module import load_causal_lm
+from tests.flat_settings import grouped
 from tests.small_learner import (
     GROUPS,
     Gathering,
@@ -37,7 +38,7 @@ def config(random_llama_dir):
 
 
 def changed(config, **settings):
-    return config.copy(copy_frozen=False).training(**settings)
+    return config.copy(copy_frozen=False).training(**grouped(settings))
 
 
 # --- activation checkpointing -----------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Counting(Gathering):
 def config_of(model_dir, dtype, **settings):
     config = learner_config(model_dir).env_runners(num_env_runners=1)
     settings |= {"optimizer_name": "sgd", "lr": 1e-2}  # AdamW's first step is the sign of a gradient, however small
-    return config.training(kl_coeff=0.05, kl_estimator="k3", compute_dtype=dtype, **settings)
+    return config.training(kl={"coeff": 0.05, "estimator": "k3"}, compute_dtype=dtype, **settings)
 
 
 @pytest.mark.slow

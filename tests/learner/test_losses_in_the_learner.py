@@ -15,6 +15,7 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.losses import CLIP_RULES, PRESETS
 from rllib_srl.types import GroupMeta
+from tests.flat_settings import grouped
 from tests.losses import slow_loss
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
 from tests.small_worlds import small_config
@@ -37,8 +38,8 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
     """Return a learner whose weights have left the reference and never move."""
     config = small_config(random_llama_dir, tmp_path_factory.mktemp("names"))
     config.learners(learner_class=Recording).env_runners(max_episode_tokens=128, max_turns=2, max_turn_tokens=9)
-    config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl_coeff=1.0)
-    config.training(advantage="gae", use_critic=True).replay(max_logp_gap=None, capacity=100)
+    config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl=1.0)
+    config.training(advantage={"name": "gae", "use_critic": True}).replay(max_logp_gap=None, capacity=100)
     group = learner_group(config)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -57,7 +58,8 @@ def gradient(learners):
     def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
         off = {"advantage": "preset", "use_critic": False, "kl_coeff": 0.0}
-        learner.config = kept.copy(copy_frozen=False).training(**{**off, **given}).replay(**replay)
+        learner.config = kept.copy(copy_frozen=False).training(**grouped({**off, **given}))
+        learner.config.replay(**grouped(replay, "replay_"))
         assert faults_of(learner.config) == []
         settings = learner.config.loss_settings()
         learner.critic = critic if settings.use_critic else None
@@ -126,9 +128,9 @@ PLAYED = [
     ("aggregation sequence_mean", BARE, {"aggregation": "sequence_mean"}),
     ("aggregation constant", BARE, {"aggregation": "constant"}),
     ("longest_answer", {**BARE, "aggregation": "constant"}, {"longest_answer": 5}),
-    ("correction tis", BARE, {"correction": "tis", "is_truncation": 1.1}),
-    ("is_truncation", {"correction": "tis"}, {"is_truncation": 1.1}),
-    ("correction sequence_tis", BARE, {"correction": "sequence_tis", "is_truncation": 1.1}),
+    ("correction tis", BARE, {"correction": "tis", "tis_clip_max": 1.1}),
+    ("tis_clip_max", {"correction": "tis"}, {"tis_clip_max": 1.1}),
+    ("correction sequence_tis", BARE, {"correction": "sequence_tis", "tis_clip_max": 1.1}),
     ("correction mis", BARE, {"correction": "mis", "correction_window": (0.8, 1.2)}),
     ("correction sequence_mask", BARE, {"correction": "sequence_mask", "correction_window": (0.5, 3.0)}),
     ("correction geometric_mask", BARE, {"correction": "geometric_mask", "sequence_window": (0.4, 0.85)}),
@@ -272,7 +274,7 @@ def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its
     shifted, *_ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
     learner = learners._learner
     less = [advantages_of(group) - 0.4 for group in GROUPS]
-    learner.config, learner.critic = learner.config.copy(copy_frozen=False).training(use_critic=False), None
+    learner.config, learner.critic = learner.config.copy(copy_frozen=False).training(advantage="gae"), None
     (wanted,), _ = update(learners, GROUPS, advantages=less)
     assert relative_gap(shifted, wanted) < 1e-5 and relative_gap(shifted, plain) > 1e-2
     critic.head.load_state_dict(state)
@@ -308,7 +310,7 @@ def test_masked_tokens_are_reported(gradient):
 def test_a_reference_follows_the_policy_and_is_saved(learners):
     learner = learners._learner
     kept, base = learner.config, {n: p.clone() for n, p in learner.reference.model.named_parameters()}
-    learner.config = kept.copy(copy_frozen=False).training(kl_reference="ema")
+    learner.config = kept.copy(copy_frozen=False).training(kl={"coeff": 1.0, "reference": "ema"})
     try:
         policy = dict(learner.model.named_parameters())
         learner.follow_policy(0.25)
@@ -350,7 +352,7 @@ def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_her
     runs = []
     for num_learners in (0, 2):
         config = small_config(random_llama_dir, tmp_path).training(optimizer_name="sgd", lr=0.01, grad_clip=None)
-        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **given)
+        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **grouped(given))
         config.learners(learner_class=Recording, num_learners=num_learners, num_cpus_per_learner=0.5)
         group = learner_group(config)
         settings = config.loss_settings()

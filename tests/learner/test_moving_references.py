@@ -41,9 +41,10 @@ def expected_references(kind, policies, means):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["base", "ema", "last_good"])
 def test_the_kl_is_that_against_the_reference(kind, random_llama_dir, tmp_path, ray_here):
-    config = small_config(random_llama_dir, tmp_path).training(kl_coeff=0.05, kl_estimator="k3", kl_reference=kind)
+    config = small_config(random_llama_dir, tmp_path)
     config.environment("tests.learner.test_moving_references:Lottery").training(advantage="gae")
-    algo = config.training(reference_every=2, reference_rate=0.25, lr=3e-3).build_algo()
+    kl = {"coeff": 0.05, "estimator": "k3", "reference": kind, "reference_every": 2, "reference_rate": 0.25}
+    algo = config.training(kl=kl, lr=3e-3).build_algo()
     try:
         model = algo.learner_group._learner.model
         seen, batches, kls = captured(algo, lambda: weights_now(model)), watch(algo), []

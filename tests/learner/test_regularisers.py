@@ -13,6 +13,7 @@ from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.types import GroupMeta, Prompt
+from tests.flat_settings import grouped
 from tests.learner.test_fitting import Gathering
 from tests.small_learner import GROUPS, Recording, learner_config, learner_group, make_group, relative_gap, update
 
@@ -29,7 +30,7 @@ def config(random_llama_dir):
 
 
 def changed(config, **settings):
-    return config.copy(copy_frozen=False).training(**settings)
+    return config.copy(copy_frozen=False).training(**grouped(settings))
 
 
 def trained(group):

@@ -48,7 +48,7 @@ class Meshed(Gathering):
 @pytest.fixture
 def config(random_llama_dir):
     config = learner_config(random_llama_dir).env_runners(num_env_runners=1)
-    return config.training(lr=1e-4, grad_clip=0.5, kl_coeff=0.05, kl_estimator="k3")
+    return config.training(lr=1e-4, grad_clip=0.5, kl={"coeff": 0.05, "estimator": "k3"})
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from rllib_srl.losses import (
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.presets import DEFAULTS
 from rllib_srl.losses.settings import TABLE
+from tests.flat_settings import grouped
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_what_only_some_presets_set(config):
 
 def test_an_explicit_setting_wins_whatever_the_order(config):
     for order in ({"loss": "gspo", "clip_low": 0.2}, {"clip_low": 0.2, "loss": "gspo"}):
-        settings = config.copy(copy_frozen=False).training(**order).loss_settings()
+        settings = config.copy(copy_frozen=False).training(**grouped(order)).loss_settings()
         assert (settings.clip_low, settings.clip_high) == (0.2, 4e-4)  # 0.2 is the default too, and was asked for
     config.training(loss="gspo").validate()
     again = config.copy(copy_frozen=False).training(loss="cispo")
@@ -90,10 +91,10 @@ def test_a_setting_has_no_third_place():
 
 
 def test_without_a_truncation_there_is_no_correction(config):
-    assert config.training(is_truncation=None).loss_settings().correction == "none"
+    assert config.training(rollout_is_correction={"tis_clip_max": None}).loss_settings().correction == "none"
     assert faults_of(config) == []
-    lines = faults_of(config.training(correction="tis"))
-    assert any("is_truncation = None with correction = 'tis'" in line for line in lines)
+    lines = faults_of(config.training(rollout_is_correction={"name": "tis", "tis_clip_max": None}))
+    assert any("tis_clip_max = None with " in line for line in lines)
 
 
 def test_the_longest_answer_is_what_the_turns_allow(config):
@@ -110,7 +111,7 @@ WRONG = [
     ("clip_low", 0, "clip_low = 0; expected a number in (0, 1]"),
     ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
     ("dual_clip", 1, "expected a number above 1"),
-    ("cispo_bounds", (5, 1), "cispo_bounds = (5, 1); expected two numbers, 0 <= lower < upper"),
+    ("cispo_bounds", (5, 1), "expected two numbers, 0 <= lower < upper"),
     ("cispo_bounds", 5.0, "expected two numbers"),
     ("sapo_taus", (1, 0), "expected two numbers above 0"),
     ("bapo_mode", "fixed", "expected one of 'active', 'paper', 'released'"),
@@ -121,7 +122,7 @@ WRONG = [
     ("turn_mask", "second", "expected one of 'all', 'first', 'last'"),
     ("ratio_anchor", "prox", "expected one of 'decoupled', 'bypass'"),
     ("correction", "icepop", "expected one of 'geometric_mask', 'mis'"),
-    ("is_truncation", -2, "is_truncation = -2; expected a number above 0, or None"),
+    ("tis_clip_max", -2, "expected a number above 0, or None"),
     ("correction_window", (2, 0.5), "expected two numbers, 0 <= lower < upper"),
     ("off_policy_mask", 0, "expected a number above 0, or None"),
     ("entropy_coeff", -1, "expected a number of at least 0"),
@@ -131,7 +132,7 @@ WRONG = [
     ("reference_every", 0, "expected an integer of at least 1"),
     ("reference_rate", 0, "expected a number in (0, 1]"),
     ("gae_lambda", 1.1, "expected a number in [0, 1]"),
-    ("use_critic", 1, "use_critic = 1; expected one of False, True"),
+    ("use_critic", 1, "expected one of False, True"),
     ("critic_lr", 0, "expected a number above 0"),
     ("overlong_share", 0, "expected a number in (0, 1]"),
     ("dynamic_sampling_tries", 1.5, "expected an integer of at least 0"),
@@ -140,8 +141,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), WRONG)
 def test_a_wrong_value_has_its_own_line(config, name, value, expected):
-    (line,) = faults_of(config.training(**{name: value}))
-    assert line.startswith(f"{name} = {value!r}; ") and expected in line
+    (line,) = faults_of(config.update_from_dict(grouped({name: value})))
+    shown = config.names_given().get(name, name)
+    assert line.startswith(f"{shown} = {value!r}; ") and expected in line
 
 
 CONTRADICTIONS = [
@@ -152,22 +154,22 @@ CONTRADICTIONS = [
     ({"use_critic": True, "advantage": "leave_one_out"}, "the group is the baseline"),
     ({"ratio_anchor": "bypass"}, "rollout_is_correction = 'tis' with ratio_anchor = 'bypass'; expected 'none'"),
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
-    ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
+    ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_rule.ratio_cap = 1.2; expected more than 1 + clip_high"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
     ({"kl_coeff": 0.1, "kl_estimator": "k3_k2", "kl_in_reward": True}, "expected one of 'k1', 'k2', 'k3': it differs"),
     ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected a KL in the loss"),
     ({"kl_in_reward": True}, "with kl.coeff = 0; expected kl.coeff above 0"),
-    ({"kl_reference": "ema"}, "kl_reference = 'ema' with kl.coeff = 0"),
+    ({"kl_reference": "ema"}, "kl.reference = 'ema' with kl.coeff = 0"),
     ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
-    ({"kl_on_reused": "weighted"}, "kl_on_reused = 'weighted' with kl.coeff = 0"),
+    ({"kl_on_reused": "weighted"}, "kl.on_reused = 'weighted' with kl.coeff = 0"),
     ({"advantage": "gae", "dynamic_sampling_tries": 2}, "groups of equal rewards have a signal"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "reason"), CONTRADICTIONS)
 def test_contradictions_are_refused_with_the_reason(config, settings, reason):
-    assert any(reason in line for line in faults_of(config.training(**settings)))
+    assert any(reason in line for line in faults_of(config.update_from_dict(grouped(settings))))
     with pytest.raises(ValueError, match="SRLConfig is invalid"):
         config.validate()
 
@@ -185,7 +187,7 @@ def test_contradictions_are_refused_with_the_reason(config, settings, reason):
     ],
 )
 def test_what_fits_together_passes(config, settings):
-    assert faults_of(config.training(**settings)) == []
+    assert faults_of(config.update_from_dict(grouped(settings))) == []
 
 
 def shown(name: str) -> str:

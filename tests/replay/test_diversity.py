@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_srl.replay import SRLReplayBuffer
 from rllib_srl.replay.diversity.measures import diversity, interval_factor, novelty
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.settings import ReplaySettings
@@ -135,8 +136,9 @@ def test_items_are_embedded_where_something_needs_it(given, expected):
 def test_a_default_buffer_embeds_nothing():
     script = (
         "import sys, numpy as np\n"
-        "from tests.replay.groups import a_buffer, a_group\n"
-        "buffer = a_buffer()\n"
+        "from rllib_srl.replay import SRLReplayBuffer\n"
+        "from tests.replay.groups import a_group\n"
+        "buffer = SRLReplayBuffer(on_secret='keep')\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
         "assert buffer.due(2, 2) and buffer.sample(2, 2) and buffer.tracker is None\n"
         "assert not buffer.store.items[buffer.store.slots()]['has_vector'].any()\n"
@@ -148,16 +150,20 @@ def test_a_default_buffer_embeds_nothing():
     assert done.stdout == "[]\n", done.stderr
 
 
+def a_memory(directory, **given):
+    return SRLReplayBuffer(directory=directory, capacity=64, on_secret="keep", run="r", **given)
+
+
 def test_a_memory_keeps_the_embedding_that_it_was_written_with(tmp_path):
     for name, first, second in (("off", {}, {"diversity_coeff": 0.5}), ("on", {"embedding": "ngram"}, {})):
-        buffer = a_buffer(tmp_path / name, run="r", **first)
+        buffer = a_memory(tmp_path / name, **first)
         buffer.add([a_group(0, 1)], 1)
         buffer.snapshot(tmp_path / f"{name}.copy")
         buffer.close()
         with pytest.raises((ValueError, JournalError), match="was written with embedding .* or a new memory"):
-            a_buffer(tmp_path / name, run="r", **second)
+            a_memory(tmp_path / name, **second)
         with pytest.raises((ValueError, JournalError), match="this memory was written with embedding"):
-            a_buffer(**second).restore(tmp_path / f"{name}.copy")
-        again = a_buffer(tmp_path / name, run="r", **first)
+            a_memory(None, **second).restore(tmp_path / f"{name}.copy")
+        again = a_memory(tmp_path / name, **first)
         again.check_valid()
         again.close()

@@ -87,7 +87,7 @@ def acting(settings, actor_of=ReplayBufferActor, **given):
         "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.sample")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
-        "embedding": None if buffer.tracker is None else buffer.tracker.vectors()[0][1].shape,
+        "embedding": None if buffer.tracker is None else len(buffer.tracker.vectors()[0][1]),
         "grade": [visit.grade for visit in visits],
         "admit": buffer.counts["num_refused_thirty_three"],
         "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),

@@ -9,7 +9,7 @@
       replay_spacing: {name: fixed, interval: 8}      the same as --replay_spacing name=fixed interval=8
 
 Flags, `--help` and docs/settings.md are made from one table: `rllib_srl.algorithm.settings` and, for RLlib's own
-settings, `RLLIB` below. Former names (`ALIASES`) are read too; `--help` does not show them.
+settings, `RLLIB` below.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rllib_srl.algorithm import settings as ours
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import check_machine_holds
-from rllib_srl.algorithm.settings import ALIASES, FLAT, GROUPS
+from rllib_srl.algorithm.settings import FLAT, GROUPS, place_of
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose
 from rllib_srl.cli.shared.stopping import GRACE_S
@@ -147,8 +147,6 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         )
         if setting.name not in USED_MOST:
             all_help[action], action.help = str(action.help), argparse.SUPPRESS
-    for name in [old for old, place in ALIASES.items() if place.partition(".")[0] not in without]:
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 class HelpAll(argparse.Action):
@@ -230,7 +228,7 @@ def with_underscores(argv: Iterable[str]) -> list[str]:
     argparse would treat the -1e-5 of `--lr -1e-5` as a flag.
     """
 
-    names = {*all_settings(), *ALIASES}
+    names = set(all_settings())
 
     def spelt(word: str) -> str:
         flag, equals, value = word.partition("=")
@@ -282,7 +280,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     values = _content_of(path) if path else {}
     if unknown := _unknown_names(values):
         faults += [f"settings file {path} has unknown names:", *unknown]
-    known = {*(setting.name for setting in flag_settings()), *ALIASES}
+    known = {setting.name for setting in flag_settings()}
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
     if wrong:
         faults += ["settings cannot be read:", *wrong]
@@ -321,7 +319,7 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = [*(setting.name for setting in flag_settings()), *ALIASES]
+    names = [setting.name for setting in flag_settings()]
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
@@ -393,12 +391,14 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
     known = [setting.name for setting in flag_settings()]
-    return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in (*known, *ALIASES)]
+    return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
 
 
 def _instead(name: str, known: list[str]) -> str:
     if name in NOT_A_FLAG:
         return "use --out"
+    if place := place_of(name):
+        return f"use {place}"
     return in_place_of(name, known) or "--help lists the settings"
 
 
@@ -443,13 +443,9 @@ def read_value(name: str, value: Any) -> Any:
 
 
 def _default_of(name: str) -> Any:
-    """Return the default of a setting, a parameter by its flat name, or what a former name stands for."""
+    """Return the default of a setting, or of a parameter by its flat name."""
     if name in FLAT:
         default = FLAT[name].default
-    elif name in ALIASES:
-        setting, _, key = ALIASES[name].partition(".")
-        default = GROUPS[setting].default(key) if key else FLAT[setting].default
-        name = GROUPS[setting].flat[key] if key else setting
     else:
         default = all_settings()[name].default
     return DEFAULTS[name] if isinstance(default, str) and default == PRESET else default
@@ -521,7 +517,7 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
     """Return a config with the given settings, not yet validated.
 
     Raises:
-        SettingsError: a parameter is given twice, by its former name and within its setting.
+        SettingsError: settings contradict each other.
     """
     try:
         return apply_settings(SRLConfig(), expanded(values))
