@@ -68,8 +68,7 @@ def test_a_draw_in_words(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     buffer.close()
     lines = said(capsys, "why", tmp_path, "p2").splitlines()
     assert re.fullmatch(
-        r"drawn for iteration 8: due 3 iterations ago, predicted recall 0\.\d\d, lapses 0, novelty \d\.\d\d "
-        r"\(diversity \d\.\d\d\), rule srl",
+        r"drawn for iteration 8: due 3 iterations ago, predicted recall 0\.\d\d, lapses 0, rule srl",
         lines[1],
     )
     assert lines[2] == "reused in iteration 8: its group of iteration 1 was trained on again"

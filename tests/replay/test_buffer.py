@@ -119,7 +119,7 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
     assert (everything(buffer), journalled(buffer)) == (state, stored)
     CALLS[call](buffer, f"6.{call}")  # another one is done
     assert journalled(buffer)["position"] == stored["position"] + 1
-    assert everything(buffer) != state or call == "drop"  # there is nothing left to drop
+    assert everything(buffer) != state or call in ("drop", "embed")  # nothing is left to drop, the vectors are the same
     buffer.check_valid()
 
 
