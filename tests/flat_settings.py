@@ -29,7 +29,7 @@ def grouped(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for setting, parts in given.items():
         head = GROUPS[setting].head
         readers = [rules for key in parts if (rules := GROUPS[setting].readers(key))]
-        if head not in parts and readers:
+        if head not in parts and readers and not isinstance(GROUPS[setting].default(head), bool):
             parts[head] = readers[0][0]
         found[setting.removeprefix(prefix)] = parts[head] if parts.keys() == {head} else parts
     return found

@@ -5,7 +5,7 @@
     srl memory why results/first 4b9d                         why it was drawn, or not
     srl memory stats results/first                            gauges and counts
     srl memory plot results/first --out memory.png            visits, rewards, groups of equal rewards
-    srl memory export results/first groups.parquet            groups and items, for other programs
+    srl memory export results/first groups.jsonl              groups and items, for other programs
     srl memory import results/first groups.jsonl              groups into a memory that no run is using
     srl memory verify results/first                           every page, payload and invariant
 

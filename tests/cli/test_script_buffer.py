@@ -190,9 +190,8 @@ def test_names_that_are_unknown_or_ambiguous(run: Run, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys, suffix: str) -> None:
-    path = tmp_path / f"groups{suffix}"
+def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "groups.jsonl"
     assert said(capsys, "export", run.directory, path).startswith(f"{len(run.groups)} groups in ")
     rows = import_groups(path).rows
     assert {row.group.group_id for row in rows} == set(run.groups)
@@ -281,7 +280,7 @@ def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.Cap
     [
         (["ls", "{tmp}/nowhere"], "does not exist; expected a run's directory, a checkpoint or a journal file"),
         (["ls", "{tmp}"], "holds no memory; expected a run's directory"),
-        (["export", "{run}", "{tmp}/x.csv"], "expected a name that ends in .jsonl or .parquet"),
+        (["export", "{run}", "{tmp}/x.csv"], "expected a name that ends in .jsonl"),
         (["import", "{run}", "{tmp}/missing.jsonl"], "missing.jsonl"),
         (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected the dir"),
         (["import", "{tmp}/new", "{tmp}/x.jsonl"], "no tokenizer: found no"),
@@ -304,7 +303,7 @@ def test_plot_writes_a_picture(run: Run, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     before, key = bytes_in(run.directory), next(iter(run.rows))
-    for argv in (["ls"], ["stats"], ["verify"], ["show", key], ["why", key], ["export", tmp_path / "x.parquet"]):
+    for argv in (["ls"], ["stats"], ["verify"], ["show", key], ["why", key], ["export", tmp_path / "x.jsonl"]):
         said(capsys, argv[0], run.directory, *argv[1:])
     assert bytes_in(run.directory) == before
 

@@ -120,8 +120,8 @@ def test_import_into_a_stopped_run_changes_no_schedule(tmp_path: Path, capsys: p
     other = by_hand(tmp_path / "other")
     other.add([a_group(1, (0, 1, 0), 9), a_group(3, (0, 1), 9)], 9)
     other.close()
-    said(capsys, "export", tmp_path / "other", tmp_path / "x.parquet")
-    taken = said(capsys, "import", tmp_path, tmp_path / "x.parquet", "--now", 4)
+    said(capsys, "export", tmp_path / "other", tmp_path / "x.jsonl")
+    taken = said(capsys, "import", tmp_path, tmp_path / "x.jsonl", "--now", 4)
     assert taken.startswith("2 of 2 groups stored, with iteration 4; 1 new items")
     with reading(tmp_path / "replay/journal.db") as one:
         for name in ("due", "reps", "pass_rate", "last_review", "alpha", "novelty"):

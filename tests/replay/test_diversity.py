@@ -138,7 +138,7 @@ def test_a_default_buffer_embeds_nothing():
         "import sys, numpy as np\n"
         "from rllib_srl.replay import SRLReplayBuffer\n"
         "from tests.replay.groups import a_group\n"
-        "buffer = SRLReplayBuffer(on_secret='keep')\n"
+        "buffer = SRLReplayBuffer(admit=None)\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
         "assert buffer.due(2, 2) and buffer.sample(2, 2) and buffer.tracker is None\n"
         "assert not buffer.store.items[buffer.store.slots()]['has_vector'].any()\n"
@@ -151,7 +151,7 @@ def test_a_default_buffer_embeds_nothing():
 
 
 def a_memory(directory, **given):
-    return SRLReplayBuffer(directory=directory, capacity=64, on_secret="keep", run="r", **given)
+    return SRLReplayBuffer(directory=directory, capacity=64, admit=None, run="r", **given)
 
 
 def test_a_memory_keeps_the_embedding_that_it_was_written_with(tmp_path):

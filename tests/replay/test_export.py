@@ -6,14 +6,12 @@ import json
 import os
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from rllib_srl.replay.tools.export import Exported, export_groups, import_groups
 from rllib_srl.types import Prompt
 from tests.replay.stored import ITEM, a_group, an_item, assert_same
 
-SUFFIXES = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 GROUPS = [a_group(0), a_group(1, num_tokens=1, extra={}), a_group(2, prompt=Prompt("w", "2", step="improve"))]
 ROWS = [
     Exported(GROUPS[0], an_item(2**64 - 1, np.nan)),
@@ -22,9 +20,8 @@ ROWS = [
 ]
 
 
-@SUFFIXES
-def test_nothing_is_lost(tmp_path, suffix):
-    path = tmp_path / f"deep/groups{suffix}"
+def test_nothing_is_lost(tmp_path):
+    path = tmp_path / "deep/groups.jsonl"
     assert export_groups(iter(ROWS), path, item=ITEM) == 3
     imported = import_groups(path)
     assert imported.num_skipped == 0 and os.listdir(path.parent) == [path.name]
@@ -34,29 +31,24 @@ def test_nothing_is_lost(tmp_path, suffix):
             assert again.item is None
         else:
             assert np.array(tuple(again.item.values()), ITEM).tobytes() == np.array(row.item[()], ITEM).tobytes()
-    assert export_groups(imported.rows, tmp_path / f"again{suffix}", item=ITEM) == 3
-    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes() if suffix == ".jsonl" else True
+    assert export_groups(imported.rows, tmp_path / "again.jsonl", item=ITEM) == 3
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.slow
-@SUFFIXES
-def test_more_rows_than_a_batch_and_none(tmp_path, suffix):
-    assert export_groups((Exported(a_group(i)) for i in range(600)), tmp_path / f"many{suffix}") == 600
-    ids = [row.group.group_id for row in import_groups(tmp_path / f"many{suffix}").rows]
+def test_many_rows_and_none(tmp_path):
+    assert export_groups((Exported(a_group(i)) for i in range(600)), tmp_path / "many.jsonl") == 600
+    ids = [row.group.group_id for row in import_groups(tmp_path / "many.jsonl").rows]
     assert ids == [f"g{i}" for i in range(600)]
-    assert export_groups([], tmp_path / f"none{suffix}") == 0
-    assert import_groups(tmp_path / f"none{suffix}").rows == []
+    assert export_groups([], tmp_path / "none.jsonl") == 0
+    assert import_groups(tmp_path / "none.jsonl").rows == []
 
 
 def test_other_programs_read_plain_columns(tmp_path):
-    export_groups(ROWS, tmp_path / "g.parquet", item=ITEM, text=lambda ids_T: "/".join(map(str, ids_T)))
-    table = pq.read_table(tmp_path / "g.parquet")
-    assert str(table.schema.field("token_ids").type) == "list<element: list<element: int32>>"
-    assert str(table.schema.field("item").type.field("key").type) == "uint64"
-    assert table["text"][1].as_py() == [str(token) for token in GROUPS[1].token_ids_N]
-    export_groups(ROWS, tmp_path / "g.jsonl", item=ITEM)
+    export_groups(ROWS, tmp_path / "g.jsonl", item=ITEM, text=lambda ids_T: "/".join(map(str, ids_T)))
     lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "g.jsonl").read_text().splitlines()]
     assert [line["item"] and line["item"]["due"] for line in lines] == ["nan", None, "inf"]
+    assert lines[1]["text"] == [str(token) for token in GROUPS[1].token_ids_N]
 
 
 FAULTS = {
@@ -103,14 +95,10 @@ def test_all_faults_of_all_rows_are_told(tmp_path):
     assert message.startswith("24 broken rows") and message.endswith("; and 14 more rows")
     assert "row 1: group_id = 1; expected text; env_id is missing" in message
     assert "row 2: not JSON" in message and "row 3: it is a list" in message and "row 4: it is a str" in message
-    (tmp_path / "g.parquet").write_bytes(b"PAR1 no PAR1")
-    with pytest.raises(ValueError, match=r"g\.parquet is no Parquet file"):
-        import_groups(tmp_path / "g.parquet", on_fault="skip")
 
 
-@SUFFIXES
-def test_a_failed_export_leaves_what_was_there(tmp_path, suffix):
-    path = tmp_path / f"g{suffix}"
+def test_a_failed_export_leaves_what_was_there(tmp_path):
+    path = tmp_path / "g.jsonl"
     export_groups(ROWS[:1], path, item=ITEM)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"row 1: item has the columns .*; expected none"):
@@ -121,7 +109,7 @@ def test_a_failed_export_leaves_what_was_there(tmp_path, suffix):
 
 
 def test_names_are_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"g\.csv; expected a name that ends in \.jsonl or \.parquet"):
+    with pytest.raises(ValueError, match=r"g\.csv; expected a name that ends in \.jsonl"):
         export_groups([], tmp_path / "g.csv")
     with pytest.raises(ValueError, match="on_fault = 'ask'; expected 'refuse' or 'skip'"):
         import_groups(tmp_path / "g.jsonl", on_fault="ask")

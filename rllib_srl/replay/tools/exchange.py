@@ -46,7 +46,7 @@ class Taken:
 
 
 def export_journal(reading: Reading, path: Path, decode: Decode | None, with_text: bool = True) -> int:
-    """Write all groups of a memory to a `.jsonl` or `.parquet` file; return their number.
+    """Write all groups of a memory to a `.jsonl` file; return their number.
 
     Args:
         reading: of the memory.

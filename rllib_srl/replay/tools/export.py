@@ -1,4 +1,4 @@
-"""Write groups to JSONL or Parquet files without loss, one row per group, and read and validate such files.
+"""Write groups to JSONL files without loss, one row per group, and read and validate such files.
 
     group_id  env_id  prompt_id  domain  history  step    origin  num_dropped  stop_reasons  extra (text of JSON)
     token_ids  loss_mask  behaviour_logp                  one list per episode
@@ -16,9 +16,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from rllib_srl.replay.journal.codec import json_faults
 from rllib_srl.types import Group, Prompt, StopReason
 
 Row = dict[str, Any]
-Format = TypeVar("Format")  # function that writes or reads files of one format
 NO_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -190,7 +188,6 @@ def _fault_of_field(row: Row, name: str, check: Callable[[Any], bool], what: str
 
 __all__ = ["Exported", "Imported", "Row", "export_groups", "import_groups"]
 
-ROWS_A_BATCH = 256
 MOST_NAMED = 10  # maximum number of invalid rows listed in an error message; it counts the others
 
 
@@ -213,7 +210,7 @@ def export_groups(
     item: np.dtype | None = None,
     text: Callable[[np.ndarray], str] | None = None,
 ) -> int:
-    """Write groups to a `.jsonl` or `.parquet` file and return their number.
+    """Write groups to a `.jsonl` file and return their number.
 
     Args:
         rows: groups with their items, iterated once, a few at a time.
@@ -225,28 +222,27 @@ def export_groups(
         ValueError: another suffix, an item of another dtype, or an `extra` that JSON cannot hold; then no file is
             written.
     """
-    path = Path(path)
-    write = _one_of({".jsonl": _write_jsonl, ".parquet": _write_parquet}, path)
+    path = _checked(path)
     with _whole_file(path) as scratch:
-        return write(_rows_of(rows, path, item, text), scratch, item)
+        return _write_jsonl(_rows_of(rows, path, item, text), scratch)
 
 
 def import_groups(path: str | Path, on_fault: str = "refuse") -> Imported:
     """Read a file in the format of `export_groups`.
 
     Args:
-        path: of a `.jsonl` or `.parquet` file.
+        path: of a `.jsonl` file.
         on_fault: "refuse" imports all rows or none; "skip" leaves invalid rows out and lists them.
 
     Raises:
-        ValueError: an unknown suffix or `on_fault`, a file that is not of its format, or invalid rows with "refuse";
-            the message names file, row and field.
+        ValueError: another suffix, an unknown `on_fault`, or invalid rows with "refuse"; the message names file, row
+            and field.
     """
-    path = Path(path)
+    path = _checked(path)
     if on_fault not in ("refuse", "skip"):
         raise ValueError(f"on_fault = {on_fault!r}; expected 'refuse' or 'skip'")
     rows, faults = [], []
-    for number, row in enumerate(_one_of({".jsonl": _read_jsonl, ".parquet": _read_parquet}, path)(path), 1):
+    for number, row in enumerate(_read_jsonl(path), 1):
         try:
             rows.append(exported_of(row))
         except ValueError as error:
@@ -272,10 +268,11 @@ def _rows_of(
         yield row
 
 
-def _one_of(by_suffix: Mapping[str, Format], path: Path) -> Format:
-    if path.suffix not in by_suffix:
-        raise ValueError(f"path = {path}; expected a name that ends in {' or '.join(by_suffix)}")
-    return by_suffix[path.suffix]
+def _checked(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix != ".jsonl":
+        raise ValueError(f"path = {path}; expected a name that ends in .jsonl")
+    return path
 
 
 @contextmanager
@@ -292,7 +289,7 @@ def _whole_file(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def _write_jsonl(rows: Iterable[Row], path: Path, item: np.dtype | None) -> int:
+def _write_jsonl(rows: Iterable[Row], path: Path) -> int:
     num_rows = 0
     with path.open("w", encoding="ascii") as stream:
         for row in rows:
@@ -314,52 +311,3 @@ def _read_jsonl(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
             except ValueError as error:
                 yield Unreadable(f"not JSON ({error})")
-
-
-def _write_parquet(rows: Iterable[Row], path: Path, item: np.dtype | None) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    num_rows = 0
-    rows = iter(rows)
-    batch = list(islice(rows, ROWS_A_BATCH))
-    schema = _schema(item, has_text=any("text" in row for row in batch))
-    with pq.ParquetWriter(path, schema) as writer:
-        while batch:
-            try:
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ValueError(
-                    f"rows {num_rows + 1} to {num_rows + len(batch)} do not fit Parquet: {error}"
-                ) from error
-            num_rows += len(batch)
-            batch = list(islice(rows, ROWS_A_BATCH))
-    return num_rows
-
-
-def _schema(item: np.dtype | None, has_text: bool) -> Any:
-    import pyarrow as pa
-
-    texts, floats = pa.list_(pa.string()), pa.list_(pa.float32())
-    fields: dict[str, Any] = dict.fromkeys(("group_id", "env_id", "prompt_id", "domain", "step", "origin"), pa.string())
-    fields |= {"history": texts, "num_dropped": pa.int64(), "stop_reasons": texts, "extra": pa.string()}
-    fields |= {"token_ids": pa.list_(pa.list_(pa.int32())), "loss_mask": pa.list_(pa.list_(pa.bool_()))}
-    fields |= {"behaviour_logp": pa.list_(floats), "rewards": floats, "versions": pa.list_(pa.list_(pa.int64()))}
-    if has_text:
-        fields["text"] = texts
-    if item is not None:
-        columns = [(name, pa.from_numpy_dtype(part[0])) for name, part in (item.fields or {}).items()]
-        fields["item"] = pa.struct(columns)
-    return pa.schema(list(fields.items()))
-
-
-def _read_parquet(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_A_BATCH):
-                yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path.name} is no Parquet file: {error}") from error
