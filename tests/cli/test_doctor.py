@@ -65,8 +65,8 @@ def test_the_plan_has_the_settings_that_were_given(capsys):
     assert "optimiser 0.5" in planned(capsys, "--optimizer-name", "adamw_bf16")
     out = planned(capsys, "--optimizer-name", "sgd", "--lora", "64")
     assert "optimiser" not in out and "lora = 64 (engine" in out
-    assert "lora = 64 (engine" in planned(capsys, "--lora-rank", "64")
-    assert "reference 0.5" in planned(capsys, "--kl-coeff", "0.1") and "reference" not in planned(capsys)
+    assert "lora = 64 (engine" in planned(capsys, "--lora", "rank=64")
+    assert "reference 0.5" in planned(capsys, "--kl", "0.1") and "reference" not in planned(capsys)
     assert "without activation checkpointing" in planned(capsys, "--activation-checkpointing", "false")
 
 
@@ -292,7 +292,7 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
     [
         ["--max-lag", "1", "--num-env-runners", "2"],
         ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
-        ["--lora-rank", "4"],
+        ["--lora", "4"],
         ["--lora", "4"],
         ["--regularisers", '{"l2": 0.1}'],
         ["--fsdp", "true", "--num-learners", "2"],
