@@ -293,7 +293,6 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
         ["--max-lag", "1", "--num-env-runners", "2"],
         ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
         ["--lora", "4"],
-        ["--lora", "4"],
         ["--regularisers", '{"l2": 0.1}'],
         ["--fsdp", "true", "--num-learners", "2"],
         ["--fsdp", "{tensor_parallel: 2}", "--num-learners", "2"],
