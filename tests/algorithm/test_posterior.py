@@ -82,7 +82,7 @@ def test_advantages_that_reach_the_learner_are_those_of_the_history(config, buil
     assert check_values(iterations, [3]) > 0  # silent groups were trained on
     assert not np.array_equal(weights_of(algo), before)
     replay = iterations[-1].replay
-    assert 0 < replay["surprise_mean"] < 1 and 0 <= replay["reward_calibration_error"] < 1
+    assert 0 < replay["surprise_mean"] < 1
     assert any(replay[f"reward_observed_{at}"] >= 0 for at in range(10))
 
 
@@ -142,6 +142,5 @@ def test_a_resumed_run_has_the_same_history(config, build, tmp_path, by):
             i: visit.history for i, visit in other.visits.items()
         }
         assert one.replay["surprise_mean"] == other.replay["surprise_mean"]
-        assert one.replay["reward_calibration_error"] == other.replay["reward_calibration_error"]
     assert (algo.policy_kl > 0) == (by == "kl") and again.policy_kl == algo.policy_kl
     assert ("policy_kl" in straight[-1].result["timers"]) == (by == "kl")

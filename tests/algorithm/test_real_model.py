@@ -90,7 +90,7 @@ def played(algo, num_iterations: int) -> list[dict]:
 
     def probed(*args):
         try:
-            algo.runners.score([1], [[1, 2, 3]], 30)
+            algo.runners.fingerprint([1], 30)
         except EngineError as error:
             record[-1]["asleep"] = "sleep" in str(error)
         return update(*args)
