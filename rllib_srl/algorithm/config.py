@@ -320,6 +320,8 @@ class SRLConfig(AlgorithmConfig):
         if self.max_episode_tokens is not None:
             return
         self.max_episode_tokens = LONGEST_EPISODE
+        if not isinstance(self._model_config, Mapping):  # `faults_of` reports it
+            return
         try:
             directory = described_model(self.model_config["model"])
         except ModelError:  # `early_faults` reports it

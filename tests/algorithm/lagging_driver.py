@@ -77,11 +77,11 @@ def main() -> int:
         owner = SRL if hasattr(SRL, method) else RolloutsAhead
         usual, launch = getattr(owner, method), RolloutsAhead.launch
 
-        def holding(self: Any, runner_id: int, arguments: Any, sizes: Any) -> None:
+        def holding(self: Any, runner_id: int, arguments: Any) -> None:
             for group_id, prompt in arguments["prompts"].items():
                 if is_last(group_id):
                     (Path(held) / prompt.prompt_id).touch()
-            launch(self, runner_id, arguments, sizes)
+            launch(self, runner_id, arguments)
 
         def dying(self: Any, *given: Any, **named: Any) -> Any:
             ahead = self if owner is RolloutsAhead else self.ahead

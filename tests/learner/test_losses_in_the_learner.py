@@ -203,7 +203,7 @@ def test_rules_by_import_path_reach_the_gradient(gradient, monkeypatch):
 @pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
 def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
     off = {"ratio_anchor": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})
-    window = {"sequence_window": (0.4, 0.85)} if loss == "mis_po" else {}
+    window = {"correction": "mis_po", "sequence_window": (0.4, 0.85)} if loss == "mis_po" else {}
     kl = {"kl_coeff": "preset"}
     for given in ({**kl, **window}, {**kl, **window, **off}):
         got, _, slow = gradient(loss=loss, **given)
