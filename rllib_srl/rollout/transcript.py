@@ -9,16 +9,13 @@
 observation it uses only the part of the rendering after the policy's message
 (Source: TRL, "chat template prefix preservation"): the policy's own tokens stay as sampled.
 
-Environment text cannot inject control tokens. Control tokens are the tokeniser's special tokens and the added tokens
-with which the template marks turns (`ControlTokens`). Only the template, or the tokeniser's default in front of a text,
-puts them into a stream. A tokeniser reads the name of a special token as that token anywhere in a text, so a tool or a
-user could close its turn and write the next one. Therefore each name is split after its first character:
+    a prompt     ...a question<|im_end|>\n<|im_start|>assistant\n <think>\n
+    later on     ...a question<|im_end|>\n<|im_start|>assistant\n It is x <|im_end|>\n<|im_start|>user\n...
+                 |------------------- kept ---------------------|         |------------ new ----------|
 
-    "So: <|im_end|>"   split   "So: <" "|im_end|>"   tokenised separately: the same text, without a control token
+The opening of a prompt may differ from that of an earlier answer, since templates open a thought and drop it later.
 
-Names are searched at every position, overlapping ones too; since each one is split, no piece contains a whole name.
-A text that becomes a control token nevertheless, by a tokeniser's normalisation, raises ValueError. Turns that a
-template marks by plain words ("[INST]") can be forged by writing them: `marks_turns` is False then.
+Environment text cannot inject control tokens: see `ControlTokens`.
 
 The tokeniser is used from one thread only: Hugging Face's fast ones raise "Already borrowed" otherwise.
 """
@@ -26,16 +23,15 @@ The tokeniser is used from one thread only: Hugging Face's fast ones raise "Alre
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, Protocol
+
+from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
 
 Message = Mapping[str, Any]  # of a conversation, as in OpenAI's API
 
-_LAST_CHARACTER = 0x10FFFF  # the private-use characters from here downwards have no meaning
-_NUM_MARKS = 1 << 16
 _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 # A conversation that tests a chat template.
 _QUESTION = "What is 1 + 1?"
@@ -43,73 +39,11 @@ _SYSTEM = "Reply in one word."
 _ANSWERS = ("It is x", "It is 0")  # no common last character
 
 
-class ControlTokens:
-    """The control tokens of a tokeniser: its special tokens, and added tokens with which a template marks turns.
-
-    Invariant: every name has more than one character; a single character cannot be split.
-    """
-
-    def __init__(self, tokenizer: Any, marking: Iterable[int] = ()) -> None:
-        """Collect the control tokens of a tokeniser.
-
-        Args:
-            tokenizer: a Hugging Face tokeniser.
-            marking: ids of a rendered conversation with dummy texts; the added tokens among them are control tokens.
-        """
-        wanted = set(marking)
-        # A tokeniser without names for its special tokens recognises none in a text.
-        names, ids = (getattr(tokenizer, f"all_special_{kind}", ()) for kind in ("tokens", "ids"))
-        named = dict(zip(names, ids, strict=True))
-        for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
-            if token.special or token_id in wanted:
-                named[str(token.content)] = token_id
-        named = {name: token_id for name, token_id in named.items() if len(name.strip()) > 1}
-        # The token for unknown characters is not a control token, unless it is also the EOS or BOS token.
-        unknown, *ends = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("unk", "eos", "bos"))
-        self.ids = frozenset(named.values()) - ({unknown} - {*ends} - wanted)
-        self._start = re.compile(f"(?={'|'.join(map(re.escape, sorted(named)))})") if named else None
-
-    def breaks(self, text: str) -> list[int]:
-        """Return the split positions of `text`, in order: after the first character of each name."""
-        return [found.start() + 1 for found in self._start.finditer(text)] if self._start else []
-
-    def pieces(self, text: str) -> list[str]:
-        """Split `text` into pieces that contain no name."""
-        places = [0, *self.breaks(text), len(text)]
-        return [text[start:end] for start, end in pairwise(places)]
-
-    def marked(self, value: Any, mark: str) -> Any:
-        """Return a text, or a JSON value with all its texts, with `mark` inserted at each split position."""
-        if isinstance(value, str):
-            return mark.join(self.pieces(value))
-        if isinstance(value, list):
-            return [self.marked(one, mark) for one in value]
-        if isinstance(value, dict):
-            return {self.marked(key, mark): self.marked(one, mark) for key, one in value.items()}
-        return value
-
-    def count(self, ids: Iterable[int]) -> int:
-        """Return how many of `ids` are control tokens."""
-        return sum(token_id in self.ids for token_id in ids)
-
-
-def unused_character(texts: Iterable[str]) -> str:
-    """Return a character without a meaning that occurs in none of the texts.
-
-    Raises:
-        ValueError: all 65,536 candidates occur.
-    """
-    used = {character for text in texts for character in text if character > "\U000effff"}
-    for code in range(_LAST_CHARACTER, _LAST_CHARACTER - _NUM_MARKS, -1):
-        if chr(code) not in used:
-            return chr(code)
-    raise ValueError(f"the text contains all of the last {_NUM_MARKS} Unicode code points; expected an unused one")
-
-
 class Transcript(Protocol):
     """The conversion of text to tokens that `play` uses."""
 
     end_of_turn_id: int | None
+    end_ids: tuple[int, ...]  # tokens that end a turn besides the model's own, for `Sampling.end_ids`
 
     def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
         """Return the ids at the start of an episode, up to the policy's first token.
@@ -154,12 +88,13 @@ class Transcript(Protocol):
         """
 
 
-def make_transcript(format: str, tokenizer: Any) -> Transcript:
+def make_transcript(format: str, tokenizer: Any, max_turns: int | None = None) -> Transcript:
     """Make the transcript of a format.
 
     Args:
         format: "text" (texts concatenated) or "chat" (the model's chat template).
         tokenizer: a Hugging Face tokeniser.
+        max_turns: of an episode; with 1 a template need not keep earlier tokens when a turn is added.
 
     Raises:
         ValueError: for another format, or a tokeniser or template that does not support it.
@@ -167,7 +102,7 @@ def make_transcript(format: str, tokenizer: Any) -> Transcript:
     if format == "text":
         return RawTranscript(tokenizer)
     if format == "chat":
-        return ChatTranscript(tokenizer)
+        return ChatTranscript(tokenizer, max_turns)
     raise ValueError(f"prompt_format = {format!r}; expected 'text' or 'chat'")
 
 
@@ -177,6 +112,8 @@ class RawTranscript:
     Invariant: turns end with the environment's stop strings or the end-of-sequence token; no text becomes a control
     token.
     """
+
+    end_ids: tuple[int, ...] = ()
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -231,13 +168,16 @@ class ChatTranscript:
     """The model's chat template: the environment is the user, the policy the assistant.
 
     Invariant: if the policy closes its turns as the template does and no observation contains the name of a control
-    token, the stream equals the rendering of the conversation; the constructor checks this on a dummy conversation.
-    The number of control tokens in a stream equals that of the same conversation with dummy texts.
+    token, the stream equals the rendering of the conversation, but for the openings of earlier answers; the
+    constructor checks this on a dummy conversation. The number of control tokens in a stream equals that of the same
+    conversation with dummy texts.
 
-    `end_of_turn_id` is the token that closes a message in the template; the engine must end turns with it.
+    `end_ids` are the tokens that end a turn in the engine: the one that closes the last message in the template, or an
+    earlier one if the last stays open, and the one in front of a tool's answer. `end_of_turn_id` is the first of them,
+    unless the template puts text in front of it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, max_turns: int | None = None) -> None:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
@@ -246,12 +186,30 @@ class ChatTranscript:
             )
         self._controls = ControlTokens(tokenizer)
         self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
-        self._prefix, closing = self._split_template()
-        self._controls = ControlTokens(tokenizer, self._render([_QUESTION] * 2))
         self._has_checked_tools = self._has_checked_system = False
-        special = set(tokenizer.all_special_ids)
-        self.end_of_turn_id: int | None = closing[0] if closing and closing[0] in special else None
-        self._check_earlier_tokens_stay()
+        self._has_one_turn = max_turns == 1
+        opened = self._render([_QUESTION])
+        try:
+            self._prefix, tail = self._split(_dialogue([_QUESTION, _QUESTION]))
+        except Exception:  # templates refuse a conversation in whatever way they like
+            if not self._has_one_turn:
+                raise
+            self._prefix, tail, marking = [], [], opened
+        else:
+            marking = self._render([_QUESTION] * 2)
+        self._controls = ControlTokens(tokenizer, marking)
+        self._num_kept = _num_common(opened, self._prefix)
+        self._opening = opened[self._num_kept :]
+        self._closing = self._closing_of(tail, "user")
+        is_always_open = self._rendered(_dialogue([_QUESTION]), is_open=False) == opened
+        last_prefix, self._last_end = self._last_answer(is_always_open)
+        end = self._closing[-1] if self._last_end is None and self._closing else self._last_end
+        self.end_ids: tuple[int, ...] = () if end is None else (end,)
+        is_text_first = self._last_end is None and bool(tokenizer.decode(self._closing[:-1]).strip())
+        self.end_of_turn_id: int | None = None if is_text_first else end
+        if not self._has_one_turn:
+            self._check_earlier_tokens_stay(opened)
+        self._check_role_is_opened(opened, self._prefix or last_prefix, is_always_open)
         self._first = lru_cache(_NUM_CACHED)(
             lambda text, tools, system: tuple(self._said(_dialogue([text], system=system), tools))
         )
@@ -288,15 +246,20 @@ class ChatTranscript:
 
         They are rendered after a dummy question and answer, so no earlier token is rendered again.
         """
-        ids = self._said([*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}, *messages])
-        if ids[: len(self._prefix)] != self._prefix:
-            text = messages[-1]["content"] if messages else ""
-            raise ValueError(
-                f"the chat template of {_name(self._tokenizer)} changes an earlier message when the next one is "
-                f"{text[:40]!r}; expected earlier tokens unchanged: use prompt_format = 'text'"
-            )
-        tail = ids[len(self._prefix) :]
-        return tail[1:] if last_id == self.end_of_turn_id else tail
+        whole = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}, *messages]
+        ids = self._said(whole)
+        if self._prefix and ids[: len(self._prefix)] == self._prefix:
+            tail = ids[len(self._prefix) :]
+        else:  # the answer opens otherwise, as Qwen's do in front of a tool's
+            try:
+                _, tail = self._split(whole)
+            except ValueError as error:
+                text = messages[-1]["content"] if messages else ""
+                raise ValueError(
+                    f"the chat template of {_name(self._tokenizer)} changes an earlier message when the next one is "
+                    f"{text[:40]!r}; expected earlier tokens unchanged: use prompt_format = 'text'"
+                ) from error
+        return tail[self._num_written(tail, last_id) :]
 
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return (): a chat turn ends with the end-of-turn token."""
@@ -319,7 +282,8 @@ class ChatTranscript:
     ) -> list[int]:
         return self._rendered(_dialogue(questions, answer, role=role, system=system), tools)
 
-    def _rendered(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+    def _rendered(self, messages: Sequence[Message], tools: str = "", is_open: bool = True) -> list[int]:
+        """Render a conversation and, if `is_open`, the opening of the assistant's next message."""
         schemas = json.loads(tools) if tools else None
         said = [{name: value for name, value in message.items() if name != "role"} for message in messages]
         texts = [json.dumps(value, ensure_ascii=False) for value in (said, schemas)]
@@ -331,7 +295,7 @@ class ChatTranscript:
             [{"role": message["role"], **one} for message, one in zip(messages, said, strict=True)],
             tools=schemas,
             tokenize=not mark,
-            add_generation_prompt=True,
+            add_generation_prompt=is_open,
             return_dict=False,
         )
         if not mark:
@@ -339,15 +303,15 @@ class ChatTranscript:
         pieces = (self._tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in rendered.split(mark))
         return [token_id for piece in pieces for token_id in piece]
 
-    def _split_template(self) -> tuple[list[int], list[int]]:
-        """Return the ids up to the end of a dummy answer, and the ids with which the template closes a message.
+    def _split(self, messages: Sequence[Message], is_open: bool = True) -> tuple[list[int], list[int]]:
+        """Return the ids up to the end of the first dummy answer in `messages`, and the ids after it.
 
-        The closing is the common suffix of the renderings of two answers with different last characters.
+        The latter are the common suffix of the renderings of two answers with different last characters.
         """
-        one, other = (self._render([_QUESTION, _QUESTION], answer) for answer in _ANSWERS)
-        num_same = 0
-        while num_same < min(len(one), len(other)) and one[-1 - num_same] == other[-1 - num_same]:
-            num_same += 1
+        at = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
+        changed = [*messages[:at], {**messages[at], "content": _ANSWERS[1]}, *messages[at + 1 :]]
+        one, other = (self._rendered(each, is_open=is_open) for each in (messages, changed))
+        num_same = _num_common(one[::-1], other[::-1])
         prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
             raise ValueError(
@@ -356,21 +320,79 @@ class ChatTranscript:
             )
         return prefix, tail
 
-    def _check_earlier_tokens_stay(self) -> None:
-        """Check that a conversation's tokens are a prefix of the next turn's, and that `later` builds the same ids."""
-        whole = [self._render([_QUESTION] * num) for num in (1, 2, 3)]
-        answer = self._prefix[len(whole[0]) :]
-        tail = whole[1][len(self._prefix) :]
-        built = whole[0] + answer + tail + answer + tail
-        for earlier, later in ((whole[0], whole[1]), (whole[1], whole[2]), (built, whole[2])):
-            where = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), None)
-            if where is None and len(earlier) <= len(later):
+    def _closing_of(self, tail: Sequence[int], role: str) -> list[int]:
+        """Return the ids of `tail` up to the one that ends the turn; [] if only text is in front of the next message.
+
+        Args:
+            tail: the ids after the dummy answer, in front of a dummy question.
+            role: of that question.
+        """
+        if not tail:
+            return []
+        _, other = self._split(_dialogue([_QUESTION, _ANSWERS[1]], role=role))
+        head = list(tail[: _num_common(tail, other)])
+        at = next((n for n, token_id in enumerate(head) if token_id in self._marks()), None)
+        return [] if at is None else head[: at + 1]
+
+    def _last_answer(self, is_always_open: bool) -> tuple[list[int], int | None]:
+        """Return the ids up to the end of a conversation's last answer, and the token right after it.
+
+        The token is None if the template leaves the answer open, or opens the next one; [] and None if it cannot show
+        one.
+        """
+        try:
+            prefix, tail = self._split([*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}], False)
+        except Exception:  # templates refuse a conversation in whatever way they like
+            return [], None
+        at = next((n for n, token_id in enumerate(tail) if token_id in self._marks()), None)
+        is_right_after = at is not None and not self._tokenizer.decode(tail[:at]).strip()
+        return prefix, tail[at] if at is not None and is_right_after and not is_always_open else None
+
+    def _marks(self) -> set[int]:
+        """Return the ids that no text of a policy has by accident: special tokens and added ones."""
+        return {*self._tokenizer.all_special_ids, *getattr(self._tokenizer, "added_tokens_decoder", {})}
+
+    def _num_written(self, tail: Sequence[int], last_id: int) -> int:
+        """Return how many ids of `tail` a turn that ended in `last_id` has written itself, or need not have."""
+        size = len(self._closing)
+        if size and last_id in (self._closing[-1], self._last_end) and list(tail[:size]) == self._closing:
+            return size
+        return int(last_id in self.end_ids and list(tail[:1]) == [last_id])
+
+    def _check_earlier_tokens_stay(self, opened: list[int]) -> None:
+        """Check that a conversation keeps its tokens, but for the opening of an answer, and that `later` builds it."""
+        two, three = (self._render([_QUESTION] * num) for num in (2, 3))
+        kept, tail = opened[: self._num_kept], two[len(self._prefix) :]
+        said = self._prefix[len(kept) :] + tail[: len(tail) - len(self._opening)]
+        built = kept + said + said + self._opening
+        if _QUESTION in self._tokenizer.decode(kept):
+            opened, two = kept, two[: len(two) - len(self._opening)]
+        for earlier, later in ((opened, two), (two, three), (built, three)):
+            where = _num_common(earlier, later)
+            if where == len(earlier):
                 continue
-            where = min(len(earlier), len(later)) if where is None else where
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} changes earlier tokens when a turn is added: "
                 f"token {where} becomes {self._token(later, where)} instead of {self._token(earlier, where)}; "
-                "expected earlier tokens unchanged: use prompt_format = 'text' or another template"
+                "expected earlier tokens unchanged: use prompt_format = 'text', another template, or max_turns = 1 for "
+                "tasks of one turn"
+            )
+
+    def _check_role_is_opened(self, opened: list[int], prefix: list[int], is_always_open: bool) -> None:
+        """Check that a prompt ends with the opening of the policy's message, if the template has one.
+
+        Args:
+            opened: a prompt.
+            prefix: the same up to the end of its answer.
+            is_always_open: whether the template renders the prompt without add_generation_prompt too.
+        """
+        header = self._tokenizer.decode(prefix[_num_common(opened, prefix) :])
+        header = header.rstrip().removesuffix(_ANSWERS[0]).strip()
+        if header and (is_always_open or "assistant" in header):
+            raise ValueError(
+                f"the chat template of {_name(self._tokenizer)} ignores add_generation_prompt: a prompt does not end "
+                f"with {header!r}, so the policy would have to write its own role; expected a template that opens the "
+                "assistant's message: correct it in the model's directory, or use prompt_format = 'text'"
             )
 
     def _check_system_once(self) -> None:
@@ -390,7 +412,8 @@ class ChatTranscript:
         """
         name, remedy = _name(self._tokenizer), "use `instruction`, which is part of the user's message"
         try:
-            shown, whole = (self._render([_QUESTION] * num, system=_SYSTEM) for num in (1, 2))
+            shown = self._render([_QUESTION], system=_SYSTEM)
+            whole = both = [] if self._has_one_turn else self._render([_QUESTION] * 2, system=_SYSTEM)
         except Exception as error:  # templates refuse a conversation in whatever way they like
             raise ValueError(
                 f"the chat template of {name} rejects the role 'system' ({error}); expected a template that accepts "
@@ -401,8 +424,9 @@ class ChatTranscript:
                 f"the chat template of {name} omits messages of the role 'system'; expected a template that renders "
                 f"them, for a system_prompt: {remedy}"
             )
-        plain, both = (self._render([_QUESTION] * num) for num in (1, 2))
-        if whole != shown + both[len(plain) :]:
+        both = both and self._render([_QUESTION] * 2)
+        size = len(shown) - len(self._opening)
+        if not self._has_one_turn and whole != shown[:size] + both[self._num_kept :]:
             raise ValueError(
                 f"the chat template of {name} changes earlier tokens after a system message; expected earlier tokens "
                 f"unchanged: {remedy}"
@@ -420,6 +444,8 @@ class ChatTranscript:
                 f"the chat template of {name} omits the tools; expected a template that renders them, or an "
                 "environment that lists them in its prompt (tools_in = 'prompt')"
             )
+        if self._has_one_turn:
+            return
         try:
             whole, bare = (self._render([_QUESTION] * 2, role="tool", tools=each) for each in (tools, ""))
         except Exception as error:  # templates refuse a conversation in whatever way they like
@@ -429,15 +455,26 @@ class ChatTranscript:
             ) from error
         self._controls = ControlTokens(self._tokenizer, bare)
         self._harmless.cache_clear()
-        answer, tail = self._prefix[len(plain) :], bare[len(self._prefix) :]
-        if bare[: len(self._prefix)] != self._prefix or whole != shown + answer + tail:
+        size, kept = len(shown) - len(self._opening), self._num_kept
+        try:
+            prefix, tail = self._split(_dialogue([_QUESTION] * 2, role="tool"))
+        except ValueError:
+            prefix, tail = [], []
+        if prefix[:kept] != plain[:kept] or not prefix or whole != shown[:size] + bare[kept:]:
             raise ValueError(
                 f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens "
                 "unchanged, or an environment that lists the tools in its prompt (tools_in = 'prompt')"
             )
+        if (closing := self._closing_of(tail, "tool")) and closing[-1] not in (*self.end_ids, *self._closing):
+            self.end_ids = (*self.end_ids, closing[-1])
 
     def _token(self, ids: list[int], where: int) -> str:
         return repr(self._tokenizer.decode(ids[where : where + 1])) if where < len(ids) else "nothing"
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids at the start are equal."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _dialogue(

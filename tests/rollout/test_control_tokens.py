@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.rollout.transcript import ChatTranscript, ControlTokens, RawTranscript, unused_character
+from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
+from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 BODY = "m['content']"
