@@ -137,8 +137,8 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
         if is_integer(size, 2):
             for fault in (unsplittable if kind == "tensor" else indivisible)(directory, size):
                 yield f"fsdp.{kind}_parallel = {size} with the model {name!r}; {fault}"
-    if config.prompt_format == "chat" and (fault := _chat_fault(directory)):
-        yield f"prompt_format = 'chat'; {fault}"
+    if config.prompt_format == "chat" and (fault := _chat_fault(directory, config.max_turns == 1)):
+        yield f"prompt_format = 'chat' with the model {name!r}; {fault}"
 
 
 def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
@@ -151,10 +151,10 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
 
 
 @lru_cache(maxsize=64)
-def _chat_fault(directory: Path) -> str:
+def _chat_fault(directory: Path, has_one_turn: bool) -> str:
     """Return why a model cannot be used with a chat template, "" if it can."""
     try:
-        make_transcript("chat", load_tokenizer(directory))
+        make_transcript("chat", load_tokenizer(directory), 1 if has_one_turn else None)
     except Exception as error:  # transformers raises many kinds of errors for unreadable tokenizers
         return " ".join(str(error).split())
     return ""

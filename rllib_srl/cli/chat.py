@@ -77,6 +77,10 @@ class Form(Protocol):
     def stop(self) -> tuple[str, ...]:
         """Strings that end a reply, besides the end-of-sequence token."""
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply, besides the end-of-sequence token."""
+
     def first(self, message: str) -> list[int]:
         """Return the tokens from the start of a conversation to the reply."""
 
@@ -91,6 +95,11 @@ class ChatForm:
     transcript: Transcript
     system: str = ""
     stop: tuple[str, ...] = ()
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that close a turn in the template."""
+        return self.transcript.end_ids
 
     def first(self, message: str) -> list[int]:
         """Render the system message, the user's and the opening of the reply."""
@@ -109,6 +118,7 @@ class TextForm:
     prompt_for: Callable[[str, bool], str]  # message, whether it is the first one -> prompt
     system: str = ""
     stop: tuple[str, ...] = ("\n",)
+    end_ids: tuple[int, ...] = ()
 
     def first(self, message: str) -> list[int]:
         """Tokenise the system prompt and the first prompt."""
@@ -184,10 +194,11 @@ class Speaker:
         pieces = show is not None and not self.form.stop
         while True:
             num = min(CHUNK, self.max_tokens - len(ids)) if pieces else self.max_tokens
-            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop)
+            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop, end_ids=self.form.end_ids)
             (turn,) = self.engine.generate([[*prompt, *ids]], sampling)
             ids += turn.token_ids.tolist()
-            said = self.tokenizer.decode(ids, skip_special_tokens=True)
+            num_said = len(ids) - (ids[-1] in self.form.end_ids)
+            said = self.tokenizer.decode(ids[:num_said], skip_special_tokens=True)
             is_over = turn.reason == "stop" or len(ids) >= self.max_tokens
             if is_over:
                 return Reply(ids, said, is_cut=turn.reason != "stop")

@@ -122,7 +122,7 @@ def check_data(arguments: argparse.Namespace) -> int:
     if ids["train"]:
         check(config)
         directory = local_model(config.model_config["model"])
-        transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory))
+        transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory), config.max_turns)
         prompts(found, env, ids["train"], config, transcript, tokenizer)
         grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded])
         certainty(found, env, [*ids["train"], *ids["heldout"]][:NUM_MEASURED])
@@ -293,7 +293,7 @@ def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
             episodes,
             engine=engine,
             worlds={env_id: partial(creator, config.world_configs()[env_id])},
-            transcript=make_transcript(config.prompt_format, load_tokenizer(directory)),
+            transcript=make_transcript(config.prompt_format, load_tokenizer(directory), config.max_turns),
             sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
             limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
             calls=calls,

@@ -35,6 +35,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
     stop: tuple[str, ...] = ()  # the turn ends with the token that completes one of these
+    end_ids: tuple[int, ...] = ()  # tokens that end the turn, besides those of the model; not part of its text
     runs_to_limit: bool = False  # True: only max_tokens and the context end the turn (benchmarks)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class Turn:
     request_id: str
     token_ids: np.ndarray  # int32 [T]
     logp: np.ndarray  # float32 [T], nats, of the distribution sampled from
-    text: str  # the decoded ids, without special tokens
+    text: str  # the decoded ids, without special tokens and `Sampling.end_ids`
     reason: str  # "stop", "length" or "aborted"
     first_version: int
     last_version: int

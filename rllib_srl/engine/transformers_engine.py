@@ -336,8 +336,8 @@ class TransformersEngine:
         return turns, is_kept
 
     def _ending(self, request: _Running) -> str | None:
-        is_end = request.new_ids[-1] in self._end_ids and not request.sampling.runs_to_limit
-        if is_end or self._has_stop_string(request):
+        is_end = request.new_ids[-1] in (*self._end_ids, *request.sampling.end_ids)
+        if (is_end and not request.sampling.runs_to_limit) or self._has_stop_string(request):
             return "stop"
         num_tokens = len(request.prompt_ids) + len(request.new_ids)
         is_full = num_tokens >= self.context_length or len(request.new_ids) >= request.sampling.max_tokens
@@ -352,11 +352,12 @@ class TransformersEngine:
         return any(stop in text for stop in request.sampling.stop)
 
     def _turn(self, request: _Running, reason: str) -> Turn:
+        num_said = len(request.new_ids) - (reason == "stop" and request.new_ids[-1] in request.sampling.end_ids)
         return Turn(
             request_id=request.request_id,
             token_ids=np.array(request.new_ids, np.int32),
             logp=np.array(request.logp, np.float32),
-            text=self._tokenizer.decode(request.new_ids, skip_special_tokens=True),
+            text=self._tokenizer.decode(request.new_ids[:num_said], skip_special_tokens=True),
             reason=reason,
             first_version=request.first_version,
             last_version=request.last_version,

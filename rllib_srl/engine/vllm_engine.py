@@ -164,6 +164,7 @@ def turn_params(sampling: Sampling) -> Any:
         top_p=1.0 if is_greedy else sampling.top_p,
         top_k=0 if is_greedy else sampling.top_k,
         stop=list(sampling.stop) or None,
+        stop_token_ids=None if sampling.runs_to_limit else list(sampling.end_ids) or None,
         ignore_eos=sampling.runs_to_limit,
         include_stop_str_in_output=True,
         detokenize=bool(sampling.stop),  # only stop strings need the text while sampling
@@ -567,11 +568,12 @@ class VLLMEngine:
         completion = output.outputs[0]
         spans = completion.weight_versions
         token_ids = np.array(completion.token_ids, np.int32)
+        num_said = len(token_ids) - isinstance(completion.stop_reason, int)  # a token of `end_ids` need not be special
         return Turn(
             request_id=output.request_id,
             token_ids=token_ids,
             logp=np.array(completion.logprobs.logprobs, np.float32),
-            text=self._tokenizer.decode(token_ids, skip_special_tokens=True),
+            text=self._tokenizer.decode(token_ids[:num_said], skip_special_tokens=True),
             reason=_REASONS[completion.finish_reason],
             first_version=int(spans[0].version),
             last_version=int(spans[-1].version),

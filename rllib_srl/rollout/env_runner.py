@@ -184,7 +184,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._model_dir = self.config.model_dir()
         self.engine = make_engine(model_dir=self._model_dir, **settings)
         self.tokenizer = load_tokenizer(self._model_dir)
-        self.transcript = make_transcript(self.config.prompt_format, self.tokenizer)
+        self.transcript = make_transcript(self.config.prompt_format, self.tokenizer, self.config.max_turns)
         self.calls = EnvCalls(num_workers=self.config.num_env_threads, timeout_s=self.config.env_timeout_s)
         configs = self.config.world_configs()
         self.creators = self.config.world_creators()

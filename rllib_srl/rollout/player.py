@@ -302,7 +302,7 @@ class Player:
         self._num_added = 0
         self._max_tokens = min(self.limits.max_episode_tokens, self.engine.context_length)
         self.seconds.update(engine_s=0.0, environment_s=0.0)
-        self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
+        self._samplings: dict[tuple[Any, ...], Sampling] = {}
 
     def add(self, episodes: Sequence[LiveEpisode], deadline_s: float) -> None:
         """Queue new episodes; those that are unfinished `deadline_s` seconds from now end as ABORTED.
@@ -600,11 +600,12 @@ class Player:
         room = min(self.limits.max_turn_tokens, self._max_tokens - len(live.stream))
         if live.ask is not None and live.ask.max_tokens is not None:
             room = min(room, live.ask.max_tokens)
-        key = (room, live.ask.stop if live.ask is not None else live.instance.stop_strings)
+        ends = self.transcript.end_ids
+        key = (room, live.ask.stop if live.ask is not None else live.instance.stop_strings, ends)
         if key not in self._samplings:
             own = live.ask.stop if live.ask is not None else self.transcript.stop(live.instance.stop_strings)
             stop = self.sampling.stop + own
-            self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop)
+            self._samplings[key] = replace(self.sampling, max_tokens=room, stop=stop, end_ids=ends)
         return self._samplings[key]
 
     def _end(self, live: LiveEpisode, reason: StopReason, error: str = "", is_terminated: bool = False) -> None:

@@ -194,12 +194,11 @@ class ChatTranscript:
         except Exception:  # templates refuse a conversation in whatever way they like
             if not self._has_one_turn:
                 raise
-            self._prefix, tail, marking = [], [], opened
-        else:
-            marking = self._render([_QUESTION] * 2)
-        self._controls = ControlTokens(tokenizer, marking)
+            self._prefix, tail = [], []
         self._num_kept = _num_common(opened, self._prefix)
         self._opening = opened[self._num_kept :]
+        self._marking = [*self._prefix, *self._without_opening(tail)] or opened
+        self._controls = ControlTokens(tokenizer, self._marking)
         self._closing = self._closing_of(tail, "user")
         is_always_open = self._rendered(_dialogue([_QUESTION]), is_open=False) == opened
         last_prefix, self._last_end = self._last_answer(is_always_open)
@@ -352,6 +351,11 @@ class ChatTranscript:
         """Return the ids that no text of a policy has by accident: special tokens and added ones."""
         return {*self._tokenizer.all_special_ids, *getattr(self._tokenizer, "added_tokens_decoder", {})}
 
+    def _without_opening(self, ids: list[int]) -> list[int]:
+        """Return ids without the opening of a prompt at their end: a thought that it opens marks no turn."""
+        size = len(ids) - len(self._opening)
+        return ids[:size] if size >= 0 and ids[size:] == self._opening else ids
+
     def _num_written(self, tail: Sequence[int], last_id: int) -> int:
         """Return how many ids of `tail` a turn that ended in `last_id` has written itself, or need not have."""
         size = len(self._closing)
@@ -386,9 +390,10 @@ class ChatTranscript:
             prefix: the same up to the end of its answer.
             is_always_open: whether the template renders the prompt without add_generation_prompt too.
         """
-        header = self._tokenizer.decode(prefix[_num_common(opened, prefix) :])
-        header = header.rstrip().removesuffix(_ANSWERS[0]).strip()
-        if header and (is_always_open or "assistant" in header):
+        num_kept = _num_common(opened, prefix)
+        header = self._tokenizer.decode(prefix[num_kept:]).rstrip().removesuffix(_ANSWERS[0]).strip()
+        is_comparable = _QUESTION in self._tokenizer.decode(opened[:num_kept])
+        if is_comparable and header and (is_always_open or "assistant" in header):
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} ignores add_generation_prompt: a prompt does not end "
                 f"with {header!r}, so the policy would have to write its own role; expected a template that opens the "
@@ -453,13 +458,13 @@ class ChatTranscript:
                 f"the chat template of {name} rejects the role 'tool' ({error}); expected a template that accepts it, "
                 "or an environment that lists the tools in its prompt (tools_in = 'prompt')"
             ) from error
-        self._controls = ControlTokens(self._tokenizer, bare)
-        self._harmless.cache_clear()
         size, kept = len(shown) - len(self._opening), self._num_kept
         try:
             prefix, tail = self._split(_dialogue([_QUESTION] * 2, role="tool"))
         except ValueError:
             prefix, tail = [], []
+        self._controls = ControlTokens(self._tokenizer, [*self._marking, *self._without_opening(tail)])
+        self._harmless.cache_clear()
         if prefix[:kept] != plain[:kept] or not prefix or whole != shown[:size] + bare[kept:]:
             raise ValueError(
                 f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens "

@@ -219,7 +219,9 @@ def test_only_config_and_tokenizer_of_a_hub_model_are_fetched(config, random_lla
 
 def test_a_model_that_cannot_chat_is_refused(config):
     (line,) = lines_of(config.env_runners(prompt_format="chat"))
-    assert line.startswith("prompt_format = 'chat'; tokenizer ") and "has no chat template" in line
+    name = config.model_config["model"]
+    assert line.startswith(f"prompt_format = 'chat' with the model {name!r}; tokenizer ")
+    assert "has no chat template" in line
 
 
 def test_an_environment_that_hangs_is_given_up(config):

@@ -168,4 +168,5 @@ def test_a_chat_template_is_used_where_there_is_one() -> None:
     assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
     text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"}, trust=False)
     assert tokenizer.decode(text.first("1?")) == "Question: 1?\nAnswer:"
-    assert make_transcript("chat", tokenizer).stop(()) == form.stop
+    transcript = make_transcript("chat", tokenizer)
+    assert (transcript.stop(()), transcript.end_ids) == (form.stop, form.end_ids)

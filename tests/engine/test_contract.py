@@ -402,3 +402,16 @@ def test_a_package_that_vllm_lacks_at_its_start_is_named(random_llama_dir: Path,
     monkeypatch.setattr(LLMEngine, "from_engine_args", fail)
     with pytest.raises(EngineError, match="^vLLM did not start on .*: No module named 'flashinfer'$"):
         make_engine("vllm", random_llama_dir, context_length=64)
+
+
+def test_a_turn_ends_with_the_ids_that_the_request_names(engine: Engine) -> None:
+    """As in a chat, whose template closes turns with another token than the model's own."""
+    (whole,) = engine.generate([PROMPTS[0]], Sampling(max_tokens=12, temperature=0.0))
+    ids = whole.token_ids.tolist()
+    end = next(token for n, token in enumerate(ids) if n > 2 and token not in ids[:n])
+    place = ids.index(end)
+    (turn,) = engine.generate([PROMPTS[0]], Sampling(12, temperature=0.0, end_ids=(287, end)))
+    assert (turn.token_ids.tolist(), turn.reason) == (ids[: place + 1], "stop")
+    assert turn.text == text_of(ids[:place]) and len(turn.logp) == place + 1
+    (forced,) = engine.generate([PROMPTS[0]], Sampling(12, temperature=0.0, end_ids=(end,), runs_to_limit=True))
+    assert (forced.token_ids.tolist(), forced.reason) == (ids, "length")

@@ -21,12 +21,18 @@ CHATML = (
 SPECIAL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 
 
-def make_tokenizer(*, chat_template: str | None = None, with_bos: bool = True, merges: Sequence[tuple[str, str]] = ()):
-    """Return a byte-level tokeniser: ids 0-3 special, then one id a byte in alphabet order, then one id a merge."""
+def make_tokenizer(
+    *,
+    chat_template: str | None = None,
+    with_bos: bool = True,
+    merges: Sequence[tuple[str, str]] = (),
+    specials: Sequence[str] = SPECIAL,
+):
+    """Return a byte-level tokeniser: specials (ids 0-3), then one id a byte in alphabet order, then one a merge."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    words = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
     core = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=list(merges)))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
@@ -34,7 +40,7 @@ def make_tokenizer(*, chat_template: str | None = None, with_bos: bool = True, m
         core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     eos = "<|im_end|>" if chat_template else "<eos>"
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<bos>", eos_token=eos, additional_special_tokens=list(SPECIAL[2:])
+        tokenizer_object=core, bos_token="<bos>", eos_token=eos, additional_special_tokens=list(specials[2:])
     )
     tokenizer.chat_template = chat_template
     return tokenizer

@@ -44,6 +44,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.endpoint import runner_of
+from rllib_srl.rollout.transcript import make_transcript
 
 CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
@@ -131,10 +132,12 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
     """Serve until SIGINT or SIGTERM; return the exit status."""
     settings, keep = training_of(arguments)
     fixed = place.settings()
-    has_template = bool(getattr(load_tokenizer(model_dir), "chat_template", None))
+    tokenizer = load_tokenizer(model_dir)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
     server = VLLMServer(model_dir, fixed["context"], fixed["rank"], place.log, has_template)
     most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
-    usual = Sampling(fixed["temperature"], most, () if has_template else PLAIN_STOP)
+    usual = Sampling(fixed["temperature"], most, () if has_template else PLAIN_STOP, end_ids)
     stores = Stores(place)
     serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(place, stores, serving, settings, keep, arguments.train_after)

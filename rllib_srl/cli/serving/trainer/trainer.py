@@ -93,7 +93,7 @@ class Examiner:
                     episodes,
                     engine=engine,
                     worlds=worlds,
-                    transcript=make_transcript(config.prompt_format, tokenizer),
+                    transcript=make_transcript(config.prompt_format, tokenizer, config.max_turns),
                     sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=0.0),
                     limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
                     calls=calls,
