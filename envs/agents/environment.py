@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import numbers
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -129,7 +129,15 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         text.check_step(action, self._call is not None)
         return self.answer_call(action, "stop", 0, 0)
 
-    def answer_call(self, turn: str, reason: str, num_prompt_tokens: int, num_tokens: int) -> Step:
+    def answer_call(
+        self,
+        turn: str,
+        reason: str,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        prompt_ids: Sequence[int] = (),
+        token_ids: Sequence[int] = (),
+    ) -> Step:
         """Answer the call with a turn of the policy; return the next call, or the end with the reward.
 
         Args:
@@ -137,6 +145,8 @@ class CallingEnvironment(gymnasium.Env[str, str]):
             reason: "stop" or "length"
             num_prompt_tokens: tokens before the turn
             num_tokens: tokens of the turn
+            prompt_ids: the tokens before the turn
+            token_ids: those of the turn
 
         Raises:
             AgentError: the agent failed, or did not return a reward.
@@ -144,7 +154,8 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         call = self._taken()
         request = call.request
         call_id = f"call_{self._num_calls}"
-        answer = answer_of(turn, request, self._format, call_id, reason, (num_prompt_tokens, num_tokens))
+        ids = ([int(one) for one in prompt_ids], [int(one) for one in token_ids])
+        answer = answer_of(turn, request, self._format, call_id, reason, (num_prompt_tokens, num_tokens), ids)
         if call.is_gone or not call.answer(answer):
             return self._next("")
         return self._next(json.dumps(plain_message(answer.message), ensure_ascii=False))
@@ -196,6 +207,8 @@ class CallingEnvironment(gymnasium.Env[str, str]):
             "stop": request.stops(),
             "refuses_rewriting": self._refuses_rewriting,
         }
+        if arguments := request.template_arguments():
+            conversation["template"] = json.dumps(arguments, sort_keys=True)
         info = {**told, "conversation": json.dumps(conversation, ensure_ascii=False)}
         return messages[-1]["content"], 0.0, False, False, info
 

@@ -3,8 +3,10 @@
     read_request(b'{"model": "policy", "messages": [...]}')   ChatRequest, or RequestError: what is wrong, and where
 
 Unknown names are refused, as OpenAI's server does, and so is what this one cannot do: several choices, log-probs,
-images, forced calls, JSON modes, penalties. `temperature`, `top_p`, `top_k` and `seed` are accepted, and the run's own
-values are used in their place: the policy must be sampled as the learner computes its log-probs.
+images, forced calls, JSON modes, penalties (`neutral`). `temperature`, `top_p`, `top_k` and `seed` have no effect: the
+run's own values are used in their place, since the policy must be sampled as the learner computes its log-probs.
+`chat_template_kwargs` and `reasoning_effort` are arguments of the chat template: the tokens that it renders are
+recorded, so the learner sees the same prompt.
 """
 
 from __future__ import annotations
@@ -15,9 +17,19 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rllib_srl.envs.agents.neutral import INERT, NEUTRAL, fault_of
+
 MAX_MESSAGES = 2000
 MAX_DEPTH = 60  # of nested JSON; far below what Python's own functions can follow
 SAMPLING = ("temperature", "top_p", "top_k", "seed")  # the run's own values are used in their place
+# Arguments of a tokeniser's rendering that are not for its template.
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+        "continue_final_message", "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding",
+        "truncation", "max_length", "tokenizer_kwargs",
+    }
+)  # fmt: skip
 
 
 class RequestError(ValueError):
@@ -37,6 +49,7 @@ class TextPart(_Strict):
 
     type: Literal["text"]
     text: str
+    cache_control: Any = None
 
 
 Content = str | list[TextPart]
@@ -48,6 +61,7 @@ class SystemMessage(_Strict):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
+    cache_control: Any = None
 
 
 class UserMessage(_Strict):
@@ -56,6 +70,7 @@ class UserMessage(_Strict):
     role: Literal["user"]
     content: Content
     name: str | None = None
+    cache_control: Any = None
 
 
 class CalledFunction(_Strict):
@@ -72,6 +87,7 @@ class CallOfTool(_Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None  # some clients keep it from a stream
+    provider_specific_fields: Any = None
 
 
 class AssistantMessage(_Strict):
@@ -86,8 +102,15 @@ class AssistantMessage(_Strict):
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = Field(default=None, max_length=0)
-    reasoning: None = None
-    reasoning_content: None = None
+    parsed: None = None
+    # A thought that the client keeps apart: shown to the template, which may have a place for it.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    # Other forms of the same, and notes of a provider: without effect.
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
+    provider_specific_fields: Any = None
+    cache_control: Any = None
 
 
 class ToolMessage(_Strict):
@@ -97,11 +120,10 @@ class ToolMessage(_Strict):
     content: Content
     tool_call_id: str
     name: str | None = None
+    cache_control: Any = None
 
 
-Message = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
-]
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class FunctionSchema(_Strict):
@@ -118,42 +140,37 @@ class ToolSchema(_Strict):
 
     type: Literal["function"]
     function: FunctionSchema
+    cache_control: Any = None
 
 
 class StreamOptions(_Strict):
     """What a stream holds besides the answer."""
 
     include_usage: bool | None = None
-
-
-class ResponseFormat(_Strict):
-    """The form of the answer."""
-
-    type: Literal["text"]
+    include_obfuscation: bool | None = None  # without effect
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class ChatRequest(_Strict):
-    """The body of a request; see the module."""
+    """The body of a request, without the fields of `NEUTRAL` and `INERT`; see the module."""
 
     model: str
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[ToolSchema] | None = Field(default=None, max_length=128)
     tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None  # False: an answer has its first call alone
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
-    n: Literal[1] | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)  # engines cannot pass larger ones on
     seed: int | None = None
-    presence_penalty: float | None = Field(default=None, ge=0, le=0)
-    frequency_penalty: float | None = Field(default=None, ge=0, le=0)
-    logprobs: Literal[False] | None = None
-    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    reasoning_effort: str | None = Field(default=None, max_length=20)
+    chat_template_kwargs: dict[str, Any] | None = None
     # Notes for a server's owner, without effect on an answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -169,6 +186,11 @@ class ChatRequest(_Strict):
     def plain_messages(self) -> list[dict[str, Any]]:
         """Return the messages as `plain_message` writes them."""
         return [plain_message(message.model_dump(exclude_none=True)) for message in self.messages]
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the chat template."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     def sampling(self) -> list[str]:
         """Return the names of given values in whose place the run's own are used."""
@@ -203,12 +225,21 @@ def read_request(body: bytes) -> ChatRequest:
         RequestError: it is not JSON, or not a request that can be answered.
     """
     value = read_object(body)
+    for name, given in value.items():
+        if fault := fault_of(name, given):
+            raise RequestError(fault, name)
+    unread = (INERT | NEUTRAL.keys()) - ChatRequest.model_fields.keys()
     try:
-        request = ChatRequest.model_validate(value)
+        request = ChatRequest.model_validate({name: one for name, one in value.items() if name not in unread})
     except ValidationError as error:
         _refuse(error)
     if len(request.stops()) > 16 or not all(request.stops()):
         raise RequestError("stop = ...; expected at most 16 texts, none of them empty", "stop")
+    if request.top_p == 0 and request.temperature != 0:
+        raise RequestError("top_p = 0; expected above 0, or temperature = 0 with it", "top_p")
+    if taken := sorted(NOT_FOR_TEMPLATES & (request.chat_template_kwargs or {}).keys()):
+        name = f"chat_template_kwargs.{taken[0]}"
+        raise RequestError(f"{name} is set by the run; expected arguments that the chat template reads", name)
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options is given without stream = true", "stream_options")
     return request
@@ -224,6 +255,8 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
         content = "".join(part["text"] for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
     plain = {"role": role, "content": content}
+    if thought := message.get("reasoning_content") or message.get("reasoning"):
+        plain["reasoning_content"] = thought
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [
             {
@@ -261,8 +294,13 @@ def _check_depth(value: Any) -> None:
 def _refuse(error: ValidationError) -> NoReturn:
     """Raise the first faults as a `RequestError`."""
     faults = error.errors(include_url=False, include_context=False)
-    told = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3]]
+    told = [f"{_place(fault['loc'])}: {_said(fault)}" for fault in faults[:3]]
     raise RequestError("; ".join(told)[:600], _place(faults[0]["loc"])) from None
+
+
+def _said(fault: Mapping[str, Any]) -> str:
+    is_unknown = fault["type"] == "extra_forbidden"
+    return "this endpoint does not know the field; leave it out" if is_unknown else str(fault["msg"])
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Answer:
     finish_reason: str  # "stop", "length" or "tool_calls"
     num_prompt_tokens: int
     num_tokens: int
+    prompt_ids: Sequence[int] = ()  # the tokens, for requests with return_token_ids
+    ids: Sequence[int] = ()
 
     @property
     def usage(self) -> dict[str, int]:
@@ -42,7 +44,13 @@ class Answer:
 
 
 def answer_of(
-    text: str, request: ChatRequest, call_format: CallFormat, call_id: str, reason: str, num_tokens: tuple[int, int]
+    text: str,
+    request: ChatRequest,
+    call_format: CallFormat,
+    call_id: str,
+    reason: str,
+    num_tokens: tuple[int, int],
+    ids: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> Answer:
     """Return the answer that a turn gives.
 
@@ -53,18 +61,21 @@ def answer_of(
         call_id: beginning of the ids of its calls.
         reason: "stop" or "length".
         num_tokens: of the prompt and of the turn.
+        ids: the tokens of the prompt and of the turn.
     """
     calls: list[dict[str, Any]] = []
     if request.tools and request.tool_choice != "none":
         calls = _calls_in(text, request, call_format, call_id)
+        calls = calls[:1] if request.parallel_tool_calls is False else calls
     if calls:
         before = [text.partition(opening)[0] for opening in _CALL_OPENINGS if opening in text]
         content = min(before, key=len).strip() if before else ""
         message = {"role": "assistant", "content": content or None, "tool_calls": calls}
-        return Answer(message, "length" if reason == "length" else "tool_calls", *num_tokens)
+        return Answer(message, "length" if reason == "length" else "tool_calls", *num_tokens, *ids)
     places = [place for stop in request.stops() if (place := text.find(stop)) >= 0]
     content = text[: min(places)] if places else text
-    return Answer({"role": "assistant", "content": content}, "length" if reason == "length" else "stop", *num_tokens)
+    message = {"role": "assistant", "content": content}
+    return Answer(message, "length" if reason == "length" else "stop", *num_tokens, *ids)
 
 
 def _calls_in(text: str, request: ChatRequest, call_format: CallFormat, call_id: str) -> list[dict[str, Any]]:
@@ -92,23 +103,28 @@ def completion(answer: Answer, request: ChatRequest, number: str) -> dict[str, A
         number: a unique part of the reply's id.
     """
     choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
-    return {**_head(request, number, "chat.completion"), "choices": [choice], "usage": answer.usage}
+    whole = {**_head(request, number, "chat.completion"), "choices": [choice], "usage": answer.usage}
+    if request.return_token_ids:  # in the places where vLLM's server has them
+        choice["token_ids"], whole["prompt_token_ids"] = list(answer.ids), list(answer.prompt_ids)
+    return whole
 
 
 def events(answer: Answer, request: ChatRequest, number: str) -> Iterator[bytes]:
     """Yield the events of a streamed reply; arguments are those of `completion`."""
     head = _head(request, number, "chat.completion.chunk")
 
-    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None, ids: Sequence[int] = (), **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return _event({**head, "choices": [choice]})
+        choice |= {"token_ids": list(ids)} if request.return_token_ids else {}
+        return _event({**head, **more, "choices": [choice]})
 
-    yield chunk({"role": "assistant", "content": ""})
+    before = {"prompt_token_ids": list(answer.prompt_ids)} if request.return_token_ids else {}
+    yield chunk({"role": "assistant", "content": ""}, **before)
     for piece in _PIECE.findall(answer.message["content"] or ""):
         yield chunk({"content": piece})
     for index, call in enumerate(answer.message.get("tool_calls", ())):
         yield chunk({"tool_calls": [{"index": index, **call}]})
-    yield chunk({}, answer.finish_reason)
+    yield chunk({}, answer.finish_reason, answer.ids)
     if request.stream_options is not None and request.stream_options.include_usage:
         yield _event({**head, "choices": [], "usage": answer.usage})
     yield b"data: [DONE]\n\n"

@@ -44,6 +44,7 @@ class Ask:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     refuses_rewriting: bool = False
+    template: str = ""  # JSON of further arguments of the chat template; empty if none
 
     @classmethod
     def read(cls, text: str) -> Ask:
@@ -58,7 +59,8 @@ class Ask:
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f'info["conversation"] cannot be read: {error}') from error
         is_valid = isinstance(ask.messages, list) and ask.messages and all(map(_is_message, ask.messages))
-        if not is_valid or not isinstance(ask.tools, str) or not all(isinstance(one, str) and one for one in ask.stop):
+        is_valid = is_valid and isinstance(ask.tools, str) and isinstance(ask.template, str)
+        if not is_valid or not all(isinstance(one, str) and one for one in ask.stop):
             raise ValueError('info["conversation"] is not valid; expected messages with role and content')
         if ask.max_tokens is not None and (type(ask.max_tokens) is not int or ask.max_tokens < 1):
             raise ValueError(f'info["conversation"]: max_tokens = {ask.max_tokens!r}; expected at least 1')
@@ -163,18 +165,20 @@ class Conversations:
 
     def _continued(self, conversation: _Conversation, keys: list[str], ask: Ask) -> _Open:
         added = ask.messages[len(conversation.keys) :]
-        return _Open(conversation, keys, self._transcript.more(added, conversation.stream[-1]), _shown(added))
+        return _Open(
+            conversation, keys, self._transcript.more(added, conversation.stream[-1], ask.template), _shown(added)
+        )
 
     def _new(self, others: Sequence[_Conversation], keys: list[str], ask: Ask) -> _Open:
         """Fork the conversation of which the call contains the most answers, or begin one of its own."""
         told = [(sum(at < one.shares(keys) for at in one.answers), one) for one in others]
         num_answers, source = max(told, key=lambda pair: pair[0], default=(0, None))
         if not num_answers or source is None:
-            ids = self._transcript.whole(ask.messages, ask.tools)
+            ids = self._transcript.whole(ask.messages, ask.tools, ask.template)
             return _Open(_Conversation(ask.tools), keys, ids, _shown(ask.messages))
         earlier = source.stream[: source.ends[num_answers - 1]]
         added = ask.messages[source.answers[num_answers - 1] + 1 :]
-        ids = earlier + self._transcript.more(added, earlier[-1])
+        ids = earlier + self._transcript.more(added, earlier[-1], ask.template)
         return _Open(_Conversation(ask.tools), keys, ids, _shown(ask.messages))
 
     def add(self, turn: Turn) -> None:
@@ -244,8 +248,12 @@ class Conversations:
 
 
 def _key(message: Message) -> str:
-    """Return a text that is equal for messages that mean the same: names without a value do not count."""
-    return json.dumps({name: value for name, value in message.items() if value not in (None, [], "")}, sort_keys=True)
+    """Return a text that is equal for messages that mean the same: names without a value do not count.
+
+    Nor does a thought that a client keeps apart, as the answers that it got have none.
+    """
+    said = {name: one for name, one in message.items() if one not in (None, [], "") and name != "reasoning_content"}
+    return json.dumps(said, sort_keys=True)
 
 
 def _shown(messages: Sequence[Message]) -> str:

@@ -461,8 +461,7 @@ class Player:
         live.add_turn(turn)
         assert live.instance is not None
         if live.conversations is not None:
-            counts = (len(live.stream), len(turn.token_ids))
-            self._call(live, "step", answer, live.instance.env, turn.text, turn.reason, *counts)
+            self._call(live, "step", answer, live.instance.env, turn.text, turn.reason, live.stream, turn.token_ids)
         else:
             self._call(live, "step", step, live.instance.env, turn.text)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,18 +120,18 @@ def step(env: Any, text: str) -> Reply:
     return _stepped(env.step(text))
 
 
-def answer(env: Any, text: str, reason: str, num_prompt_tokens: int, num_tokens: int) -> Reply:
+def answer(env: Any, text: str, reason: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Reply:
     """Answer the call of an environment that holds conversations; see `step`.
 
     Args:
         env: the environment.
         text: the turn.
         reason: `Turn.reason`.
-        num_prompt_tokens: tokens before the turn.
-        num_tokens: tokens of the turn.
+        prompt_ids: tokens before the turn.
+        token_ids: tokens of the turn.
     """
     take = attribute(env, "answer_call", None)
-    return _of_call(_stepped(take(text, reason, num_prompt_tokens, num_tokens)))
+    return _of_call(_stepped(take(text, reason, len(prompt_ids), len(token_ids), prompt_ids, token_ids)))
 
 
 def refuse(env: Any, code: str, message: str) -> Reply:

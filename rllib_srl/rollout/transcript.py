@@ -69,18 +69,19 @@ class Transcript(Protocol):
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return the strings that end a turn, given the environment's `stop_strings`."""
 
-    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+    def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Return the ids of a conversation, up to the policy's next token.
 
         Args:
             messages: as in OpenAI's API: `role`, `content` (text), and `tool_calls` with arguments as objects
             tools: JSON of the tool schemas for the chat template; empty if none
+            template: JSON of further arguments of the chat template, such as enable_thinking; empty if none
 
         Raises:
             ValueError: the format, or the model's chat template, does not support a message or tools.
         """
 
-    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+    def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Return the ids of messages that follow a turn that ended in `last_id`, up to the policy's next token.
 
         Raises:
@@ -140,13 +141,13 @@ class RawTranscript:
         """Tokenise without special tokens, whatever the last token of the turn."""
         return self._encode(text, False)
 
-    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+    def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Tokenise the concatenated contents; a blank line follows a system message at the start."""
         if messages and messages[0]["role"] == "system":
             return self.first(_contents(messages[1:]), tools, messages[0]["content"])
         return self.first(_contents(messages), tools)
 
-    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+    def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Tokenise the concatenated contents without special tokens."""
         return self._encode(_contents(messages), False)
 
@@ -232,26 +233,26 @@ class ChatTranscript:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
         return self.more([{"role": role, "content": text}], last_id)
 
-    def whole(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+    def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Render the conversation and the opening of the assistant's message."""
         if tools:
             self._check_tools_once(tools)
         if any(message["role"] == "system" for message in messages):
             self._check_system_once()
-        return self._said(messages, tools)
+        return self._said(messages, tools, template)
 
-    def more(self, messages: Sequence[Message], last_id: int) -> list[int]:
+    def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Render the closing of the assistant's message, unless the turn wrote it, the messages and the next opening.
 
         They are rendered after a dummy question and answer, so no earlier token is rendered again.
         """
         whole = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}, *messages]
-        ids = self._said(whole)
+        ids = self._said(whole, "", template)
         if self._prefix and ids[: len(self._prefix)] == self._prefix:
             tail = ids[len(self._prefix) :]
         else:  # the answer opens otherwise, as Qwen's do in front of a tool's
             try:
-                _, tail = self._split(whole)
+                _, tail = self._split(whole, template=template)
             except ValueError as error:
                 text = messages[-1]["content"] if messages else ""
                 raise ValueError(
@@ -264,24 +265,26 @@ class ChatTranscript:
         """Return (): a chat turn ends with the end-of-turn token."""
         return ()
 
-    def _said(self, messages: Sequence[Message], tools: str = "") -> list[int]:
+    def _said(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Render a conversation that ends with an observation; raise ValueError if a text became a control token."""
-        ids = self._rendered(messages, tools)
+        ids = self._rendered(messages, tools, template)
         dummies = [{**m, "content": _dummy(m)} for m in messages]
-        if self._controls.count(ids) > self._harmless(json.dumps(dummies, ensure_ascii=False), tools):
+        if self._controls.count(ids) > self._harmless(json.dumps(dummies, ensure_ascii=False), tools, template):
             raise ValueError(_forged(self._tokenizer, messages[-1]["content"]))
         return ids
 
-    def _num_controls(self, messages: str, tools: str) -> int:
+    def _num_controls(self, messages: str, tools: str, template: str) -> int:
         """Return the number of control tokens of messages, given as JSON to be cached."""
-        return self._controls.count(self._rendered(json.loads(messages), tools))
+        return self._controls.count(self._rendered(json.loads(messages), tools, template))
 
     def _render(
         self, questions: list[str], answer: str | None = None, *, role: str = "user", tools: str = "", system: str = ""
     ) -> list[int]:
         return self._rendered(_dialogue(questions, answer, role=role, system=system), tools)
 
-    def _rendered(self, messages: Sequence[Message], tools: str = "", is_open: bool = True) -> list[int]:
+    def _rendered(
+        self, messages: Sequence[Message], tools: str = "", template: str = "", *, is_open: bool = True
+    ) -> list[int]:
         """Render a conversation and, if `is_open`, the opening of the assistant's next message."""
         schemas = json.loads(tools) if tools else None
         said = [{name: value for name, value in message.items() if name != "role"} for message in messages]
@@ -296,20 +299,23 @@ class ChatTranscript:
             tokenize=not mark,
             add_generation_prompt=is_open,
             return_dict=False,
+            **(json.loads(template) if template else {}),
         )
         if not mark:
             return list(rendered)
         pieces = (self._tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in rendered.split(mark))
         return [token_id for piece in pieces for token_id in piece]
 
-    def _split(self, messages: Sequence[Message], is_open: bool = True) -> tuple[list[int], list[int]]:
+    def _split(
+        self, messages: Sequence[Message], *, template: str = "", is_open: bool = True
+    ) -> tuple[list[int], list[int]]:
         """Return the ids up to the end of the first dummy answer in `messages`, and the ids after it.
 
         The latter are the common suffix of the renderings of two answers with different last characters.
         """
         at = next(n for n, message in enumerate(messages) if message["role"] == "assistant")
         changed = [*messages[:at], {**messages[at], "content": _ANSWERS[1]}, *messages[at + 1 :]]
-        one, other = (self._rendered(each, is_open=is_open) for each in (messages, changed))
+        one, other = (self._rendered(each, "", template, is_open=is_open) for each in (messages, changed))
         num_same = _num_common(one[::-1], other[::-1])
         prefix, tail = one[: len(one) - num_same], one[len(one) - num_same :]
         if not self._tokenizer.decode(prefix).rstrip().endswith(_ANSWERS[0]):
@@ -340,7 +346,8 @@ class ChatTranscript:
         one.
         """
         try:
-            prefix, tail = self._split([*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}], False)
+            told = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}]
+            prefix, tail = self._split(told, is_open=False)
         except Exception:  # templates refuse a conversation in whatever way they like
             return [], None
         at = next((n for n, token_id in enumerate(tail) if token_id in self._marks()), None)

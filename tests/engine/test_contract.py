@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, WeightSyncError, make_engine
-from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, text_of
+from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, make_byte_tokenizer, text_of
 
 PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brown fox jumps over the lazy dog.")]
 
@@ -412,6 +412,6 @@ def test_a_turn_ends_with_the_ids_that_the_request_names(engine: Engine) -> None
     place = ids.index(end)
     (turn,) = engine.generate([PROMPTS[0]], Sampling(12, temperature=0.0, end_ids=(287, end)))
     assert (turn.token_ids.tolist(), turn.reason) == (ids[: place + 1], "stop")
-    assert turn.text == text_of(ids[:place]) and len(turn.logp) == place + 1
+    assert turn.text == make_byte_tokenizer().decode(ids[:place]) and len(turn.logp) == place + 1
     (forced,) = engine.generate([PROMPTS[0]], Sampling(12, temperature=0.0, end_ids=(end,), runs_to_limit=True))
     assert (forced.token_ids.tolist(), forced.reason) == (ids, "length")

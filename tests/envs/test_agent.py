@@ -449,9 +449,9 @@ BAD: list[Any] = [
     {**BASE, "logit_bias": {"1": 5}}, {**BASE, "response_format": {"type": "json_object"}}, {**BASE, "tools": {}},
     {**BASE, "tools": [{}]}, {**BASE, "tools": [{"type": "function", "function": {"name": "a b"}}]},
     {**BASE, "tools": [{"type": "code", "function": {"name": "x"}}]}, {**BASE, "tools": TOOLS * 129},
-    {**BASE, "tools": TOOLS, "tool_choice": "required"}, {**BASE, "parallel_tool_calls": False},
+    {**BASE, "tools": TOOLS, "tool_choice": "required"},
     {**BASE, "tool_choice": {"type": "function", "function": {"name": "add"}}}, {**BASE, "prompt": "x"},
-    {**BASE, "functions": []}, {**BASE, "metadata": {"a": 1}}, {**BASE, "Model": "m"},
+    {**BASE, "functions": [{"name": "f"}]}, {**BASE, "metadata": {"a": 1}}, {**BASE, "Model": "m"},
 ]  # fmt: skip
 DEEP = b'{"model": "m", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 RAW = [
