@@ -23,7 +23,7 @@ import gymnasium
 
 from rllib_srl.envs import text
 from rllib_srl.envs.agents.endpoint import Call, Ended, Refusal, endpoint
-from rllib_srl.envs.agents.programs import Program
+from rllib_srl.envs.agents.programs import Program, bypass_proxy
 from rllib_srl.envs.agents.requests import plain_message
 from rllib_srl.envs.agents.responses import answer_of
 from rllib_srl.envs.agents.tasks import Tasks
@@ -55,6 +55,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
             history: one of `HISTORY`.
             call_format: a name of `CALL_FORMATS`.
         """
+        bypass_proxy()  # before an agent's module makes a client
         self.observation_space = self.action_space = text.TextSpace()
         self.domain = domain
         self._refuses_rewriting = history == "refuse"
@@ -110,6 +111,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))))
         task = self.tasks().task(prompt_id)
         self._stop()
+        bypass_proxy()
         server = endpoint()
         self._session = session = server.open()
         self._num_calls = 0

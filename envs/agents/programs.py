@@ -1,7 +1,7 @@
 """Run an agent: a function in a thread, or a command in a process of its own.
 
     FunctionProgram(run, url, token, task, on_end).start()     run(client, task), sync or async
-    CommandProgram(["python", "agent.py"], ...).start()        OPENAI_BASE_URL, OPENAI_API_KEY and SRL_TASK are set
+    CommandProgram(["python", "agent.py"], ...).start()        OPENAI_BASE_URL, OPENAI_API_KEY, SRL_TASK_FILE are set
 
 Both report their end once: a reward, or why there is none. `stop` ends them early; a stopped function ends at its next
 call of the policy or instruction of Python, a stopped command with all processes that it has started.
@@ -17,6 +17,7 @@ import os
 import signal
 import ssl
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +28,26 @@ from typing import IO, Any, Protocol
 from rllib_srl.envs.agents.endpoint import CALL_TIMEOUT_S, Ended
 
 MAX_KEPT_BYTES = 64 << 10  # of what a command writes, from the end
+# Linux takes 128 KiB for a variable: a task that has more is in its file alone.
+MAX_TASK_BYTES = 100_000
 _KILL_S = 5.0
 _SHOWN_CHARS = 300  # of an error message
+
+
+def bypass_proxy() -> None:
+    """Let the clients of this process and of its children reach this machine directly, whatever proxy is set.
+
+    Libraries read either spelling of the variable first, so both get the hosts of both.
+    """
+    given = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
+    hosts = dict.fromkeys(host.strip() for text in given for host in text.split(",") if host.strip())
+    value = "*" if "*" in hosts else ",".join([*hosts, *(here for here in _HERE if here not in hosts)])
+    for name, old in zip(("NO_PROXY", "no_proxy"), given, strict=True):
+        if old != value:
+            os.environ[name] = value
+
+
+_HERE = ("127.0.0.1", "localhost")
 
 
 class Program(Protocol):
@@ -135,7 +154,11 @@ _ROOT = str(Path(__file__).resolve().parents[2])  # which a run that is not inst
 
 
 class CommandProgram:
-    """A command; its reward is the last line that it prints: a number, or {"reward": number}."""
+    """A command; its reward is the last line that it prints: a number, or {"reward": number}.
+
+    Its task is JSON in the file `SRL_TASK_FILE`, and in `SRL_TASK` if it has at most `MAX_TASK_BYTES`. The file is
+    removed as the command ends.
+    """
 
     def __init__(
         self,
@@ -146,16 +169,18 @@ class CommandProgram:
         on_end: Callable[[Ended], None],
     ) -> None:
         self._command, self._on_end = list(command), on_end
-        local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1"]))
         own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        self._written = _as_json(task)
+        self._task_file: Path | None = None
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SRL_TASK")}
         self._environment = {
-            **os.environ,
+            **inherited,
             "PYTHONPATH": os.pathsep.join(path for path in own if path != _ROOT),  # it may be another Python
             **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), url),
-            **dict.fromkeys(("NO_PROXY", "no_proxy"), local),
             "OPENAI_API_KEY": token,
-            "SRL_TASK": json.dumps(task, ensure_ascii=False),
         }
+        if len(self._written) <= MAX_TASK_BYTES:
+            self._environment["SRL_TASK"] = self._written.decode()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._is_stopped = False
@@ -169,14 +194,22 @@ class CommandProgram:
         with self._lock:
             if self._is_stopped:
                 return
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            handle, name = tempfile.mkstemp(prefix="srl-task-", suffix=".json")  # for this user alone
+            self._task_file = Path(name)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(self._written)
+                self._process = subprocess.Popen(
+                    self._command,
+                    env={**self._environment, "SRL_TASK_FILE": name},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._task_file.unlink(missing_ok=True)
+                raise
         threading.Thread(target=self._watch, args=(self._process,), daemon=True, name="agent-command").start()
 
     def stop(self) -> None:
@@ -200,7 +233,16 @@ class CommandProgram:
         _kill(process)  # what it left running would keep the pipes open
         for reader in readers:
             reader.join(_KILL_S)
+        if self._task_file is not None:
+            self._task_file.unlink(missing_ok=True)
         self._on_end(_outcome_of(code, tails.get("stdout", b""), tails.get("stderr", b"")))
+
+
+def _as_json(task: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(task, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can only escape
+        return json.dumps(task).encode()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

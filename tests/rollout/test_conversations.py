@@ -227,3 +227,23 @@ def test_a_group_keeps_where_conversations_begin():
     assert group.extra == {"conversations": {"1": list(group.starts(1))}}
     for other in (decode(encode(group)), to_group(prompt, "g", to_episodes(group))):
         assert other.starts(1) == group.starts(1) and other.token_ids_N.tolist() == group.token_ids_N.tolist()
+
+
+def test_a_thought_that_a_client_keeps_apart_changes_no_conversation():
+    agent = Agent()
+    first = agent.call(S, U1)
+    turn = agent.answer("ab")
+    answer = {**say("assistant", "ab"), "reasoning_content": "I see."}
+    assert agent.call(S, U1, answer, U2) == [*first, *turn, *ids_of(TAIL)]
+    assert agent.all.num_rewritten == 0
+
+
+def test_arguments_of_the_template_reach_it():
+    loud = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n' + (mood or '')")
+    agent = Agent(ChatTranscript(make_tokenizer(chat_template=loud, with_bos=False)), template='{"mood": "glad"}')
+    first = agent.call(S, U1)
+    assert first == ids_of(OPENING + "glad")
+    turn = agent.answer("ab")
+    assert agent.call(S, U1, say("assistant", "ab"), U2) == [*first, *turn, *ids_of(TAIL + "glad")]
+    with pytest.raises(ValueError, match="not valid"):
+        Ask.read(json.dumps({"messages": [U1], "template": {"mood": "glad"}}))

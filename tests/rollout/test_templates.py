@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
 from rllib_srl.rollout import ChatTranscript, LiveEpisode, RawTranscript, make_transcript
 from rllib_srl.types import Prompt
 from tests.rollout.fakes import CHATML, ScriptedEngine, World, make_tokenizer
@@ -189,6 +193,37 @@ def test_a_turn_of_a_base_model_ends_with_the_templates_token(play_with: Any) ->
     text = ScriptedEngine(tokenizer, lambda name, ids: said)
     play_with([LiveEpisode(Prompt("world", "q1"), "g", 0)], text, worlds, limits, transcript=RawTranscript(tokenizer))
     assert all(sampling.end_ids == () for _, sampling in text.submitted.values())
+
+
+def test_arguments_of_the_template_shape_the_prompt_alone() -> None:
+    tokenizer, _ = of("qwen thinking")
+    chat, end = ChatTranscript(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    off = json.dumps({"enable_thinking": False})
+    user = {"role": "user", "content": "2+2?"}
+    thinking, direct = (tokenizer.decode(chat.whole([user], "", one)) for one in ("", off))
+    assert direct == thinking.removesuffix("<think>\n") + "<think>\n\n</think>\n\n"
+    thinking, direct = (tokenizer.decode(chat.more([user], end, one)) for one in ("", off))
+    assert direct == thinking.removesuffix("<think>\n") + "<think>\n\n</think>\n\n"
+    assert direct.startswith("\n<|im_start|>user\n2+2?<|im_end|>")
+
+
+def test_a_template_that_vllm_brings_leaves_its_last_message_open() -> None:
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    path = Path(found.submodule_search_locations[0]) / "transformers_utils/chat_templates/template_chatml.jinja"
+    tokenizer = tokenizer_of(path.read_text(), ("<|im_start|>", "<|im_end|>"))
+    chat, end = ChatTranscript(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert chat.end_ids == (end,)
+    assert tokenizer.decode(chat.later("and?", end)) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.slow
+def test_the_packaged_model_as_a_base_model() -> None:
+    """SmolLM2's own tokeniser and template, with the end of a text as eos_token."""
+    tokenizer = load_tokenizer(local_model("smollm2-135m"))
+    tokenizer.eos_token = "<|endoftext|>"
+    assert ChatTranscript(tokenizer).end_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
 
 
 UNOPENED = {

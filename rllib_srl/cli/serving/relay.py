@@ -52,6 +52,8 @@ def forwarded(asked: ChatRequest, usual: Sampling, model: str) -> tuple[dict[str
     body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": 0.0, "repetition_penalty": 1.0}
     body["max_tokens"] = min(limits, default=usual.max_tokens)
     body["stop"] = list(dict.fromkeys((*usual.stop, *asked.stops())))
+    if arguments := asked.template_arguments():
+        body["chat_template_kwargs"] = arguments
     if usual.end_ids:
         body["stop_token_ids"] = list(usual.end_ids)
     body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}

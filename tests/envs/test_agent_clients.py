@@ -1,0 +1,237 @@
+"""What clients and frameworks send by themselves, behind whatever proxy: the real client against the real endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllib_srl.envs.agents import programs
+from rllib_srl.envs.agents.agent import Agent
+from rllib_srl.envs.agents.neutral import NEUTRAL
+from rllib_srl.envs.agents.programs import MAX_TASK_BYTES, bypass_proxy
+from rllib_srl.envs.agents.requests import RequestError, read_request
+
+openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
+
+CALLS = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n' * 2
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+USER = {"role": "user", "content": "hi"}
+SENT: dict[str, Any] = {}  # what `sending` sends
+GOT: list[Any] = []
+
+
+def sending(client: Any, task: dict[str, Any]) -> float:
+    given = {"model": "m", "messages": [USER], **SENT}
+    try:
+        GOT.append(client.chat.completions.create(**given))
+    except openai.BadRequestError as error:
+        GOT.append(error)
+        client.chat.completions.create(model="m", messages=[USER])
+    return 1.0
+
+
+def bringing_its_own(client: Any, task: dict[str, Any]) -> float:
+    own = openai.OpenAI(base_url=str(client.base_url), api_key=client.api_key, max_retries=0, timeout=20)
+    return float(own.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "yes")
+
+
+@pytest.fixture
+def agent() -> Iterator[Callable[..., Agent]]:
+    made: list[Agent] = []
+
+    def make(**settings: Any) -> Agent:
+        made.append(Agent(settings))
+        return made[-1]
+
+    SENT.clear()
+    GOT.clear()
+    yield make
+    for env in made:
+        env.close()
+
+
+def played(agent: Callable[..., Agent], turn: str = "yes", **sent: Any) -> tuple[Any, dict[str, Any]]:
+    """Let the real client send a request; return its reply or error, and the conversation that the player got."""
+    SENT.update(sent)
+    env = agent(agent=f"{__name__}:sending")
+    info = env.reset(options={"prompt_id": "4"})[1]
+    assert env.answer_call(turn, "stop", 2, 3, [7, 8], [1, 2, 3])[1:3] == (1.0, True)
+    return GOT[0], json.loads(info["conversation"])
+
+
+EXTRA = "extra_body"  # for fields that the client does not know
+TAKEN: list[dict[str, Any]] = [
+    {"parallel_tool_calls": False, "tools": [TOOL]},
+    {"parallel_tool_calls": False},
+    {"logit_bias": {}},
+    {"logit_bias": {"50256": 0}},
+    {"temperature": 0, "top_p": 0},
+    {"temperature": 0.3, "top_p": 0.9, "seed": 3},
+    {"reasoning_effort": "low"},
+    {"verbosity": "low", "store": False, "service_tier": "auto", "prompt_cache_key": "x", "safety_identifier": "x"},
+    {"prediction": {"type": "content", "content": "x"}, "modalities": ["text"], "prompt_cache_retention": "24h"},
+    {"n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0.0, "frequency_penalty": 0},
+    {"response_format": {"type": "text"}, "tool_choice": "auto", "functions": [], "function_call": "none"},
+    {"stream_options": {"include_usage": True, "include_obfuscation": False}, "stream": True},
+    {EXTRA: {"min_p": 0, "repetition_penalty": 1.0, "top_k": -1, "typical_p": 1, "top_a": 0, "min_tokens": 0}},
+    {EXTRA: {"min_p": 0.0, "repetition_penalty": 1, "length_penalty": 0.7, "best_of": 1, "use_beam_search": False}},
+    {EXTRA: {"ignore_eos": False, "skip_special_tokens": True, "stop_token_ids": [], "bad_words": [], "echo": False}},
+    {EXTRA: {"include_stop_str_in_output": False, "spaces_between_special_tokens": True, "priority": 1}},
+    {EXTRA: {"guided_json": None, "structured_outputs": None, "chat_template": None, "documents": []}},
+    {EXTRA: {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False}},
+    {EXTRA: {"chat_template_kwargs": {"enable_thinking": False}}},
+    {EXTRA: {"return_token_ids": False, "cache_salt": "x", "request_id": "x", "include_reasoning": True}},
+    {"messages": [{**USER, "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]},
+    {"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]},
+    {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": "I see."}, USER]},
+    {"messages": [USER, {"role": "assistant", "content": "a", "reasoning": "I see.", "parsed": None}, USER]},
+    {"messages": [USER, {"role": "assistant", "content": "a", "thinking_blocks": [{"thinking": "x"}]}, USER]},
+    {"messages": [USER, {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}}, USER]},
+]
+
+
+@pytest.mark.parametrize("number", range(len(TAKEN)))
+def test_what_has_no_effect_is_taken(agent: Callable[..., Agent], number: int) -> None:
+    reply, _ = played(agent, **TAKEN[number])
+    assert not isinstance(reply, openai.BadRequestError), reply
+    if not TAKEN[number].get("stream"):
+        assert reply.choices[0].message.content == "yes"
+
+
+CHANGING: list[tuple[str, Any]] = [
+    ("presence_penalty", 0.5), ("frequency_penalty", -1), ("logit_bias", {"5": 1}), ("min_p", 0.1),
+    ("repetition_penalty", 1.1), ("repetition_penalty", 0), ("typical_p", 0.9), ("min_tokens", 5), ("n", 2),
+    ("ignore_eos", True), ("stop_token_ids", [7]), ("bad_words", ["no"]), ("allowed_token_ids", []), ("best_of", 2),
+    ("skip_special_tokens", False), ("logprobs", True), ("top_logprobs", 3), ("prompt_logprobs", 0),
+    ("response_format", {"type": "json_object"}), ("guided_json", {}), ("structured_outputs", {"regex": "a"}),
+    ("tool_choice", "required"), ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+    ("chat_template", "x"), ("continue_final_message", True), ("modalities", ["text", "audio"]), ("echo", True),
+    ("use_beam_search", True), ("truncate_prompt_tokens", 5), ("documents", [{"text": "x"}]), ("n", True),
+    ("chat_template_kwargs", {"add_generation_prompt": False}), ("chat_template_kwargs", {"tools": []}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGING)
+def test_what_would_change_an_answer_is_refused_by_name_with_what_to_do(
+    agent: Callable[..., Agent], name: str, value: Any
+) -> None:
+    reply, _ = played(agent, **{EXTRA: {name: value}})
+    assert isinstance(reply, openai.BadRequestError) and reply.status_code == 400
+    assert reply.param.partition(".")[0] == name and name in reply.message and "expected" in reply.message
+    assert len(reply.message.partition("expected")[2]) > 20  # and says what to do
+
+
+def test_a_field_that_nobody_knows_is_named(agent: Callable[..., Agent]) -> None:
+    reply, _ = played(agent, **{EXTRA: {"temprature": 1}})
+    assert reply.param == "temprature" and "does not know the field; leave it out" in reply.message
+
+
+def test_every_neutral_field_may_be_null() -> None:
+    body = {"model": "m", "messages": [USER], **dict.fromkeys(NEUTRAL)}
+    assert read_request(json.dumps(body).encode()).stops() == ()
+    for name in ("min_p", "repetition_penalty", "n"):
+        with pytest.raises(RequestError, match=name):
+            read_request(json.dumps({**body, name: "1"}).encode())
+
+
+def test_calls_that_are_not_parallel_are_one(agent: Callable[..., Agent]) -> None:
+    reply, _ = played(agent, CALLS, tools=[TOOL], parallel_tool_calls=False)
+    assert len(reply.choices[0].message.tool_calls) == 1
+    GOT.clear()
+    reply, _ = played(agent, CALLS, tools=[TOOL], parallel_tool_calls=True)
+    assert len(reply.choices[0].message.tool_calls) == 2
+
+
+def test_the_template_gets_its_arguments_and_earlier_thoughts(agent: Callable[..., Agent]) -> None:
+    thought = {"role": "assistant", "content": "a", "reasoning": "I see."}
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    _, asked = played(agent, messages=[USER, thought, USER], reasoning_effort="low", extra_body=extra)
+    assert json.loads(asked["template"]) == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert asked["messages"][1] == {"role": "assistant", "content": "a", "reasoning_content": "I see."}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_returned_to_who_asks_for_them(agent: Callable[..., Agent], stream: bool) -> None:
+    env = agent(agent=f"{__name__}:asking_for_tokens")
+    SENT["stream"] = stream
+    env.reset(options={"prompt_id": "4"})
+    env.answer_call("yes", "stop", 2, 3, [7, 8], [1, 2, 3])
+    assert GOT == [([7, 8], [1, 2, 3])]
+
+
+def asking_for_tokens(client: Any, task: dict[str, Any]) -> float:
+    how = {"model": "m", "messages": [USER], "extra_body": {"return_token_ids": True}}
+    reply = client.chat.completions.create(**how, **SENT)
+    parts = list(reply) if SENT["stream"] else [reply]
+    ids = [one for part in parts for choice in part.choices for one in choice.token_ids]
+    GOT.append((parts[0].prompt_token_ids, ids))
+    return 1.0
+
+
+# --- proxies
+
+
+def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(
+    agent: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens
+    env = agent(agent=f"{__name__}:bringing_its_own")
+    env.reset(options={"prompt_id": "4"})
+    assert env.step("yes")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("upper", "lower", "wanted"),
+    [
+        (None, None, "127.0.0.1,localhost"),
+        ("corp.example, 10.0.0.1", None, "corp.example,10.0.0.1,127.0.0.1,localhost"),
+        (None, "corp.example", "corp.example,127.0.0.1,localhost"),
+        ("a.example", "b.example,127.0.0.1", "a.example,b.example,127.0.0.1,localhost"),
+        ("*", "", "*"),
+    ],
+)
+def test_hosts_without_a_proxy_stay_so(
+    monkeypatch: pytest.MonkeyPatch, upper: str | None, lower: str | None, wanted: str
+) -> None:
+    environment = {name: one for name, one in (("NO_PROXY", upper), ("no_proxy", lower)) if one is not None}
+    monkeypatch.setattr(programs.os, "environ", environment)
+    for _ in range(2):
+        bypass_proxy()
+        assert environment == {"NO_PROXY": wanted, "no_proxy": wanted}
+
+
+# --- tasks of any size
+
+PROGRAM = """
+import json, os, openai
+task = json.load(open(os.environ["SRL_TASK_FILE"], encoding="utf-8"))
+assert ("SRL_TASK" in os.environ) == (len(task["text"]) < 1000), sorted(os.environ)
+assert json.loads(os.environ.get("SRL_TASK", json.dumps(task))) == task
+answer = openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": task["text"][:9]}])
+print(open(answer.choices[0].message.content, "w").write(os.environ["SRL_TASK_FILE"]) > 0 and len(task["text"]) / 1e6)
+"""
+
+
+@pytest.mark.parametrize("text", ["short ä", "x" * 131_072, "ä" * 500_000, "half of a pair: \ud83d" + "x" * 200_000])
+def test_a_task_of_any_size_reaches_a_command(agent: Callable[..., Agent], tmp_path: Path, text: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "other"}) + "\n")
+    env = agent(
+        agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"),
+    )  # fmt: skip
+    every = [one for split in ("train", "heldout") for one in env.prompt_ids(split, 0)]
+    prompt_id = next(one for one in every if env.tasks().task(one)["text"] == text)
+    observation, _ = env.reset(options={"prompt_id": prompt_id})
+    assert observation == text[:9]
+    assert env.step(str(tmp_path / "name"))[1] == len(text) / 1e6
+    assert not os.path.exists((tmp_path / "name").read_text())  # the file of the task is gone with its program
+    assert (len(json.dumps({"text": text}, ensure_ascii=False)) > MAX_TASK_BYTES) == (len(text) > 1000)
