@@ -29,7 +29,7 @@ _REPORT = "answers come without log-probs; the run records them itself"
 _TEMPLATE = "the chat template of the run's model renders the messages; change it in the model's directory"
 _TEXT = "the policy reads and writes text alone; leave it out"
 _TOKENS = "the policy's turn ends with its template; use max_tokens and stop"
-_CHOICE = "the policy decides whether it calls a tool; ask for the call in the messages"
+_CHOICE = "the policy decides whether it calls a tool; set auto in the agent's client and ask for calls in the messages"
 
 
 def _numbers(*neutral: float) -> Callable[[Any], bool]:

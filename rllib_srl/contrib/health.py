@@ -255,7 +255,7 @@ def _written(runner: LLMEnvRunner, config: Any) -> dict[str, dict[str, float]]:
     if room < 1:
         raise ValueError(f"max_episode_tokens = {config.max_episode_tokens}; expected room for the openings of texts")
     found: dict[str, dict[str, float]] = defaultdict(dict)
-    turns = runner.engine.generate(ids, Sampling(max_tokens=min(MAX_TOKENS, room), temperature=1.0))
+    turns = runner.engine.generate(ids, Sampling(min(MAX_TOKENS, room), end_ids=runner.transcript.end_ids))
     for text, turn in zip(OPENINGS, turns, strict=True):
         for name, value in measures_of(turn.token_ids.tolist(), turn.logp).items():
             found[name][text] = value

@@ -472,6 +472,11 @@ class ChatTranscript:
             prefix, tail = [], []
         self._controls = ControlTokens(self._tokenizer, [*self._marking, *self._without_opening(tail)])
         self._harmless.cache_clear()
+        if prefix and _QUESTION not in self._tokenizer.decode(tail):
+            raise ValueError(
+                f"the chat template of {name} omits messages of the role 'tool'; expected a template that renders "
+                "them, or an environment that lists the tools in its prompt (tools_in = 'prompt')"
+            )
         if prefix[:kept] != plain[:kept] or not prefix or whole != shown[:size] + bare[kept:]:
             raise ValueError(
                 f"the chat template of {name} changes earlier tokens when a tool answers; expected earlier tokens "

@@ -178,6 +178,14 @@ def test_a_turn_in_front_of_a_tool_may_end_with_another_token() -> None:
     assert tokenizer.decode(chat.later("and?", user)) == "\nand?<|assistant|>"
 
 
+def test_a_template_that_omits_a_tools_answer_is_refused() -> None:
+    deaf = QWEN_THINKING.replace("+ m['content'] + '\n</tool_response>", "+ '\n</tool_response>")
+    assert deaf != QWEN_THINKING
+    chat = ChatTranscript(tokenizer_of(deaf, ("<|im_start|>", "<|im_end|>")))
+    with pytest.raises(ValueError, match="omits messages of the role 'tool'"):
+        chat.first("2+2?", json.dumps([{"name": "add"}]))
+
+
 def test_a_turn_of_a_base_model_ends_with_the_templates_token(play_with: Any) -> None:
     """The engine is told to end a turn with it, its text does not show it, and it is not rendered again."""
     tokenizer, _ = of("qwen")
