@@ -113,13 +113,15 @@ def events(answer: Answer, request: ChatRequest, number: str) -> Iterator[bytes]
     """Yield the events of a streamed reply; arguments are those of `completion`."""
     head = _head(request, number, "chat.completion.chunk")
 
-    def chunk(delta: dict[str, Any], finish_reason: str | None = None, ids: Sequence[int] = (), **more: Any) -> bytes:
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None, ids: Sequence[int] = ()) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         choice |= {"token_ids": list(ids)} if request.return_token_ids else {}
-        return _event({**head, **more, "choices": [choice]})
+        return _event({**head, "choices": [choice]})
 
-    before = {"prompt_token_ids": list(answer.prompt_ids)} if request.return_token_ids else {}
-    yield chunk({"role": "assistant", "content": ""}, **before)
+    if request.return_token_ids:
+        head["prompt_token_ids"] = list(answer.prompt_ids)
+    yield chunk({"role": "assistant", "content": ""})
+    head.pop("prompt_token_ids", None)
     for piece in _PIECE.findall(answer.message["content"] or ""):
         yield chunk({"content": piece})
     for index, call in enumerate(answer.message.get("tool_calls", ())):
