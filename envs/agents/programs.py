@@ -235,7 +235,11 @@ class CommandProgram:
             reader.join(_KILL_S)
         if self._task_file is not None:
             self._task_file.unlink(missing_ok=True)
-        self._on_end(_outcome_of(code, tails.get("stdout", b""), tails.get("stderr", b"")))
+        ended = _outcome_of(code, tails.get("stdout", b""), tails.get("stderr", b""))
+        if ended.error and "SRL_TASK" not in self._environment:
+            where = f"its task has {len(self._written)} bytes and is in the file SRL_TASK_FILE alone"
+            ended = Ended(error=f"{ended.error} ({where})")
+        self._on_end(ended)
 
 
 def _as_json(task: Mapping[str, Any]) -> bytes:

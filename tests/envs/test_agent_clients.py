@@ -13,6 +13,7 @@ import pytest
 
 from rllib_srl.envs.agents import programs
 from rllib_srl.envs.agents.agent import Agent
+from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.neutral import NEUTRAL
 from rllib_srl.envs.agents.programs import MAX_TASK_BYTES, bypass_proxy
 from rllib_srl.envs.agents.requests import RequestError, read_request
@@ -211,6 +212,10 @@ def test_hosts_without_a_proxy_stay_so(
 
 # --- tasks of any size
 
+SMALL = """
+import json, os
+print(json.loads(os.environ["SRL_TASK"])["text"])
+"""
 PROGRAM = """
 import json, os, openai
 task = json.load(open(os.environ["SRL_TASK_FILE"], encoding="utf-8"))
@@ -235,3 +240,14 @@ def test_a_task_of_any_size_reaches_a_command(agent: Callable[..., Agent], tmp_p
     assert env.step(str(tmp_path / "name"))[1] == len(text) / 1e6
     assert not os.path.exists((tmp_path / "name").read_text())  # the file of the task is gone with its program
     assert (len(json.dumps({"text": text}, ensure_ascii=False)) > MAX_TASK_BYTES) == (len(text) > 1000)
+
+
+def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(
+    agent: Callable[..., Agent], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(SMALL)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "x" * 131_072}) + "\n")
+    env = agent(agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"))
+    (prompt_id,) = (one for split in ("train", "heldout") for one in env.prompt_ids(split, 0))
+    with pytest.raises(AgentError, match=r"KeyError: 'SRL_TASK' \(its task has 131084 bytes and is in .* SRL_TASK_FILE"):
+        env.reset(options={"prompt_id": prompt_id})
