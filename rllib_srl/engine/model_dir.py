@@ -51,12 +51,17 @@ def load_tokenizer(model_dir: Path) -> Any:
 
 
 def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a turn: the tokenizer's and those of the generation configuration."""
+    """Return the model's own end tokens: the tokenizer's and those of its generation configuration, as vLLM does.
+
+    Without a generation configuration the model's configuration counts. What closes a turn in a chat template comes
+    with each request (`Sampling.end_ids`).
+    """
     from transformers import GenerationConfig
 
-    listed = None
     if (model_dir / "generation_config.json").is_file():
         listed = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
+    else:
+        listed = GenerationConfig.from_model_config(load_config(model_dir)).eos_token_id
     found = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
     return frozenset(token for token in found if token is not None)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.engine import models
+from rllib_srl.engine.model_dir import end_token_ids, load_tokenizer
 from rllib_srl.engine.models import ModelError, built_once, cache_root, check_model_dir, local_model
 
 
@@ -200,3 +201,15 @@ def test_the_135m_model_loads_and_answers_few_shot_questions():
         num_right += world.step(tokenizer.decode(written, skip_special_tokens=True))[1] == 1.0
     # Measured .58 to .60 on hundreds; weights with keys and queries in the wrong order answer nothing.
     assert num_right / num_questions > 0.35
+
+
+@pytest.mark.parametrize("has_generation_config", [True, False])
+def test_a_models_own_end_tokens_are_those_of_its_configurations(tmp_path, random_llama_dir, has_generation_config):
+    own = load_tokenizer(random_llama_dir).eos_token_id
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((random_llama_dir / name).read_bytes())
+    if not has_generation_config:
+        (tmp_path / "generation_config.json").unlink()
+    told = tmp_path / ("generation_config.json" if has_generation_config else "config.json")
+    told.write_text(json.dumps({**json.loads(told.read_text()), "eos_token_id": [own, 7]}))
+    assert end_token_ids(tmp_path, load_tokenizer(tmp_path)) == {own, 7}

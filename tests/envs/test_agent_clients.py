@@ -249,5 +249,7 @@ def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "x" * 131_072}) + "\n")
     env = agent(agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"))
     (prompt_id,) = (one for split in ("train", "heldout") for one in env.prompt_ids(split, 0))
-    with pytest.raises(AgentError, match=r"KeyError: 'SRL_TASK' \(its task has 131084 bytes and is in .* SRL_TASK_FILE"):
+    with pytest.raises(
+        AgentError, match=r"KeyError: 'SRL_TASK' \(its task has 131084 bytes and is in .* SRL_TASK_FILE"
+    ):
         env.reset(options={"prompt_id": prompt_id})
