@@ -37,6 +37,7 @@ _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 _QUESTION = "What is 1 + 1?"
 _SYSTEM = "Reply in one word."
 _ANSWERS = ("It is x", "It is 0")  # no common last character
+_ROLES = ("assistant", "model", "bot")  # the policy's, as templates name it
 
 
 class Transcript(Protocol):
@@ -189,7 +190,7 @@ class ChatTranscript:
         self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
         self._has_checked_tools = self._has_checked_system = False
         self._has_one_turn = max_turns == 1
-        opened = self._render([_QUESTION])
+        opened = self._prompt()
         try:
             self._prefix, tail = self._split(_dialogue([_QUESTION, _QUESTION]))
         except Exception:  # templates refuse a conversation in whatever way they like
@@ -212,6 +213,19 @@ class ChatTranscript:
         self._check_role_is_opened(opened, self._prefix or last_prefix, is_always_open)
         self._first = lru_cache(_NUM_CACHED)(
             lambda text, tools, system: tuple(self._said(_dialogue([text], system=system), tools))
+        )
+
+    def _prompt(self) -> list[int]:
+        """Return the prompt of a dummy question; check that the template shows it."""
+        fault = "omits the user's message"
+        try:
+            if _QUESTION in self._tokenizer.decode(ids := self._render([_QUESTION])):
+                return ids
+        except Exception as error:  # templates refuse a conversation in whatever way they like
+            fault = f"rejects a user's message ({error})"
+        raise ValueError(
+            f"the chat template of {_name(self._tokenizer)} {fault}; expected one that takes its content as text: use "
+            "prompt_format = 'text' or another template"
         )
 
     @property
@@ -400,7 +414,7 @@ class ChatTranscript:
         num_kept = _num_common(opened, prefix)
         header = self._tokenizer.decode(prefix[num_kept:]).rstrip().removesuffix(_ANSWERS[0]).strip()
         is_comparable = _QUESTION in self._tokenizer.decode(opened[:num_kept])
-        if is_comparable and header and (is_always_open or "assistant" in header):
+        if is_comparable and header and (is_always_open or any(name in header.lower() for name in _ROLES)):
             raise ValueError(
                 f"the chat template of {_name(self._tokenizer)} ignores add_generation_prompt: a prompt does not end "
                 f"with {header!r}, so the policy would have to write its own role; expected a template that opens the "

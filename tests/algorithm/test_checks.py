@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 
 import gymnasium
@@ -222,6 +223,42 @@ def test_a_model_that_cannot_chat_is_refused(config):
     name = config.model_config["model"]
     assert line.startswith(f"prompt_format = 'chat' with the model {name!r}; tokenizer ")
     assert "has no chat template" in line
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "max_turns", "message"),
+    [
+        (CHATML, 8, ""),
+        (CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"), 8, ""),
+        (CHATML.partition("{% if")[0], 8, "ignores add_generation_prompt: a prompt does not end with"),
+        (CHATML.partition("{% if")[0], 1, "ignores add_generation_prompt: a prompt does not end with"),
+        (
+            CHATML.replace("+ m['role']", "+ (messages | length | string)"),
+            8,
+            "changes earlier tokens when a turn is added",
+        ),
+        (CHATML.replace("+ m['role']", "+ (messages | length | string)"), 1, ""),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused_with_the_models_name(
+    config, random_llama_dir, tmp_path, template, max_turns, message
+):
+    place = tmp_path / "some-model"
+    shutil.copytree(random_llama_dir, place)
+    (place / "chat_template.jinja").write_text(template)
+    config.rl_module(model_config={"model": str(place)}).env_runners(prompt_format="chat", max_turns=max_turns)
+    if not message:
+        config.validate()
+        return
+    (line,) = lines_of(config)
+    assert line.startswith(f"prompt_format = 'chat' with the model {str(place)!r}; the chat template of")
+    assert message in line
 
 
 def test_an_environment_that_hangs_is_given_up(config):

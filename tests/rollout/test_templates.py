@@ -237,6 +237,7 @@ def test_the_packaged_model_as_a_base_model() -> None:
 UNOPENED = {
     "no opening": CHATML.partition("{% if add_generation_prompt")[0],
     "half an opening": CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>'"),
+    "half an opening, another role": GEMMA.replace("'<start_of_turn>model\n'", "'<start_of_turn>'"),
     "a label": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<eos>\n' }}{% endfor %}",
 }
 
@@ -247,6 +248,23 @@ def test_a_prompt_that_does_not_open_the_policys_message_is_refused(name: str, m
     message = r"of 'acme/some-model' ignores add_generation_prompt: a prompt does not end with .*assistant"
     with pytest.raises(ValueError, match=message):
         make_transcript("chat", tokenizer_of(UNOPENED[name], ("<|im_start|>", "<|im_end|>")), max_turns)
+
+
+@pytest.mark.parametrize("max_turns", [None, 1])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("m['content'] | selectattr('text') | map(attribute='text') | join", "omits the user's message"),
+        ("m['content'][0]['text']['value']", r"rejects a user's message \("),
+    ],
+)
+def test_a_template_that_takes_no_text_is_refused(content: str, message: str, max_turns: int | None) -> None:
+    """As those of models that read images do."""
+    parts = tokenizer_of(CHATML.replace("m['content']", f"({content})"), ("<|im_end|>",))
+    with pytest.raises(
+        ValueError, match=f"of 'acme/some-model' {message}.* expected one that takes its content as text"
+    ):
+        make_transcript("chat", parts, max_turns)
 
 
 def test_an_episode_of_one_turn_needs_no_template_for_several() -> None:
