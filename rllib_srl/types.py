@@ -42,6 +42,7 @@ class StopReason(str, Enum):
     ENV_CRASHED = "env_crashed"  # reset, step or grading raised
     ENGINE_FAILED = "engine_failed"
     ABORTED = "aborted"  # the runner's own deadline passed
+    PROMPT_TOO_LONG = "prompt_too_long"  # the prompt leaves no room for a turn: it was not played
 
     @property
     def is_infrastructure(self) -> bool:
@@ -51,7 +52,10 @@ class StopReason(str, Enum):
 
 PEOPLE = "people"  # in `Group.extra`: ratings by people, and the rewards of the environment; see `replay/rated.py`
 _INFRASTRUCTURE = frozenset(
-    {StopReason.ENV_TIMEOUT, StopReason.ENV_CRASHED, StopReason.ENGINE_FAILED, StopReason.ABORTED}
+    {
+        *(StopReason.ENV_TIMEOUT, StopReason.ENV_CRASHED, StopReason.ENGINE_FAILED, StopReason.ABORTED),
+        StopReason.PROMPT_TOO_LONG,
+    }
 )
 
 

@@ -35,6 +35,12 @@ _CLOSED = (*(f"</{tag}>" for tag in _TAGS_OF_THOUGHTS), "<|end_of_thought|>", "â
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}  # keeps every position
 _REJECTED = re.compile(rf"(?:{NOT}|\b(?:wrong|incorrect)\b)(?:\s+[\w'â€™]+){{0,3}}[\s*$(:]*$", re.IGNORECASE)
 _BRACE = re.compile(r"\\[{}]|\\(?:boxed|fbox)\s{0,3}\{|[{}]")
+_BARE_BOX = re.compile(  # without braces: a number, a fraction, a command with its arguments, a letter or a tuple
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s{0,3}(?P<held>[+-]?\d+(?:[.,]\d+)*(?:/\d+)?(?:\s?\\?%)?"
+    r"|[+-]?\\[dt]?frac\s?(?:\d\s?\d|\{[^{}]*\}\s?\{[^{}]*\})"
+    r"|[+-]?\\(?!boxed|fbox)[A-Za-z]+(?:\s?\{[^{}]*\}){0,2}"
+    r"|[A-HJ-Zb-z](?!\w)|[(\[][^()\[\]$\n]{1,80}[)\]])"
+)
 _TAGS = re.compile(r"<answer>(?P<inside>(?:(?!<answer>).)*?)</answer>", re.IGNORECASE | re.DOTALL)
 _PHRASE = re.compile(r"answer\s*(?:is\b\s*[:=]?|[:=])", re.IGNORECASE)
 
@@ -86,7 +92,7 @@ def marked_answers(text: str, marker: str = "any") -> list[Stated]:
         marker: of `MARKERS`, or "any"
     """
     tags = list(_TAGS.finditer(text))[-_MAX_MARKS:]
-    places = [(start, end, Stated(held, "boxed")) for start, end, held in _boxes(text)[-_MAX_MARKS:]]
+    places = [(start, end, Stated(held, "boxed")) for start, end, held in boxes_in(text)[-_MAX_MARKS:]]
     places += [(found.start(), found.end(), Stated(found["inside"].strip(), "tags")) for found in tags]
     places += _hash_lines(text)
     last = max((end for _, end, _ in places), default=0)
@@ -115,7 +121,7 @@ def _first_line(text: str) -> str:
     return lines[0].strip() if lines else ""
 
 
-def _boxes(text: str) -> list[tuple[int, int, str]]:
+def boxes_in(text: str) -> list[tuple[int, int, str]]:
     """Return (start, end, content) of the closed boxes, outermost ones only."""
     opened: list[tuple[int, int, bool]] = []
     closed = []
@@ -126,6 +132,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
             start, begin, is_box = opened.pop()
             if is_box:
                 closed.append((start, found.end(), text[begin : found.start()].strip()))
+    closed += [_bare_box(text, found) for found in list(_BARE_BOX.finditer(text))[-_MAX_MARKS:]]
     outermost: list[tuple[int, int, str]] = []
     for box in sorted(closed):
         if not outermost or box[0] >= outermost[-1][1]:
@@ -133,8 +140,16 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
     return outermost
 
 
+def _bare_box(text: str, found: re.Match[str]) -> tuple[int, int, str]:
+    """Return a box without braces; in a formula, it reaches to the dollar that closes it, as in MATH."""
+    end = found.end()
+    if text.count("$", 0, found.start()) % 2 and (dollar := text.find("$", end, end + 200)) >= 0:
+        end = dollar
+    return found.start(), end, text[found.start("held") : end].strip(" .,;:")
+
+
 def _last_box(text: str) -> str | None:
-    boxes = _boxes(text)
+    boxes = boxes_in(text)
     return boxes[-1][2] if boxes else None
 
 

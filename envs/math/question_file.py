@@ -1,4 +1,4 @@
-"""Questions from a file: GSM8K, MATH, AIME, CHAMP or your own, in JSONL, JSON, CSV or Parquet, local or from the hub.
+"""Questions from files: GSM8K, MATH, ARC, verl, TRL or your own, in JSONL, JSON, CSV or Parquet, here or on the hub.
 
     QuestionFile({"path": "gsm8k/train.jsonl", "heldout_path": "gsm8k/test.jsonl", "num_shots": 4})
 
@@ -16,7 +16,9 @@
     Q: A robe takes ...
     A: 3
 
-envs/math/question_rows.py describes the fields of a row, docs/grading.md the grading.
+envs/math/question_rows.py describes the fields of a row, data_files.py the files, docs/grading.md the grading.
+
+The turns of an assistant before a row's question are history: part of the prompt (`opening_messages`), not trained on.
 
 The reward is (1 - format_weight) x content + format_weight x format, where content is 1 for a right answer and format
 is 1 for an answer marked as `answer_format` requires; the info has both. With `needs_format` an answer marked
@@ -38,7 +40,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,7 +49,8 @@ from typing import Any
 from rllib_srl.envs import text
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import KINDS, class_of
-from rllib_srl.envs.math.data_place import local_file
+from rllib_srl.envs.math.data_files import PACKED, SUFFIXES, RowFault, rows_of, stem_of
+from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import choice_in, grade
 from rllib_srl.envs.math.marks import final_answer
@@ -58,11 +61,8 @@ from rllib_srl.envs.math.question_rows import (
     ANSWER_FIELDS,
     LETTERS,
     SOLUTION_FIELDS,
-    SUFFIXES,
     Problem,
-    RowFault,
     problem_of,
-    rows_of,
 )
 from rllib_srl.envs.question import Listed, Question, QuestionSettings, QuestionWorld
 from rllib_srl.envs.rewards.scoring import Rewards
@@ -100,7 +100,7 @@ logger = logging.getLogger(__name__)
 class QuestionFileSettings(QuestionSettings):
     """Settings of `QuestionFile`. Invariant: as in `QuestionSettings`."""
 
-    path: str = ""  # the data file
+    path: str = ""  # the data file, or a folder of them
     heldout_path: str = ""  # a second one, whose questions are the held-out ones
     hub_id: str = ""  # a data set of the Hugging Face hub; the paths are then files or splits of it ("main/train")
     question_field: str = ""  # where it is none of those that are known
@@ -125,7 +125,9 @@ class QuestionFileSettings(QuestionSettings):
         """Return one error message for each setting out of its range."""
         faults = super().faults()
         if not self.path:
-            faults.append(f"path is not set; expected a file that ends in {', '.join(SUFFIXES)}")
+            faults.append(
+                f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"
+            )
         known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
         known |= {"on_reward_error": ON_ERROR}
         for name, values in known.items():
@@ -172,6 +174,7 @@ class QuestionFile(Listed, QuestionWorld):
 
     settings_class = QuestionFileSettings
     settings: QuestionFileSettings
+    has_rows = True  # prompts are rows of the user's, of any length
 
     @property
     def num_questions(self) -> int:
@@ -190,9 +193,10 @@ class QuestionFile(Listed, QuestionWorld):
         label, *_ = self._template.start.splitlines() or [""]
         self._next_one = f"\n{label}" if label.endswith(":") else "\nQuestion:"
         self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)
-        self.domain = settings.domain or Path(settings.path).stem
+        self.domain = settings.domain or stem_of(settings.path)
         self.num_repeated = 0
         self.row_faults: list[str] = []  # a line for each row that was left out
+        self.row_notes: list[str] = []  # a line for each row that is used and deserves a look
         self._rewards = None
         if settings.reward != "":
             limits = (settings.reward_timeout_s, settings.reward_retries, settings.reward_concurrency)
@@ -205,6 +209,7 @@ class QuestionFile(Listed, QuestionWorld):
         self._problems |= self._heldout
         self._ids = list(self._problems)
         self._parts: dict[str, Any] = {}
+        self._turn: tuple[list[int], int] | None = None
 
     def _read(self, path: str) -> dict[str, Problem]:
         """Return the problems of a file by prompt id.
@@ -212,19 +217,23 @@ class QuestionFile(Listed, QuestionWorld):
         Raises:
             ValueError: names the broken rows, or a file without a usable row.
         """
-        local = local_file(self.settings.hub_id, path)
-        about = local.stat()
+        files = tuple((file, (about := file.stat()).st_mtime_ns, about.st_size)
+                      for file in local_files(self.settings.hub_id, path))  # fmt: skip
         others = tuple(name for name in self._template.fields if name != QUESTION)
         fields = (self.settings.question_field, self.settings.answer_field)
-        held = _problems_in(local, about.st_mtime_ns, about.st_size, *fields, others, self._rewards is not None)
-        if held.names and (unknown := [name for name in others if name.casefold() not in held.names]):
-            known, named = ", ".join(sorted(held.names)), ", ".join(f"{{{name}}}" for name in unknown)
+        held = _problems_in(files, *fields, others, self._rewards is not None)
+        known_names = {name.casefold() for name in held.names}
+        if held.names and (unknown := [name for name in others if name.casefold() not in known_names]):
+            known, named = ", ".join(sorted(known_names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
         if held.faults and (self.settings.bad_rows == "refuse" or not held.problems):
             raise ValueError(f"file {path!r}: {_told(held.faults)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
+        if self._rewards is not None:
+            self._rewards.check_columns(held.names)
         self.row_faults += held.faults
+        self.row_notes += held.notes
         self.num_repeated += held.num_repeated
         return dict(held.problems)
 
@@ -261,6 +270,26 @@ class QuestionFile(Listed, QuestionWorld):
         return asked.system if asked and asked.system else self.settings.system_prompt
 
     @property
+    def opening_messages(self) -> list[dict[str, str]]:
+        """Return the prompt of the row that is asked as a conversation, if it has history; else [].
+
+        Instruction and shots stand in front of the first message of the user; a template is that of the last.
+        """
+        asked = self._problems.get(self._asked_id) if self._question else None
+        if asked is None or not asked.has_history:
+            return []
+        said = [dict(one) for one in asked.messages if one["role"] != "system"]
+        if self.settings.prompt_template != DEFAULT:
+            said[-1]["content"] = self._template.filled({**asked.fields, QUESTION: said[-1]["content"]})
+        before = self._instruction()
+        said[0]["content"] = (f"{before}\n\n" if before else "") + self._header + said[0]["content"]
+        return said
+
+    def hear_turn(self, token_ids: Sequence[int], version: int) -> None:
+        """Take the tokens of the next turn and the version of the weights that wrote it, for reward functions."""
+        self._turn = (list(token_ids), version)
+
+    @property
     def step_timeout_s(self) -> float:
         """Return the seconds that a turn may take before an answer is graded; 0 if grading needs no reserve."""
         return self.settings.reward_timeout_s if self._rewards else 0.0
@@ -269,10 +298,11 @@ class QuestionFile(Listed, QuestionWorld):
         """Return the question of `prompt_id`."""
         problem = self._problem(prompt_id)
         is_verbatim = bool(problem.messages) and self.settings.prompt_template == DEFAULT
+        verbatim = f"{problem.question}\nAssistant:" if problem.has_history else problem.question
         filled = self._template.filled({**problem.fields, QUESTION: problem.question})
         return FileQuestion(
             text=problem.question,
-            request=problem.question if is_verbatim else filled,
+            request=verbatim if is_verbatim else filled,
             answer=self._written(problem, problem.answer),
             wrong=self._written(problem, _wrong(problem)) if self.settings.style == "direct" else _wrong(problem),
             canonical=problem.question,
@@ -323,7 +353,7 @@ class QuestionFile(Listed, QuestionWorld):
         self._parts = {}
         if len(answer) > _MAX_ANSWER_CHARS:
             return None
-        scored = self._rewards.score(problem.question, answer, problem.row, problem.messages)
+        scored = self._rewards.score(problem.question, answer, problem.row, problem.messages, self._turn)
         self._parts = {f"reward/{name}": value for name, value in scored.parts.items()}
         return scored.total
 
@@ -351,6 +381,7 @@ class QuestionFile(Listed, QuestionWorld):
 
     def _graded(self, action: str, answer: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super()._graded(action, answer)
+        self._turn = None
         return observation, reward, terminated, truncated, {**info, **self._parts}
 
     def _problem(self, prompt_id: str) -> Problem:
@@ -418,28 +449,27 @@ class _Read:
     problems: Mapping[str, Problem]  # by prompt id
     faults: tuple[str, ...]  # a line for each broken row
     num_repeated: int  # rows that ask and answer what an earlier one does
-    names: frozenset[str]  # of the fields that any row has, without case
+    notes: tuple[str, ...]  # a line for each row that is used and deserves a look
+    names: frozenset[str]  # of the fields that any row has
 
 
 @lru_cache(maxsize=16)
 def _problems_in(
-    path: Path,
-    mtime_ns: int,
-    num_bytes: int,
+    files: tuple[tuple[Path, int, int], ...],
     question_field: str,
     answer_field: str,
     others: tuple[str, ...] = (),
     has_reward: bool = False,
 ) -> _Read:
-    """Read a data file once for all environments of a runner; time and size are cache keys that detect changes.
+    """Read data files once for all environments of a runner; time and size are cache keys that detect changes.
 
     With a reward function, two rows that ask the same and differ otherwise are two prompts: it may grade them
     differently.
     """
     problems: dict[str, Problem] = {}
-    faults, num_repeated, names = [], 0, set()
-    for number, row in rows_of(path):
-        names |= {str(name).casefold() for name in row} if isinstance(row, Mapping) else set()
+    faults, notes, num_repeated, names = [], [], 0, set()
+    for place, row in _placed([file for file, _, _ in files]):
+        names |= {str(name).strip() for name in row} if isinstance(row, Mapping) else set()
         try:
             problem = problem_of(row, question_field, answer_field, others, has_reward)
             first = problems.setdefault(_id(problem.question), problem)
@@ -448,11 +478,23 @@ def _problems_in(
             elif first.answer != problem.answer:
                 raise RowFault("answer", CONTRADICTION)
             num_repeated += first is not problem
+            notes += [f"{place} {note}" for note in problem.notes]
         except RowFault as fault:
-            faults.append(f"row {number}, {fault}")
+            faults.append(f"{place}, {fault}")
+    path = files[0][0] if len(files) == 1 else files[0][0].parent
     if faults:
         logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _told(faults))
-    return _Read(problems, tuple(faults), num_repeated, frozenset(names))
+    if notes:
+        logger.warning("file %s: %d rows deserve a look: %s", path, len(notes), _told(notes))
+    return _Read(problems, tuple(faults), num_repeated, tuple(notes), frozenset(names))
+
+
+def _placed(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Yield each row with its place: "row 3" or, with several files, "row 3 of train-00001.jsonl"."""
+    for file in files:
+        of_file = f" of {file.name}" if len(files) > 1 else ""
+        for number, row in rows_of(file):
+            yield f"row {number}{of_file}", row
 
 
 def _wrong(problem: Problem) -> str:

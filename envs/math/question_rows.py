@@ -1,54 +1,66 @@
-"""Convert rows of a data file into `Problem`s: question, right answer and solution.
+r"""Convert rows of a data file into `Problem`s: question, right answer and solution.
 
-    file        rows                                     layout                       fields, the first that a row has
-    .jsonl      one JSON object a line                   question/answer  (GSM8K)     question, problem, prompt, _text,
-    .json       a list of objects, or an object that     problem/solution (MATH)      messages
-                holds one under data, rows or problems   messages/answer  (TRL)       answer, final_answer, _answer,
-    .csv        one row a line, names in the first       CHAMP (_text/_answer)        reward_model.ground_truth,
-    .parquet    any                                      prompt/reward_model (verl)   ground_truth
-                                                                                      solution, reasoning
-                                                                                      choices, options
+    layout                                                 fields, the first that a row has and that is not empty
+    question/answer           GSM8K, AIME, BoolQ           question, problem, prompt, _text, question_stem,
+    problem/solution          MATH, NuminaMath                 messages, conversations
+    question/final_answer     OlympiadBench                answer, final_answer, _answer, reward_model.ground_truth,
+    question/choices          ARC, OpenBookQA, MMLU            ground_truth, answerKey
+    messages/answer           TRL, ShareGPT                solution, reasoning
+    prompt/reward_model       verl                         choices, options; with them also: answer_index, answer_idx,
+    _text/_answer             CHAMP                            correct, label, target
 
-Field names are compared without case, so AIME's Problem and Answer are found; a dot leads into an object. The question
-may be a list of messages: those of the role system become the system prompt, the others the question. The answer is, in
-this order:
-- `answer`; if it contains "####" (GSM8K), the text after it, and the text before it is the solution;
-- the last answer in `solution`: the content of its last \\boxed{} (MATH), or the text after "####" or "the answer is".
-With `choices` (a list, or ARC's {"text": [...], "label": [...]}) they are listed under the question, and the answer is
-a letter, a label, a position from 0, or the text of one of them.
+Names are compared without case and without blanks around them, so AIME's Problem and Answer are found; a dot leads into
+an object. A text beside the question (`passage` of BoolQ, `body` of SVAMP) stands in front of it.
+
+The question may be a list of messages, or the JSON text of one: those of the role system become the system prompt, the
+last ones of the user the question. An assistant's turn in front of them is history: it is shown and not trained on. The
+assistant's last message is the solution. The answer is, in this order:
+- `answer`; if it contains "####" (GSM8K), the text after it, and the text before it is the solution. A list of one is
+  its entry, a boolean "yes" or "no". "notfound" and "proof" (NuminaMath) beside a solution are no answers;
+- the last answer in `solution`: the content of its last \boxed{} (MATH), or the text after "####" or "the answer is".
+  Boxes in a row ("\boxed{3} or \boxed{5}") are a list; of others that differ the last one counts, with a note.
+With `choices` (a list, ARC's {"text": [...], "label": [...]}, {"A": ..., "B": ...}, or columns A to D) they are listed
+under the question, and the answer is a letter, a label, the text of one of them, or a position from 0, also as text.
 
 Sources: GSM8K (Cobbe et al. 2021, arXiv 2110.14168), MATH (Hendrycks et al. 2021, arXiv 2103.03874), CHAMP (Mao et al.
-2024, arXiv 2401.06961; the layout of champ-dataset 1.0.0), ARC (Clark et al. 2018, arXiv 1803.05457); the layouts of
+2024, arXiv 2401.06961; the layout of champ-dataset 1.0.0), ARC (Clark et al. 2018, arXiv 1803.05457), OlympiadBench (He
+et al. 2024, arXiv 2402.14008), BoolQ (Clark et al. 2019, arXiv 1905.10044), NuminaMath (Li et al. 2024); the layouts of
 conversations are those of the documentation of TRL and verl.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
+import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
-from rllib_srl.envs.math.marks import final_answer
+from rllib_srl.envs.math.answer_text import plain
+from rllib_srl.envs.math.data_files import Row, RowFault, listed
+from rllib_srl.envs.math.marks import boxes_in, final_answer
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "messages")
-ANSWER_FIELDS = ("answer", "final_answer", "_answer", "reward_model.ground_truth", "ground_truth")
+QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "question_stem", "messages", "conversations")
+ANSWER_FIELDS = ("answer", "final_answer", "_answer", "reward_model.ground_truth", "ground_truth", "answerkey")
 SOLUTION_FIELDS = ("solution", "reasoning")
 CHOICE_FIELDS = ("choices", "options")
 LETTERS = "ABCDEFGHIJ"
 
-MAX_LINE_BYTES = 4 << 20  # of a line of JSONL or CSV: many times the longest prompt, small against the memory
-_MAX_LISTED = 24  # names of a row's fields
-_HOLDERS = ("data", "rows", "problems")
+_OF_CHOICES = (*ANSWER_FIELDS, "answer_index", "answer_idx", "correct", "label", "target")  # answers beside choices
+_CONTEXT_FIELDS = ("passage", "body")
+_NO_ANSWERS = ("notfound", "not found", "proof")  # NuminaMath's words for rows without an answer
+_ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+          "gpt": "assistant", "model": "assistant"}  # fmt: skip
 _ANSWER_TOO = ", and answer_field to the one that holds the answer if that is not found either"
 _FEW_LETTERS = re.compile(r"(?!no$)[A-Za-z]{2,3}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{2,12}")
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
+_BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\\\|\\[,;: ()]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|and|or)*")
+_LIKE_MESSAGES = re.compile(r"\[\s*\{[^{}]*['\"](?:role|from)['\"]\s*:")
+_QUOTED_ONE = re.compile(r"\[\s*(?:'[^']*'|\"[^\"]*\")\s*\]")
 
 
 @dataclass(frozen=True)
@@ -63,56 +75,12 @@ class Problem:
     system: str = ""  # system prompt of a conversation
     messages: tuple[Mapping[str, str], ...] = field(default=(), compare=False)  # of a conversation, up to the question
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as read, if it was to be kept
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what of the row deserves a look
 
-
-class RowFault(ValueError):
-    """A row that cannot be used: `field` and what is wrong with it."""
-
-    def __init__(self, field: str, fault: str):
-        super().__init__(f"field {field!r} {fault}")
-
-
-def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (row number from 1, row) of a data file; a line that is not JSON is yielded as a `RowFault`.
-
-    Raises:
-        ValueError: unsupported file type, or the file cannot be read at all.
-    """
-    readers = {".jsonl": _json_lines, ".json": _json_list, ".csv": _csv_rows, ".parquet": _parquet_rows}
-    if path.suffix.lower() not in readers:
-        raise ValueError(f"file {path.name!r}; expected one that ends in {', '.join(SUFFIXES)}")
-    try:
-        if path.suffix.lower() != ".parquet":
-            _check_text(path)
-        yield from enumerate(readers[path.suffix.lower()](path), 1)
-    except OSError as error:
-        raise ValueError(f"file {str(path)!r} cannot be read: {error}") from error
-
-
-def _check_text(path: Path) -> None:
-    """Check every line of a text file before it is read as a whole.
-
-    Raises:
-        ValueError: names a line that is not UTF-8 or, if lines are rows, too long; and the remedy.
-    """
-    most = None if path.suffix.lower() == ".json" else MAX_LINE_BYTES
-    with path.open("rb") as lines:
-        number = 0
-        while line := lines.readline(-1 if most is None else most + 1):
-            number += 1
-            where = f"file {str(path)!r}, line {number}"
-            if most is not None and len(line) > most:
-                raise ValueError(f"{where} has more than {most} bytes; expected one row a line")
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                is_wide = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and number == 1
-                encoding = "UTF-16" if is_wide else "the encoding it was written in, perhaps CP1252"
-                source = "UTF-16" if is_wide else "CP1252"
-                raise ValueError(
-                    f"{where} cannot be read: byte {error.start + 1} (0x{line[error.start]:02x}) is no UTF-8; expected "
-                    f"UTF-8, and this file seems to be {encoding}: iconv -f {source} -t UTF-8 FILE > NEW"
-                ) from error
+    @property
+    def has_history(self) -> bool:
+        """Return whether the assistant has spoken before the question."""
+        return any(one["role"] == "assistant" for one in self.messages)
 
 
 def problem_of(
@@ -134,98 +102,223 @@ def problem_of(
         raise row
     if not isinstance(row, Mapping):
         raise RowFault("(row)", f"is of type {type(row).__name__}; expected an object")
-    fields = {str(name).casefold(): value for name, value in row.items() if value is not None}
-    name, asked = _first(fields, (question_field.casefold(),) if question_field else QUESTION_FIELDS)
+    fields = {_key(name): value for name, value in row.items() if value is not None}
+    name, asked = _first(fields, (_key(question_field),) if question_field else QUESTION_FIELDS)
     if not name:
         remedy = "set question_field to the one that asks" + ("" if answer_field else _ANSWER_TOO)
         raise RowFault(question_field or "question", f"is missing; the row has {_listed(row)}; {remedy}")
     solution_name, solution = _first(fields, SOLUTION_FIELDS)
     if isinstance(solution, Mapping):
         solution = _of_steps(solution, solution_name)
+    elif isinstance(solution, Sequence) and not isinstance(solution, str):
+        solution = solution[0] if solution else ""  # OlympiadBench's list of solutions
     system = ""
     messages: tuple[Mapping[str, str], ...] = ()
+    if isinstance(asked, str):
+        asked = _written_messages(asked, name)
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         messages, spoken = _of_messages(asked, name)
         solution = solution or spoken
         system = "\n".join(one["content"] for one in messages if one["role"] == "system")
-        asked = "\n".join(one["content"] for one in messages if one["role"] != "system")
+        asked = _as_text([one for one in messages if one["role"] != "system"])
     about: dict[str, Any] = {"system": system, "messages": messages, "row": row if has_reward else {}}
-    question, solution = _text(asked, name), _text(solution, solution_name) if solution else ""
-    answer_name, answer = _first(fields, (answer_field.casefold(),) if answer_field else ANSWER_FIELDS)
-    choices = _first(fields, CHOICE_FIELDS)
+    question, solution = _text(asked, name), "" if _is_blank(solution) else _text(solution, solution_name or name)
+    context = next((fields[each] for each in _CONTEXT_FIELDS if isinstance(fields.get(each), str)), "").strip()
+    if context and not question_field and not messages and not {_key(each) for each in others} & set(_CONTEXT_FIELDS):
+        question = f"{context}\n{question}"
+    choices = _choices_of(fields)
+    known = _OF_CHOICES if choices[0] else ANSWER_FIELDS
+    answer_name, answer = _first(fields, (_key(answer_field),) if answer_field else known)
     kept = {name: _other(fields, name, row) for name in others}
+    about |= {"fields": kept, "notes": row.notes if isinstance(row, Row) else ()}
     if choices[0] and answer_name:
-        return replace(_with_choices(question, choices, answer_name, answer, solution), fields=kept, **about)
+        return replace(_with_choices(question, choices, answer_name, answer, solution), **about)
     try:
-        answer, solution = _answer(answer_name, answer, solution, answer_field or "answer", row)
+        answer, solution, notes = _answer(answer_name, answer, solution, answer_field or "answer", row)
+        about["notes"] += notes
     except RowFault:
         if not has_reward or (answer_field and not answer_name):
             raise
         answer = ""  # the function reads what it needs from the row
-    return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), fields=kept, **about)
+    return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), **about)
+
+
+def unwritten(value: Any) -> Any:
+    """Return the list or object that a text is the JSON (or Python) form of, as tables write it; else the value."""
+    if not isinstance(value, str) or not value.strip().startswith(("[", "{")):
+        return value
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if isinstance(found, list | dict) else value
+    return value
 
 
 def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:
-    if name.casefold() not in fields:
+    if _key(name) not in fields:
         raise RowFault(name, f"is missing, which prompt_template names; the row has {_listed(row)}")
-    return _text(fields[name.casefold()], name)
+    return _text(fields[_key(name)], name)
 
 
-def _answer(name: str, answer: Any, solution: str, wanted: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the answer and the solution of a row without choices."""
+def _answer(
+    name: str, answer: Any, solution: str, wanted: str, row: Mapping[str, Any]
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return the answer and the solution of a row without choices, and notes."""
+    if name and solution and (_is_blank(answer) or str(answer).strip().casefold() in _NO_ANSWERS):
+        name = ""
     if name:
-        before, mark, after = _text(answer, name).rpartition("####")
+        before, mark, after = _answer_text(answer, name).rpartition("####")
         stated, solution = after.strip(), (before.strip() or solution) if mark else solution
         if not stated:
             raise RowFault(name, "has nothing after '####'; expected the answer there")
-        return stated, solution
+        return stated, solution, ()
     if not solution:
         remedy = "set answer_field to the one that holds the answer"
         raise RowFault(wanted, f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
     found = final_answer(solution)
     if not found.answer or found.marker == "bare":
         raise RowFault("solution", r"states no answer; expected \boxed{...}, '#### ...' or 'the answer is ...' in it")
+    if found.marker == "boxed":
+        boxes = boxes_in(solution)
+        if len({plain(held) for _, _, held in boxes}) > 1:
+            return _of_boxes(boxes, solution)
     # In a box a few letters are a product: the delimiters say so to the grader.
     is_product = found.marker == "boxed" and _FEW_LETTERS.fullmatch(found.answer)
-    return f"${found.answer}$" if is_product else found.answer, solution
+    return f"${found.answer}$" if is_product else found.answer, solution, ()
+
+
+def _of_boxes(boxes: Sequence[tuple[int, int, str]], solution: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the answer of a solution with boxes that differ: a list if nothing but "and" is between, else the last."""
+    between = [solution[end:start] for (_, end, _), (start, _, _) in pairwise(boxes)]
+    if all(_BETWEEN_BOXES.fullmatch(text) for text in between):
+        return ", ".join(held for _, _, held in boxes), solution, ()
+    shown = " and ".join(repr(boxes[at][2][:30]) for at in (0, -1))
+    return (
+        boxes[-1][2],
+        solution,
+        (f"has {len(boxes)} boxes in its solution, such as {shown}, and the last one counts",),
+    )
+
+
+def _answer_text(answer: Any, name: str) -> str:
+    """Return an answer as text; a list of one is its entry, a boolean yes or no."""
+    if isinstance(answer, str) and _QUOTED_ONE.fullmatch(answer.strip()):
+        answer = unwritten(answer)
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, list | tuple):
+        raise RowFault(name, f"= {_shown(answer)}; expected text or a number, or a list of one: write several answers "
+                             'as one text, "3, 5"')  # fmt: skip
+    if isinstance(answer, bool):
+        return "yes" if answer else "no"
+    return _text(answer, name)
+
+
+def _choices_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the field of the choices and their list; also of a table with columns A, B, C ... and one as answer."""
+    name, found = _first(fields, CHOICE_FIELDS)
+    if name:
+        return name, unwritten(found)
+    columns = [letter for letter in LETTERS if not _is_blank(fields.get(letter.casefold()))]
+    answer = str(_first(fields, _OF_CHOICES)[1]).strip()
+    if len(columns) < 2 or columns != list(LETTERS[: len(columns)]) or answer not in columns:
+        return "", None
+    return "A", {letter: fields[letter.casefold()] for letter in columns}
 
 
 def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: Any, solution: str) -> Problem:
     field, listed = choices
     labels: list[str] = []
-    if isinstance(listed, Mapping):
+    if isinstance(listed, Mapping) and "text" in listed:
         labels, listed = [str(label) for label in listed.get("label") or ()], listed.get("text")
+    elif isinstance(listed, Mapping):
+        labels, listed = [str(label) for label in listed], list(listed.values())
+    elif isinstance(listed, list) and listed and all(isinstance(one, Mapping) and "text" in one for one in listed):
+        labels, listed = [str(one.get("label", "")) for one in listed], [one["text"] for one in listed]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
         raise RowFault(field, f"= {_shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
     texts = [_text(choice, field) for choice in listed]
-    said = answer if isinstance(answer, int) and not isinstance(answer, bool) else _text(answer, name)
-    letters = LETTERS[: len(texts)]
-    if isinstance(said, int) and 0 <= said < len(texts):
-        letter = letters[said]
-    elif said in labels and len(labels) == len(texts):
-        letter = letters[labels.index(str(said))]
-    elif isinstance(said, str) and len(said) == 1 and said.upper() in letters:
-        letter = said.upper()
-    elif said in texts:
-        letter = letters[texts.index(str(said))]
-    else:
-        raise RowFault(name, f"= {_shown(answer)}; expected one of the {len(texts)} choices")
-    shown = "".join(f"\n{one}. {text}" for one, text in zip(letters, texts, strict=True))
+    letter = _letter_of(answer, texts, labels, name)
+    shown = "".join(f"\n{one}. {text}" for one, text in zip(LETTERS, texts, strict=False))
     return Problem(question + shown, letter, solution, is_choice=True)
+
+
+def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: str) -> str:
+    """Return the letter of the choice that an answer names."""
+    letters = LETTERS[: len(texts)]
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        said: int | str = answer
+    else:
+        said = ("True" if answer else "False") if isinstance(answer, bool) else _text(answer, name)
+    if isinstance(said, int) and 0 <= said < len(texts) and str(said) not in labels:
+        return letters[said]
+    if str(said) in labels and len(labels) == len(texts):
+        return letters[labels.index(str(said))]
+    if isinstance(said, str) and (found := re.fullmatch(r"\(?([A-Ja-j])[).:]?", said)) and found[1].upper() in letters:
+        return found[1].upper()
+    if str(said) in texts:
+        return letters[texts.index(str(said))]
+    if isinstance(said, str) and said.isascii() and said.isdecimal() and int(said) < len(texts):
+        return letters[int(said)]
+    raise RowFault(name, f"= {_shown(answer)}; expected one of the {len(texts)} choices")
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def _written_messages(asked: str, name: str) -> Any:
+    """Return the messages that a text is the JSON form of, else the text."""
+    if not _LIKE_MESSAGES.match(asked.strip()):
+        return asked
+    found = unwritten(asked)
+    if isinstance(found, str):
+        raise RowFault(name, f"= {_shown(asked)}, which looks like a list of messages but is not JSON; expected "
+                             '[{"role": "user", "content": "..."}]')  # fmt: skip
+    return found
 
 
 def _of_messages(messages: Sequence[Any], name: str) -> tuple[tuple[Mapping[str, str], ...], str]:
     """Return the messages up to the question, and the assistant's last message, which is not part of the question."""
     said = []
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        keys = ("from", "value") if isinstance(message, Mapping) and "from" in message else ("role", "content")
+        role, content = (message.get(key) if isinstance(message, Mapping) else None for key in keys)
+        content = _of_parts(content, name)
+        if not isinstance(content, str) or not isinstance(role, str):
             raise RowFault(name, f"has the message {_shown(message)}; expected texts 'role' and 'content'")
-        said.append({"role": message["role"], "content": content.strip()})
+        if role not in _ROLES:
+            expected = "system, user or assistant: an environment with tools plays what others say"
+            raise RowFault(name, f"has a message of the role {role!r}; expected {expected}")
+        said.append({"role": _ROLES[role], "content": content.strip()})
     solution = said.pop()["content"] if said and said[-1]["role"] == "assistant" else ""
-    if any(one["role"] == "assistant" for one in said):
-        raise RowFault(name, "has several turns of the assistant; expected one question")
+    if said and all(one["role"] != "user" for one in said):
+        raise RowFault(name, "has no message of the user; expected the question in one")
     return tuple(said), solution
+
+
+def _of_parts(content: Any, name: str) -> Any:
+    """Return the text of a content that is a list of parts, as in OpenAI's API; any other content as it is."""
+    if not isinstance(content, list | tuple):
+        return content
+    texts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RowFault(name, f"has a message with a part of type {kind!r}; expected parts of text only")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return a conversation as text: with names, if the assistant has spoken in it."""
+    if any(one["role"] == "assistant" for one in messages):
+        return "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
+    return "\n".join(one["content"] for one in messages)
 
 
 def _of_steps(solution: Mapping[str, Any], name: str) -> str:
@@ -237,11 +330,15 @@ def _of_steps(solution: Mapping[str, Any], name: str) -> str:
 
 
 def _text(value: Any, name: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise RowFault(name, f"= {_shown(value)}; expected text or a number")
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise RowFault(name, f"= {value}; expected a finite number")
-    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, Decimal):
+        text = f"{value:f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     text = text.replace("\r\n", "\n").strip()
     if not text:
         raise RowFault(name, "is empty; expected text")
@@ -252,72 +349,47 @@ def _text(value: Any, name: str) -> str:
     return text
 
 
+def _key(name: Any) -> str:
+    """Return a name as names are compared: without case, and without blanks around it."""
+    return str(name).strip().casefold()
+
+
+def _is_blank(value: Any) -> bool:
+    """Return whether a value says nothing."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    is_empty = isinstance(value, str | list | tuple) and not (value.strip() if isinstance(value, str) else value)
+    return value is None or is_nan or is_empty
+
+
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
-    """Return name and value of the first of `names` that a row has; a dot leads into an object."""
+    """Return name and value of the first of `names` that a row has and that is not blank, else of the first it has.
+
+    A dot leads into an object, also into one that is written as JSON text.
+    """
+    blank: tuple[str, Any] = ("", None)
     for name in names:
-        outer, _, inner = name.partition(".")
-        if name in fields:
-            return name, fields[name]
-        if inner and isinstance(fields.get(outer), Mapping):
-            within = {str(key).casefold(): value for key, value in fields[outer].items() if value is not None}
-            if (found := _first(within, (inner,)))[0]:
-                return name, found[1]
+        found = _found(fields, name)
+        if found[0] and not _is_blank(found[1]):
+            return found
+        blank = blank if blank[0] else found
+    return blank
+
+
+def _found(fields: Mapping[str, Any], name: str) -> tuple[str, Any]:
+    if name in fields:
+        return name, fields[name]
+    outer, _, inner = name.partition(".")
+    if inner and isinstance(held := unwritten(fields.get(outer)), Mapping):
+        within = {_key(key): value for key, value in held.items() if value is not None}
+        if (found := _found(within, inner))[0]:
+            return name, found[1]
     return "", None
 
 
 def _listed(row: Mapping[str, Any]) -> str:
-    more = f" and {len(row) - _MAX_LISTED} more" if len(row) > _MAX_LISTED else ""
-    return (", ".join(str(name)[:40] for name in list(row)[:_MAX_LISTED]) or "no fields") + more
+    return listed(list(row)) or "no fields"
 
 
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}... ({len(text)} characters)"
-
-
-def _json_lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for line in lines:
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    yield RowFault("(row)", f"is not JSON: {error}")
-
-
-def _json_list(path: Path) -> Iterator[Any]:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"file {str(path)!r} is not JSON: {error}; expected a list (or name it .jsonl)") from error
-    if isinstance(held, Mapping):
-        held = next((held[name] for name in _HOLDERS if name in held), held)
-    if isinstance(held, Mapping) and all(isinstance(row, Mapping) for row in held.values()):
-        held = list(held.values())
-    if not isinstance(held, list):
-        raise ValueError(f"file {str(path)!r} holds no rows; expected a list, or one under {', '.join(_HOLDERS)}")
-    yield from held
-
-
-def _csv_rows(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
-        try:
-            for row in reader:
-                extra = row.pop(None, None)
-                yield RowFault("(row)", f"has {len(extra)} more values than column names") if extra else row
-        except csv.Error as error:
-            where = f"file {str(path)!r}, line {reader.line_num + 1}"
-            raise ValueError(f"{where} cannot be read: {error}; expected comma-separated values") from error
-
-
-def _parquet_rows(path: Path) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as held:
-            for batch in held.iter_batches():
-                yield from batch.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"file {str(path)!r} is not a Parquet file: {error}") from error

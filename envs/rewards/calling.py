@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import cache
 from typing import Any
@@ -41,6 +41,30 @@ def called_within(timeout_s: float, function: Callable[..., Any], arguments: Map
     deadline = time.monotonic() + timeout_s
     value = function(**arguments) if _is_async(function) else run_within(timeout_s, function, arguments)
     return _awaited(value, seconds_left(deadline)) if inspect.iscoroutine(value) else value
+
+
+def fault_of_call(function: Callable[..., Any], names: Collection[str]) -> str:
+    """Return why a function cannot be called with arguments of these names, "" if it can or nobody knows."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions that are written in C
+        return ""
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        return f"{error}; it takes {signature}"
+    return ""
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """Return the parameters of a function, by name whether it needs them, and whether it takes any others."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some functions that are written in C
+        return {}, True
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {one.name: one.default is inspect.Parameter.empty for one in found if one.kind in kinds}
+    return named, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found)
 
 
 def listed(value: Any, num: int, what: str) -> list[Any]:

@@ -5,13 +5,18 @@
 
 Forms of a function:
     row     f(prompt, answer, row) -> number                       prompt: the question; row: of the file, all columns
-    trl     f(completions, prompts, **columns) -> [number]         lists of one entry; messages for a row of messages
+    trl     f(completions, prompts, **columns) -> [number or None] lists of one entry; messages for a row of messages
     verl    f(data_source, solution_str, ground_truth, extra_info) -> number, or a dict with "score"
     batch   f(prompts, answers, rows) -> [number]                  lists of what several episodes ask at about one time
 
 Functions are called from several threads at once. They may be async: all such functions of a process share one event
-loop. A value that is not a finite number from
-`low` to `high`, an exception or a timeout is a `RewardError`; its message names function, row and answer.
+loop. A value that is not a finite number from `low` to `high`, an exception or a timeout is a `RewardError`; its
+message names function, row and answer. The names of parameters are checked when functions are loaded, those of columns
+by `check_columns`.
+
+A function of the form "trl" gets those of its parameters that it names, or all if it takes `**kwargs`: prompts,
+completions, the columns, completion_ids (the tokens as sampled) and trainer_state (`TrainerState`). With None it
+abstains: its weight goes to the others.
 """
 
 from __future__ import annotations
@@ -21,17 +26,33 @@ import json
 import math
 import numbers
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.envs.posting import seconds_left
 from rllib_srl.envs.rewards.batching import Gathered, gathered
-from rllib_srl.envs.rewards.calling import TIMEOUTS, NoReward, called_within, cut, listed
+from rllib_srl.envs.rewards.calling import (
+    TIMEOUTS,
+    NoReward,
+    called_within,
+    cut,
+    fault_of_call,
+    listed,
+    parameters_of,
+)
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.remote import RemoteReward
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 
+_TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state")
+_NAMES = {  # of the arguments of a form
+    "row": ("prompt", "answer", "row"),
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "batch": ("prompts", "answers", "rows"),
+}
+_SHOWN_FORMS = {"completions": "trl", "solution_str": "verl", "answers": "batch", "answer": "row"}  # by a parameter
 MOST_LATE = 32  # calls of a function that may be late before a run ends in any case: their threads may never end
 _SHOWN = {"reason": 160, "row": 110, "answer": 60}  # most characters of each in a message
 
@@ -46,6 +67,14 @@ class RewardError(ValueError):
     def __reduce__(self) -> tuple[type[RewardError], tuple[str, bool]]:
         """Support pickling: a runner raises it in the driver."""
         return type(self), (str(self), self.ends_run)
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What functions of TRL ask the trainer for. Invariant: `global_step` counts the updates of the policy so far."""
+
+    global_step: int
+    is_world_process_zero: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,7 +99,7 @@ class Rewards:
             on_error: "stop" ends the run when a function gives no reward, "drop" leaves the episode out
         """
         self._functions, self._timeout_s, self._ends_run = list(functions), timeout_s, on_error == "stop"
-        self._weight = sum(settings.weight for settings, _ in functions)
+        self._columns: frozenset[str] = frozenset()
         self._num_late = 0
 
     @classmethod
@@ -102,6 +131,9 @@ class Rewards:
                     functions.append((one, RemoteReward(one.function, retries, concurrency)))
                     continue
                 function = load_function(one.function)
+                if fault := _fault_of_parameters(one, function):
+                    faults.append(fault)
+                    continue
                 functions.append((one, gathered(one.function, function) if one.form == "batch" else function))
             except ValueError as error:
                 faults.append(str(error))
@@ -114,7 +146,38 @@ class Rewards:
         """Return the reward of one function f(prompt, answer, row), given as an object."""
         return cls([(RewardSettings(getattr(function, "__name__", type(function).__name__)), function)], timeout_s)
 
-    def score(self, prompt: str, answer: str, row: Mapping[str, Any], messages: Sequence[Any] = ()) -> Scored:
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Check that the rows have the columns that functions of the form "trl" need; a row without one has None there.
+
+        Args:
+            columns: of all rows together
+
+        Raises:
+            RewardError: names the functions and the columns that are missing.
+        """
+        self._columns = frozenset(columns)
+        faults = []
+        for spec, function in self._functions:
+            needed = [name for name, is_needed in parameters_of(function)[0].items() if is_needed]
+            missing = [name for name in needed if name not in {*_TRL_NAMES, *columns}] if spec.form == "trl" else []
+            if missing:
+                known = ", ".join((*_TRL_NAMES, *sorted(self._columns - {"prompt", "completion"})))
+                faults.append(
+                    f"reward {spec.function!r} needs the parameter{'s' if len(missing) > 1 else ''} "
+                    f"{', '.join(missing)}, and there is no such column; form = 'trl' gives {known}: rename a column, "
+                    "or give the parameter a default"
+                )
+        if faults:
+            raise RewardError("; ".join(faults))
+
+    def score(
+        self,
+        prompt: str,
+        answer: str,
+        row: Mapping[str, Any],
+        messages: Sequence[Any] = (),
+        turn: tuple[Sequence[int], int] | None = None,
+    ) -> Scored:
         """Return the reward of an answer.
 
         Args:
@@ -122,21 +185,49 @@ class Rewards:
             answer: what the policy wrote
             row: of the file; each call gets a copy
             messages: of a conversational row
+            turn: the tokens of the answer as sampled, and the version of the weights; None if no engine wrote it
 
         Raises:
-            RewardError: a function gave no reward.
+            RewardError: a function gave no reward, or all of them abstained.
         """
-        parts, total, deadline = {}, 0.0, time.monotonic() + self._timeout_s
+        parts, total, weight, deadline = {}, 0.0, 0.0, time.monotonic() + self._timeout_s
         for spec, function in self._functions:
-            arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages)
             try:
+                arguments = _ARGUMENTS[spec.form](prompt, answer, copy.deepcopy(dict(row)), messages)
+                if spec.form == "trl":
+                    arguments = self._chosen(function, arguments, turn)
                 value = _VALUES[spec.form](self._called(function, arguments, deadline))
+                if value is None and spec.form == "trl":
+                    continue
                 value = _number(value, spec)
             except NoReward as error:
                 raise self._error(spec, str(error), row, answer) from error.__cause__
             parts[spec.label] = value
+            weight += spec.weight
             total += spec.weight * (value - spec.low) / (spec.high - spec.low)
-        return Scored(min(1.0, max(0.0, total / self._weight)), parts)
+        if not weight:
+            reason = "returned None, and so did every other function" if len(self._functions) > 1 else "returned None"
+            raise self._error(self._functions[0][0], f"{reason}; expected a number of one of them", row, answer)
+        return Scored(min(1.0, max(0.0, total / weight)), parts)
+
+    def _chosen(
+        self, function: Callable[..., Any], arguments: dict[str, Any], turn: tuple[Sequence[int], int] | None
+    ) -> dict[str, Any]:
+        """Return the arguments of a function of TRL that it takes.
+
+        Raises:
+            NoReward: it needs tokens, and no engine wrote the answer.
+        """
+        named, takes_others = parameters_of(function)
+        known = {**{name: [None] for name in self._columns - {"prompt", "completion"}}, **arguments}
+        if turn is not None:
+            known |= {"completion_ids": [list(turn[0])], "trainer_state": TrainerState(turn[1])}
+        for name in ("completion_ids", "trainer_state"):
+            if named.get(name) and name not in known:
+                raise NoReward(
+                    f"needs {name}, which only answers of an engine have; expected it in a run, or a default"
+                )
+        return {name: value for name, value in known.items() if takes_others or name in named}
 
     def _called(self, function: Callable[..., Any], arguments: Mapping[str, Any], deadline: float) -> Any:
         try:
@@ -164,6 +255,22 @@ class Rewards:
         return RewardError(message, ends_run=self._num_late > MOST_LATE)
 
 
+def _fault_of_parameters(spec: RewardSettings, function: Callable[..., Any]) -> str:
+    """Return why a function does not take the arguments of its form, "" if it does."""
+    if spec.form == "trl":
+        named, takes_others = parameters_of(function)
+        fault = "" if takes_others or "completions" in named else f"it has no parameter 'completions': {sorted(named)}"
+    else:
+        fault = fault_of_call(function, _NAMES[spec.form])
+    if not fault:
+        return ""
+    names = parameters_of(function)[0]
+    other = next((form for name, form in _SHOWN_FORMS.items() if name in names and form != spec.form), "")
+    hint = f"set form = {other!r}, or rename its parameters" if other else "rename its parameters, or set form"
+    given = ", ".join(_NAMES.get(spec.form, ("prompts", "completions", "the columns")))
+    return f"reward {spec.function!r}: form = {spec.form!r} gives it {given}, but {fault}; {hint}"
+
+
 def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
     return {"prompt": prompt, "answer": answer, "row": row}
 
@@ -182,6 +289,9 @@ def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[An
 
 def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
     model = row.get("reward_model")
+    if isinstance(model, str) and model.lstrip().startswith("{"):  # as tables write it
+        with suppress(ValueError):
+            model = json.loads(model)
     truth = model.get("ground_truth") if isinstance(model, Mapping) else row.get("answer")
     extra = row.get("extra_info")
     return {

@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.envs.math.data_files import RowFault, rows_of
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.grading import DEADLINE_S
-from rllib_srl.envs.math.question_rows import Problem, RowFault, problem_of, rows_of
+from rllib_srl.envs.math.question_rows import Problem, problem_of
 from rllib_srl.envs.question import Listed, Question
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.tools.calls import ToolCall

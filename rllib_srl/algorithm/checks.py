@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import version
 
 from rllib_srl.algorithm.resources import num_gpus_here
+from rllib_srl.algorithm.settings import warn_once
 from rllib_srl.common.environments import lacks
 from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
@@ -32,9 +34,15 @@ from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, 
 from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout import EnvCalls, make_transcript
-from rllib_srl.rollout.replies import reset
+from rllib_srl.rollout.player import first_ids
+from rllib_srl.rollout.replies import Reply, reset
 from rllib_srl.types import Prompt
 
+MOST_ROWS = 20_000  # of an environment's data whose lengths are looked at
+MOST_PROMPTS = 32  # of another environment, if its first one is too long
+NUM_SHOWN = 3  # prompts in a warning
+_MOST_CHARACTERS = 4_000_000  # of long prompts that are counted in tokens
+_TEMPLATE_TOKENS = 64  # more than a chat template adds to a message
 HUB_DEADLINE_S = 30.0  # timeout for a hub model's config and tokenizer, all files together
 
 _passed: set[str] = set()  # keys of environment checks without error, see `_key`
@@ -227,21 +235,82 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
             f"{config.env_timeout_s:g}, in which a whole step has to end"
         )
     try:
-        observation = reset(env, prompt).observation
+        reply = reset(env, prompt)
     except Exception as error:  # likewise
         return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
-    return _fault_of_length(config, prompt, observation, directory)
+    count = _counter(config.prompt_format, directory)
+    if count is None:
+        return ""
+    try:
+        lengths = _lengths(config, source, env, prompt, reply, count)
+    except Exception as error:  # likewise
+        return _said(error, "its prompts cannot be counted in tokens")
+    return _fault_of_lengths(config, lengths, env_id)
 
 
-def _fault_of_length(config: Any, prompt: Prompt, observation: str, directory: Path | None) -> str:
-    if config.prompt_format != "text" or directory is None or not (directory / "tokenizer.json").is_file():
+def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: str) -> str:
+    """Return the error message if all prompts are too long, and warn if some are: a run leaves them out."""
+    most = config.max_episode_tokens
+    long = [(prompt_id, num) for prompt_id, num in lengths if num >= most]
+    if not long:
         return ""
-    num = len(_tokenizer(directory).encode(observation).ids)
-    if num < config.max_episode_tokens:
-        return ""
-    return (
-        f"its prompt {prompt.prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = "
-        f"{config.max_episode_tokens}, which includes the answer"
+    prompt_id, num = max(long, key=lambda one: one[1])
+    if len(long) == len(lengths):
+        return (
+            f"its prompt {prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = {most}, which "
+            "includes the answer"
+        )
+    shown = ", ".join(repr(one) for one, _ in long[:NUM_SHOWN]) + (", ..." if len(long) > NUM_SHOWN else "")
+    warn_once(
+        f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts have max_episode_tokens = {most} tokens or "
+        f"more, and will be left out: {shown}; the longest has {num}. Shorten them, or set max_episode_tokens to "
+        f"{num + config.max_turn_tokens}"
+    )
+    return ""
+
+
+def _lengths(
+    config: Any, source: PromptSource, env: Any, first: Prompt, reply: Reply, count: Callable[[Reply], int]
+) -> list[tuple[str, int]]:
+    """Return prompt ids with their numbers of tokens: of all rows of data, else of a few prompts if one is too long.
+
+    A text of fewer bytes than tokens fit is counted by its bytes: a token has at least one.
+    """
+    most = config.max_episode_tokens
+
+    def length(of: Reply) -> int:
+        said = [of.observation, of.system, of.tools, *(one["content"] for one in of.messages)]
+        num_bytes = sum(len(text.encode()) for text in said) + _TEMPLATE_TOKENS * (1 + len(of.messages))
+        return num_bytes if num_bytes < most and not of.messages else count(of)
+
+    found, num_characters = [(first.prompt_id, length(reply))], 0
+    has_rows = getattr(env.unwrapped, "has_rows", False) is True
+    if not hasattr(env.unwrapped, "prompt_ids") or not (has_rows or found[0][1] >= most):
+        return found
+    ids = (one for split in ("train", "heldout") for one in source.ids(first.env_id, split))
+    for prompt_id in islice(ids, MOST_ROWS if has_rows else MOST_PROMPTS):
+        if prompt_id != first.prompt_id:
+            reply = reset(env, Prompt(first.env_id, str(prompt_id)))
+            found.append((str(prompt_id), length(reply)))
+            num_characters += len(reply.observation) if found[-1][1] >= most // 2 else 0
+        if num_characters > _MOST_CHARACTERS:
+            break
+    return found
+
+
+@lru_cache(maxsize=8)
+def _counter(prompt_format: str, directory: Path | None) -> Callable[[Reply], int] | None:
+    """Return what counts the tokens of a prompt; None without a tokenizer."""
+    if directory is None:
+        return None
+    if prompt_format == "chat":
+        transcript = make_transcript("chat", load_tokenizer(directory))
+        return lambda reply: len(first_ids(transcript, reply))
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    tokenizer = _tokenizer(directory)
+    return lambda reply: len(
+        tokenizer.encode(f"{reply.system}\n\n{reply.observation}" if reply.system else reply.observation).ids
     )
 
 

@@ -16,15 +16,19 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from rllib_srl.common.import_paths import AGENT, COMMAND, REWARD, import_path_of
 from rllib_srl.engine.models import cache_root
 from rllib_srl.storage.disk import writing
 
 ENVIRONMENT = "question_file"
-_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _RENAMED = {"timeout_s": "reward_timeout_s", "retries": "reward_retries", "concurrency": "reward_concurrency"}
 _RENAMED |= {"on_error": "on_reward_error"}
@@ -39,7 +43,7 @@ def data_settings(
     """Return the env_config of a user's data.
 
     Args:
-        data: a file, the id of a data set of the Hugging Face hub, or an object that yields rows
+        data: a file or a folder, the id of a data set of the Hugging Face hub, or an object that yields rows
         question: column of the question, if it has none of the known names; a dot leads into an object
         answer: column of the right answer, likewise
         split: of a data set of the hub, or the path of a file in it; "": "train"
@@ -55,6 +59,8 @@ def data_settings(
         place = {"hub_id": text, "path": split or "train"}
     else:
         place = {"path": text}
+        if not _FILE.search(text) and not Path(text).expanduser().exists():  # a split: "data/train" of train-*.parquet
+            place = {"path": os.path.abspath(Path(text).expanduser()), "domain": Path(text).name}
     if split and "hub_id" not in place:
         raise ValueError(f"split = {split!r}; expected it for a data set of the hub, not for {data!r}")
     named = {"heldout_path": heldout, "question_field": question, "answer_field": answer}
@@ -62,8 +68,13 @@ def data_settings(
 
 
 def names_data_set(text: str) -> bool:
-    """Return whether a text is the id of a data set of the Hugging Face hub, rather than the path of a file."""
-    return Path(text).suffix.lower() not in _SUFFIXES and bool(_HUB_ID.fullmatch(text))
+    """Return whether a text is the id of a data set of the Hugging Face hub, rather than a file or folder here."""
+    if _FILE.search(text) or not _HUB_ID.fullmatch(text):
+        return False
+    path = Path(text)
+    # "data/train" may also name the files data/train-00000-of-00002.parquet ...
+    is_split = path.parent.is_dir() and any(_FILE.search(one.name) for one in path.parent.glob(f"{path.name}[-_.0-9]*"))
+    return not path.exists() and not is_split
 
 
 def reward_settings(
@@ -168,6 +179,15 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return [_plain(one) for one in sorted(value, key=repr)]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
-    return None if isinstance(value, float) and math.isnan(value) else value
+    if isinstance(value, Decimal) and value.is_finite():
+        number = int(value) if value == value.to_integral_value() else float(value)
+        return number if Decimal(repr(number)) == value else f"{value:f}"  # as text, if a float has other digits
+    if type(value).__name__ in ("NaTType", "NAType"):  # of pandas; the first is a date, too
+        return None
+    if isinstance(value, date | time | UUID | Fraction):
+        return str(value)
+    return None if isinstance(value, float | Decimal) and math.isnan(value) else value

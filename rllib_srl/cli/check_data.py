@@ -50,6 +50,8 @@ from rllib_srl.envs.math.classes import class_of
 from rllib_srl.envs.math.doubts import doubt_about
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
+from rllib_srl.rollout.player import first_ids
+from rllib_srl.rollout.replies import reset
 from rllib_srl.types import Prompt
 
 NUM_SHOWN = 5  # prompts
@@ -124,7 +126,7 @@ def check_data(arguments: argparse.Namespace) -> int:
         directory = local_model(config.model_config["model"])
         transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory), config.max_turns)
         prompts(found, env, ids["train"], config, transcript, tokenizer)
-        grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded])
+        grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded], tokenizer)
         certainty(found, env, [*ids["train"], *ids["heldout"]][:NUM_MEASURED])
         lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
         if "model" in given and arguments.solve:
@@ -158,6 +160,8 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
         found.look(f"{text}: {len(contradictions)}", contradictions)
     if others:
         found.look(f"rows that cannot be used (fix them, or set bad_rows to skip): {len(others)}", others)
+    if env.row_notes:
+        found.look(f"rows that are used and may not say what is meant: {len(env.row_notes)}", env.row_notes)
     if similar:
         text = f"questions that differ only in case and spacing, or in other columns: {len(similar)}"
         found.look(text, [_short(each) for each in similar])
@@ -176,18 +180,18 @@ def prompts(
     for number, prompt_id in enumerate(ids[:NUM_SHOWN], 1):
         print(f"{_RULE} prompt {number} {_RULE}")
         print(printable_lines(tokenizer.decode(_tokens(env, prompt_id, transcript), skip_special_tokens=False)))
-        print(f"{_RULE} {_right_answer(env, prompt_id)}")
+        print(f"{_RULE} {_right_answer(env, prompt_id, tokenizer)}")
 
 
-def grading(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
+def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: Any) -> None:
     """Grade right answers, and as wrong ones those of other rows."""
     answered = [prompt_id for prompt_id in ids if env.gold_turns(prompt_id)]
     if not answered:
         found.line("grading", "not checked: the rows have no right answers that are known by name (answer_field)")
         return
-    right = [(prompt_id, *_reward(env, prompt_id, env.gold_turns(prompt_id))) for prompt_id in answered]
+    right = [(prompt_id, *_reward(env, prompt_id, env.gold_turns(prompt_id), tokenizer)) for prompt_id in answered]
     wrong = [
-        (prompt_id, *_reward(env, prompt_id, env.gold_turns(other)))
+        (prompt_id, *_reward(env, prompt_id, env.gold_turns(other), tokenizer))
         for prompt_id, other in zip(answered, _others(env, answered), strict=True)
         if other is not None
     ]
@@ -249,7 +253,7 @@ def lengths(
     cut = int((of_answers > turn).sum())
     found.line("", f"limits: max_turn_tokens {turn}, max_episode_tokens {episode}")
     if too_long:
-        found.look(f"prompts of {episode} tokens or more, which would end a run: {too_long}; raise max_episode_tokens")
+        found.look(f"prompts of {episode} tokens or more, which a run leaves out: {too_long}; raise max_episode_tokens")
     if tight - too_long > 0:
         text = f"prompts that leave less than max_turn_tokens for the answer: {tight - too_long}"
         found.look(f"{text}; raise max_episode_tokens to {int(of_prompts.max()) + turn}")
@@ -308,26 +312,25 @@ def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
 
 
 def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:
-    observation, _ = env.reset(options={"prompt_id": prompt_id})
-    ids: list[int] = transcript.first(observation, "", env.system_prompt)
-    return ids
+    return first_ids(transcript, reset(env, Prompt("question_file", prompt_id)))
 
 
-def _right_answer(env: QuestionFile, prompt_id: str) -> str:
+def _right_answer(env: QuestionFile, prompt_id: str, tokenizer: Any) -> str:
     """Return the right answer of a row, with its class and the reward that it earns."""
     answer = env.question(prompt_id).answer
     if not answer:
         return "no right answer in the row"
-    reward, _ = _reward(env, prompt_id, env.gold_turns(prompt_id))
+    reward, _ = _reward(env, prompt_id, env.gold_turns(prompt_id), tokenizer)
     of_class = "" if env.settings.reward != "" else f"class: {class_of(*env.gold(prompt_id))}, "
     return f"right answer: {_short(answer)} ({of_class}reward {reward:g})"
 
 
-def _reward(env: QuestionFile, prompt_id: str, turns: Sequence[str]) -> tuple[float, dict[str, Any]]:
-    """Return reward and info of an episode."""
+def _reward(env: QuestionFile, prompt_id: str, turns: Sequence[str], tokenizer: Any) -> tuple[float, dict[str, Any]]:
+    """Return reward and info of an episode; reward functions get the tokens that the tokenizer makes of each turn."""
     env.reset(options={"prompt_id": prompt_id})
     total = 0.0
     for turn in turns:
+        env.hear_turn(tokenizer(turn, add_special_tokens=False)["input_ids"], version=0)
         _, reward, terminated, truncated, info = env.step(turn)
         total += reward
         if terminated or truncated:

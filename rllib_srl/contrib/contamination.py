@@ -38,8 +38,9 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
-from rllib_srl.envs.math.data_place import local_file
-from rllib_srl.envs.math.question_rows import RowFault, problem_of, rows_of
+from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_place import local_files
+from rllib_srl.envs.math.question_rows import problem_of
 
 logger = logging.getLogger(__name__)
 
@@ -181,9 +182,10 @@ def read(data: str, split: str = "", skips: bool = False, **columns: str) -> tup
         ValueError: there is no such data, or rows without a question and `skips` is False.
     """
     place = data_settings(data, split=split)
-    path = local_file(place.get("hub_id", ""), place["path"])
+    files = local_files(place.get("hub_id", ""), place["path"])
+    path = files[0] if len(files) == 1 else files[0].parent
     rows, raw, bad = [], {}, []
-    for number, row in rows_of(path):
+    for number, row in enumerate((row for file in files for _, row in rows_of(file)), 1):
         try:
             problem = problem_of(row, columns.get("question", ""), columns.get("answer", ""), has_reward=True)
         except RowFault as fault:

@@ -192,6 +192,25 @@ class LiveEpisode:
         return said.write(self.episode, reply.reward, {**reply.info, **counts})
 
 
+def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
+    """Return the tokens with which an episode begins, from the reply to its reset.
+
+    Raises:
+        ValueError: the chat template does not support the reply, or refuses its messages.
+    """
+    if not reply.messages:
+        return transcript.first(reply.observation, reply.tools, reply.system)
+    system = [{"role": "system", "content": reply.system}] if reply.system else []
+    try:
+        return transcript.opening(reply.observation, [*system, *reply.messages], reply.tools)
+    except Exception as error:  # templates refuse a conversation in whatever way they like
+        roles = ", ".join(one["role"] for one in (*system, *reply.messages))
+        raise ValueError(
+            f"the chat template refuses a prompt with the roles {roles} ({one_line(error)}); expected turns of user "
+            "and assistant by turns, as the template demands, or prompt_format = 'text'"
+        ) from error
+
+
 def _policy_caused(live: LiveEpisode) -> StopReason | None:
     """Return the limit at which the policy drove an agent that then failed; None if it failed by itself."""
     has_turns = live.conversations is not None and live.conversations.num_turns > 0
@@ -256,8 +275,7 @@ def play(
             was idle because every episode waited for its environment.
 
     Raises:
-        ValueError: at once, for a duplicate or started episode or an unknown environment; during iteration, for a
-            prompt that is empty or leaves no room for a turn.
+        ValueError: at once, for a duplicate or started episode or an unknown environment.
         TooManyHangingCallsError: see `EnvCalls.poll`.
         RunEndedError: an environment raised an exception with `ends_run`.
         ProcessBrokenError: the engine cannot be used any further.
@@ -463,7 +481,7 @@ class Player:
         if live.conversations is not None:
             self._call(live, "step", answer, live.instance.env, turn.text, turn.reason, live.stream, turn.token_ids)
         else:
-            self._call(live, "step", step, live.instance.env, turn.text)
+            self._call(live, "step", step, live.instance.env, turn.text, turn.token_ids, live.versions[1])
 
     def _take_reply(self, call: FinishedCall) -> None:
         live = call.call_id
@@ -493,13 +511,21 @@ class Player:
             live.begin([], reply)
             self._hear(live, reply)
             return
-        ids = self.transcript.first(reply.observation, reply.tools, reply.system)
+        try:
+            ids = first_ids(self.transcript, reply)
+        except ValueError as error:
+            if not reply.messages:
+                raise
+            self._end(live, StopReason.ENV_CRASHED, f"{live.where}: {error}")  # of this row alone
+            return
         if not 0 < len(ids) < self._max_tokens:
-            raise ValueError(
+            message = (
                 f"prompt {live.prompt.prompt_id!r} of environment {live.prompt.env_id!r} has "
                 f"{len(ids)} tokens; expected 1 to {self._max_tokens - 1}, so that a turn fits max_episode_tokens = "
                 f"{self._max_tokens}"
             )
+            self._end(live, StopReason.PROMPT_TOO_LONG, message)
+            return
         live.begin(ids, reply)
         self._write(live)
 

@@ -2,7 +2,11 @@
 
     construct(creator)   -> Constructed(creator, env, stop_strings)
     reset(env, prompt)   -> Reply(observation, info)
-    step(env, text)      -> Reply(observation, reward, is_terminated, is_truncated, stop_reason, info)
+    step(env, text, ...) -> Reply(observation, reward, is_terminated, is_truncated, stop_reason, info)
+
+A chat with an environment that has `opening_messages` (a list of {"role", "content"}, [] for none) begins with them, in
+place of the observation as one message of the user. An environment's `hear_turn(token_ids, version)`, if it has one, is
+called with the tokens of each turn before its step.
 
 An environment that holds conversations of its own (`rllib_srl.envs.agents`) names the next one in
 `info["conversation"]`, the fields of an `Ask` as JSON, in place of an observation to append. It is stepped by
@@ -75,6 +79,7 @@ class Reply:
     ask: Ask | None = None  # the conversation to go on with; None for an observation
     answered: str = ""  # JSON of the message with which the last call was answered; "" if nobody got it
     is_unpaid: bool = False  # of a reset: the environment pays no reward, people rate the answers
+    messages: tuple[dict[str, str], ...] = ()  # of a reset: the observation as a conversation; () for one message
 
 
 def construct(creator: Callable[[], Any]) -> Constructed:
@@ -112,11 +117,21 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         pass_reward=_pass_reward(attribute(env, "pass_reward", None)),
         ask=ask,
         is_unpaid=attribute(env, "is_unpaid", False) is True,
+        messages=_messages(attribute(env, "opening_messages", ())),
     )
 
 
-def step(env: Any, text: str) -> Reply:
-    """Pass one turn of the policy to the environment."""
+def step(env: Any, text: str, token_ids: Sequence[int] = (), version: int = 0) -> Reply:
+    """Pass one turn of the policy to the environment.
+
+    Args:
+        env: the environment.
+        text: the turn.
+        token_ids: of the turn, as sampled.
+        version: of the weights that ended it.
+    """
+    if (hear := attribute(env, "hear_turn", None)) is not None:
+        hear(token_ids, version)
     return _stepped(env.step(text))
 
 
@@ -222,6 +237,15 @@ def _system(prompt: Any) -> str:
         return _observation(prompt)
     except BadReplyError as error:
         raise BadReplyError(f"system_prompt: {error}") from None
+
+
+def _messages(messages: Any) -> tuple[dict[str, str], ...]:
+    is_list = isinstance(messages, list | tuple)
+    if not is_list or not all(isinstance(one, dict) and {*one} == {"role", "content"} for one in messages):
+        raise BadReplyError(
+            f"opening_messages is {_shape(messages)}; expected a list of mappings with 'role' and 'content'"
+        )
+    return tuple({name: _observation(value) for name, value in one.items()} for one in messages)
 
 
 def _pass_reward(value: Any) -> float | None:

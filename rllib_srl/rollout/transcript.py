@@ -58,6 +58,18 @@ class Transcript(Protocol):
             ValueError: the format, or the model's chat template, does not support tools or a system prompt.
         """
 
+    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Return what `first` does, for a prompt in which the assistant has spoken before.
+
+        Args:
+            text: the first observation, all of it
+            messages: the same as a conversation, which a chat renders; a system message is in front
+            tools: as in `first`
+
+        Raises:
+            ValueError: as `first`.
+        """
+
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Return the ids between a turn that ended in `last_id` and the policy's next token.
 
@@ -137,6 +149,11 @@ class RawTranscript:
                 "environment that lists them in its prompt (tools_in = 'prompt')"
             )
         return list(self._first(f"{system}\n\n{text}" if system else text))
+
+    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Tokenise the text; of the messages, which say the same, only a system message stands in front."""
+        is_led = bool(messages) and messages[0]["role"] == "system"
+        return self.first(text, tools, messages[0]["content"] if is_led else "")
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Tokenise without special tokens, whatever the last token of the turn."""
@@ -242,6 +259,10 @@ class ChatTranscript:
         if system:
             self._check_system_once()
         return list(self._first(text, tools, system))
+
+    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
+        """Render a conversation with earlier turns of the assistant, which no policy of this run has written."""
+        return self.whole(messages, tools)
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""

@@ -1,7 +1,7 @@
 """Read the tasks and settings of `srl stream`, and make one study for each order of the tasks.
 
-    --tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
-    stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
+--tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
+stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rllib_srl.cli.tuning.plan import FIXED, SHORT, Plan, planned
 from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
-from rllib_srl.envs.math.question_rows import SUFFIXES
+from rllib_srl.envs.math.data_files import kind_of, stem_of
 from rllib_srl.studies.study import Arm, Primary, Study
 from rllib_srl.studies.task_stream import orders_of
 from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
@@ -128,11 +128,11 @@ def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
 
 def _stage_of(text: str) -> dict[str, Any]:
     """Return a task: a file of questions, or an environment as ENV, ENV#NAME or ENV#NAME={settings}."""
-    if Path(text).suffix.lower() in SUFFIXES:
-        path = Path(text).expanduser().absolute()
-        if not path.is_file():
+    path = Path(text).expanduser().absolute()
+    if kind_of(text) or path.is_dir():
+        if not path.exists():
             raise ValueError("there is no such file")
-        return {"world": OWN_DATA, "domain": path.stem, "env_config": data_settings(str(path))}
+        return {"world": OWN_DATA, "domain": stem_of(text), "env_config": data_settings(str(path))}
     world = world_named(text)
     named = {"domain": world.domain} if world.domain != world.world else {}
     return {"world": world.world, **named, "env_config": dict(world.env_config)}
