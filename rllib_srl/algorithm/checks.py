@@ -41,6 +41,7 @@ from rllib_srl.types import Prompt
 MOST_ROWS = 20_000  # of an environment's data whose lengths are looked at
 MOST_PROMPTS = 32  # of another environment, if its first one is too long
 NUM_SHOWN = 3  # prompts in a warning
+NUM_CHARACTERS = 40  # of their questions
 _MOST_CHARACTERS = 4_000_000  # of long prompts that are counted in tokens
 _TEMPLATE_TOKENS = 64  # more than a chat template adds to a message
 HUB_DEADLINE_S = 30.0  # timeout for a hub model's config and tokenizer, all files together
@@ -245,10 +246,10 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         lengths = _lengths(config, source, env, prompt, reply, count)
     except Exception as error:  # likewise
         return _said(error, "its prompts cannot be counted in tokens")
-    return _fault_of_lengths(config, lengths, env_id)
+    return _fault_of_lengths(config, lengths, env_id, env)
 
 
-def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: str) -> str:
+def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: str, env: Any) -> str:
     """Return the error message if all prompts are too long, and warn if some are: a run leaves them out."""
     most = config.max_episode_tokens
     long = [(prompt_id, num) for prompt_id, num in lengths if num >= most]
@@ -260,7 +261,9 @@ def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: s
             f"its prompt {prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = {most}, which "
             "includes the answer"
         )
-    shown = ", ".join(repr(one) for one, _ in long[:NUM_SHOWN]) + (", ..." if len(long) > NUM_SHOWN else "")
+    question = getattr(env.unwrapped, "data_question", None)  # prompt ids of rows are hashes
+    of_row = {one: f" ({question(one)[0][:NUM_CHARACTERS]!r})" if question else "" for one, _ in long[:NUM_SHOWN]}
+    shown = ", ".join(repr(one) + text for one, text in of_row.items()) + (", ..." if len(long) > NUM_SHOWN else "")
     warn_once(
         f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts have max_episode_tokens = {most} tokens or "
         f"more, and will be left out: {shown}; the longest has {num}. Shorten them, or set max_episode_tokens to "
@@ -302,6 +305,8 @@ def _lengths(
 def _counter(prompt_format: str, directory: Path | None) -> Callable[[Reply], int] | None:
     """Return what counts the tokens of a prompt; None without a tokenizer."""
     if directory is None:
+        return None
+    if prompt_format == "chat" and _chat_fault(directory):
         return None
     if prompt_format == "chat":
         transcript = make_transcript("chat", load_tokenizer(directory))

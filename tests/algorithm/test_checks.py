@@ -116,6 +116,48 @@ def test_an_environment_that_cannot_be_played_is_one_line(config, env, env_confi
     assert line.startswith(f"env = '{env}'; ") and expected in line
 
 
+ASKED = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(40)]
+
+
+def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("rllib_srl.algorithm.settings._warned", set())
+    long = [{"question": f"{n} {'x' * (60 + n)}?", "answer": "1"} for n in range(5)]
+    path = rows(tmp_path / "rows.jsonl", *map(json.dumps, [*long, *ASKED]))
+    config.environment("question_file", env_config={"path": path, "num_shots": 0}).validate()
+    (line,) = [one for one in caplog.messages if "will be left out" in one]
+    assert line.count(" xxxxx") == 3  # the first ones by their questions
+    assert line.startswith("environment 'question_file': 5 of 45 prompts have max_episode_tokens = 48 tokens or more")
+    # 18 characters of the template and "4 ", 64 x, "?" are 85 bytes, each a token of this model
+    assert "; the longest has 85. Shorten them, or set max_episode_tokens to " in line
+    monkeypatch.setattr(checks, "_passed", set())
+    path = rows(tmp_path / "long.jsonl", *map(json.dumps, long))
+    (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "num_shots": 0}))
+    assert "tokens; expected fewer than max_episode_tokens = 48, which includes the answer" in fault
+
+
+def of_another_name(question, response):
+    """Take what nobody gives."""
+    return 1.0
+
+
+def of_trl(completions, golden):
+    """Take a column that is not there."""
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (f"{HERE}:of_another_name", "form = 'row' gives it prompt, answer, row, but missing a required argument"),
+        ({"function": f"{HERE}:of_trl", "form": "trl"}, "needs the parameter golden, and there is no such column"),
+    ],
+)
+def test_parameters_of_reward_functions_are_checked_before_a_model_starts(config, tmp_path, reward, expected):
+    path = rows(tmp_path / "rows.jsonl", *map(json.dumps, ASKED))
+    (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "reward": reward}))
+    assert fault.startswith("env = 'question_file'; reward ") and expected in fault
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

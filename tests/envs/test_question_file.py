@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.envs.math import question_file
+from rllib_srl.envs.math.data_files import RowFault
+from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_file import QuestionFile
-from rllib_srl.envs.math.question_rows import Problem, RowFault, problem_of
+from rllib_srl.envs.math.question_rows import Problem, problem_of
 from rllib_srl.rollout.replies import reset
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Prompt
@@ -105,8 +107,8 @@ def test_fields_can_be_named():
         ({"q": "x", "answer": "1"}, "field 'question' is missing; the row has q, answer"),
         ({"question": None, "answer": "1"}, "field 'question' is missing"),
         ({"question": "", "answer": "1"}, "field 'question' is empty; expected text"),
-        ({"question": 5, "answer": ["1"]}, "field 'answer' = ['1']; expected text or a number"),
-        ({"question": "q", "answer": True}, "field 'answer' = True; expected text or a number"),
+        ({"question": 5, "answer": ["1", "2"]}, "field 'answer' = ['1', '2']; expected text or a number, or a list of"),
+        ({"question": "q", "answer": {"value": 1}}, "field 'answer' = {'value': 1}; expected text or a number"),
         ({"question": "q"}, "field 'answer' is missing, and there is no solution; the row has question"),
         ({"question": "q", "answer": "so\n####"}, "field 'answer' has nothing after '####'"),
         ({"problem": "q", "solution": "It is hard."}, "field 'solution' states no answer; expected \\boxed{...}"),
@@ -316,7 +318,7 @@ def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .json, .csv, .parquet"),
+        ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"),
         ("q.json", b"{", "is not JSON: .*; expected a list"),
         ("q.json", b"7", "holds no rows; expected a list"),
         ("q.json", b"[]", "has no rows; expected questions"),
@@ -337,9 +339,13 @@ def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
         (
             "q.jsonl",
             b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
-            "q.jsonl', line 2 has more than 4194304 bytes; expected one row a line",
+            "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them",
         ),
-        ("q.csv", b"question,answer\n1,2\n" + b"7" * 200_000 + b",2\n", "q.csv', line 3 cannot be read: field larger"),
+        (
+            "q.csv",
+            b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
+            "q.csv': row 2, field '.row.' has 4194306 characters; expected at most 4194304: is a quote not closed?",
+        ),
         ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
         ("q.parquet", b"PAR1 no", "is not a Parquet file"),
     ],
@@ -589,12 +595,12 @@ def test_a_split_of_the_hub_is_its_one_file(path, names, expected, tmp_path, mon
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: asked.append(name) or tmp_path / "x.jsonl"
     )
-    assert question_file.local_file("org/name", path) == tmp_path / "x.jsonl"
+    assert local_files("org/name", path) == [tmp_path / "x.jsonl"]
     assert asked == [names[expected]]
 
 
-@pytest.mark.parametrize("names", [["test.jsonl"], ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]])
-def test_a_split_without_one_file_lists_the_files(names, monkeypatch) -> None:
+@pytest.mark.parametrize("names", [["test.jsonl"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]])
+def test_a_split_without_all_of_its_files_lists_them(names, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names)
     with pytest.raises(ValueError, match=f"files of the split 'train'; expected one of its files as path: {names[0]}"):
-        question_file.local_file("org/name", "train")
+        local_files("org/name", "train")

@@ -19,7 +19,7 @@ from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
-from rllib_srl.rollout.replies import reset
+from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
 
 FUNCTIONS = '''
@@ -57,6 +57,20 @@ def trl_chat(completions, **kwargs): return [float(c == [{"role": "assistant", "
 def trl_long(completions, **kwargs): return [1.0, 0.0]
 def trl_number(completions, **kwargs): return 1.0
 def trl_ids(completions, completion_ids): return [1.0]
+def trl_abstains(completions, **kwargs): return [None]
+def trl_knows(completions, gold): return [float(completions == gold)]
+def trl_length(prompts, completions, completion_ids, **kwargs): return [len(completion_ids[0]) / 10]
+def trl_step(completions, trainer_state): return [trainer_state.global_step / 10]
+def trl_all(completions, **kwargs):
+    return [len(kwargs["completion_ids"][0]) / 10 + kwargs["trainer_state"].global_step / 100]
+def trl_needs(completions, golden, level, **kwargs): return [1.0]
+def trl_note(completions, note): return [float(note == [None])]
+def other_names(question, response): return 1.0
+def positional(prompt, answer, row, /): return 1.0
+def any_names(*args, **kwargs): return 1.0
+class Judge:
+    def __call__(self, prompt, answer, row): return 1.0
+judge = Judge()
 def verl(data_source, solution_str, ground_truth, extra_info=None):
     is_right = solution_str == ground_truth and data_source == "sums" and extra_info["index"] == 7
     return {"score": float(is_right), "acc": 1}
@@ -156,10 +170,9 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
         ("nan", "row", "returned nan; expected a finite number"),
         ("two", "row", "returned 2; expected 0 to 1: set low and high to the range of its values"),
         ("listed", "row", "returned [1.0], a list; expected a number"),
-        ("trl", "row", "raised TypeError: trl() missing 3 required positional arguments"),
         ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
         ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
-        ("trl_ids", "trl", "raised TypeError: trl_ids() got an unexpected keyword argument 'question'"),
+        ("trl_ids", "trl", "needs completion_ids, which only answers of an engine have; expected it in a run"),
         ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
         ("batch_raises", "batch", "raised ZeroDivisionError: division by zero"),
         ("batch_exits", "batch", "raised SystemExit: 3"),
@@ -168,7 +181,6 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
         ("batch_long", "batch", "returned a list of 2; expected one number for each of 1 answer"),
         ("batch_number", "batch", "returned 1.0, a float; expected a list of 1 number"),
         ("batch_nan", "batch", "returned nan; expected a finite number"),
-        ("nothing", "batch", "raised TypeError: nothing() got an unexpected keyword argument 'prompts'"),
     ],
 )
 def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
@@ -429,6 +441,98 @@ def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault
     assert fault in str(caught.value)
 
 
+# --- TRL: columns, tokens, abstaining
+
+
+def test_a_function_that_abstains_gives_its_weight_to_the_others(file: Path) -> None:
+    given = [
+        {"function": "trl_abstains", "form": "trl", "weight": 8.0},
+        {"function": "right", "weight": 1.0},
+        {"function": "short", "weight": 3.0},
+    ]
+    scored = score(file, given, answer="4")
+    assert scored.parts == {"right": 1.0, "short": 0.9}  # none of the one that abstains
+    assert scored.total == pytest.approx((1 * 1.0 + 3 * 0.9) / 4)
+
+
+def test_if_every_function_abstains_there_is_no_reward(file: Path) -> None:
+    one = {"function": "trl_abstains", "form": "trl"}
+    with pytest.raises(RewardError, match="trl_abstains' returned None; expected a number of one of them; row"):
+        score(file, one)
+    with pytest.raises(RewardError, match="returned None, and so did every other function; expected a number of one"):
+        score(file, [one, {**one, "name": "again"}])
+    with pytest.raises(RewardError, match="nothing' returned None; expected a number: does every path"):
+        score(file, "nothing")  # only functions of TRL abstain
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [("trl_length", 0.3), ("trl_step", 0.7), ("trl_all", 0.37), ("trl_knows", 1.0)]
+)
+def test_functions_of_trl_get_tokens_state_and_columns_as_they_name_them(file: Path, function, expected) -> None:
+    rewards = Rewards.load({"function": f"{file}:{function}", "form": "trl"}, timeout_s=20.0)
+    rewards.check_columns({"question", "gold"})
+    assert rewards.score("2 + 2?", "4", ROW, turn=([5, 6, 7], 7)).total == pytest.approx(expected)
+
+
+def test_the_environment_passes_on_the_tokens_of_the_turn(file: Path) -> None:
+    reward = [{"function": f"{file}:{name}", "form": "trl"} for name in ("trl_length", "trl_step")]
+    env = environment(file, [ROW], reward=reward)
+    reset(env, Prompt("question_file", env._ids[0]))
+    reply = step(env, "4\n", token_ids=(9, 9, 9, 9), version=2)
+    assert reply.info["reward/trl_length"] == 0.4 and reply.info["reward/trl_step"] == 0.2
+    reset(env, Prompt("question_file", env._ids[0]))
+    with pytest.raises(RewardError, match="trl_length' needs completion_ids, which only answers of an engine have"):
+        env.step("4\n")  # the tokens of another turn are never taken
+
+
+def test_a_column_that_some_rows_lack_is_none_in_them(file: Path) -> None:
+    rows = [ROW, {**ROW, "question": "3 + 1?", "note": "easy"}]
+    env = environment(file, rows, reward={"function": f"{file}:trl_note", "form": "trl"})
+    rewards = {}
+    for prompt_id in env._ids:
+        env.reset(options={"prompt_id": prompt_id})
+        rewards[env.question(prompt_id).text] = env.step("4\n")[1]
+    assert rewards == {"2 + 2?": 1.0, "3 + 1?": 0.0}
+
+
+# --- names of parameters, before anything starts
+
+
+@pytest.mark.parametrize(
+    ("function", "form", "fault"),
+    [
+        (
+            "other_names", "row",
+            "form = 'row' gives it prompt, answer, row, but missing a required argument: 'question'; it takes "
+            "(question, response); rename its parameters",
+        ),
+        ("positional", "row", "form = 'row' gives it prompt, answer, row, but "),
+        ("trl", "row", "set form = 'trl', or rename its parameters"),
+        ("verl", "row", "set form = 'verl', or rename its parameters"),
+        ("batch", "row", "set form = 'batch', or rename its parameters"),
+        ("right", "batch", "form = 'batch' gives it prompts, answers, rows, but "),
+        ("right", "verl", "form = 'verl' gives it data_source, solution_str, ground_truth, extra_info, but "),
+        ("right", "trl", "set form = 'row', or rename its parameters"),
+        ("trl_needs", "trl", "needs the parameters golden, level, and there is no such column; form = 'trl' gives "
+                             "prompts, completions, completion_ids, trainer_state, gold, question: rename a column"),
+    ],
+)  # fmt: skip
+def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(file: Path, function, form, fault):
+    with pytest.raises(ValueError) as caught:
+        environment(file, [ROW], reward={"function": f"{file}:{function}", "form": form})
+    assert f"reward '{file}:{function}'" in str(caught.value) and fault in str(caught.value)
+
+
+@pytest.mark.parametrize("function", ["any_names", "judge", "right", "later"])
+def test_functions_that_take_the_arguments_are_taken(file: Path, function) -> None:
+    assert environment(file, [ROW], reward=f"{file}:{function}").num_questions == 1
+
+
+def test_the_faults_of_all_functions_come_together(file: Path) -> None:
+    with pytest.raises(RewardError, match="other_names'.*; reward '.*:batch': form = 'row'"):
+        Rewards.load([f"{file}:other_names", f"{file}:batch"], timeout_s=1.0)
+
+
 # --- conversations
 
 
@@ -469,8 +573,9 @@ def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(fi
     ("messages", "fault"),
     [
         ([{"role": "user"}], "has the message {'role': 'user'}; expected texts 'role' and 'content'"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "expected texts 'role' and 'content'"),
-        ([{"role": role, "content": "x"} for role in ("assistant", "user")], "has several turns of the assistant"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; expected parts of text"),
+        ([{"role": "tool", "content": "x"}], "has a message of the role 'tool'; expected system, user or assistant"),
+        ([{"role": "system", "content": "x"}], "has no message of the user; expected the question in one"),
         ([], "is empty; expected text"),
     ],
 )

@@ -367,16 +367,19 @@ def test_bad_requests_and_limits_are_refused_at_once(play_with, engine_of):
         Limits(max_turns=0, max_turn_tokens=1, max_episode_tokens=1, max_concurrent=0)
 
 
-def test_a_prompt_without_room_for_a_turn_is_bad_input(play_with, engine_of, calls):
-    engine = engine_of("x")
-    message = (
-        r"prompt 'q1' of environment 'world' has 8 tokens; expected 1 to 7, so that a turn fits "
-        r"max_episode_tokens = 8"
+def test_a_prompt_without_room_for_a_turn_is_skipped_and_named(play_with, engine_of, calls):
+    engine = engine_of("x\n")
+    episodes = [*unplayed("q1234"), *unplayed("q1", group_id="other")]
+    played = play_with(episodes, engine, limits={"max_episode_tokens": 10})
+    found = {one.custom_data["prompt"].prompt_id: one for one in played}
+    assert found["q1"].custom_data["stop_reason"] is not StopReason.PROMPT_TOO_LONG
+    long = found["q1234"].custom_data
+    assert long["stop_reason"] is StopReason.PROMPT_TOO_LONG and long["stop_reason"].is_infrastructure
+    assert long["error"] == (
+        "prompt 'q1234' of environment 'world' has 11 tokens; expected 1 to 9, so that a turn fits "
+        "max_episode_tokens = 10"
     )
-    with pytest.raises(ValueError, match=message):
-        list(play_with(unplayed("q1"), engine, limits={"max_episode_tokens": 8}))
-    assert (engine.num_running(), calls.num_open) == (0, 1)  # the open one closes the instance
-    assert wait_until(lambda: World.made[0].num_closed == 1)
+    assert len(engine.submitted) == 1 and calls.num_open == 0
 
 
 def test_instances_of_another_configuration_are_not_reused(play_with, engine_of, calls):

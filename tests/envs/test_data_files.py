@@ -1,0 +1,285 @@
+"""Files of data as people have them: packed, in folders, split, broken in one row; made by pyarrow, gzip and csv."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import tracemalloc
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from rllib_srl.algorithm.own_data import data_settings, names_data_set
+from rllib_srl.envs.math.data_files import RowFault, files_in, kind_of, rows_of, stem_of
+from rllib_srl.envs.math.data_place import local_files
+from rllib_srl.envs.math.question_file import QuestionFile
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]
+
+
+def table(rows, **options) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), **options)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def lines(rows) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet(rows, path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def arrow(rows, path, is_stream) -> None:
+    held = pyarrow.Table.from_pylist(rows)
+    with (pyarrow.ipc.new_stream if is_stream else pyarrow.ipc.new_file)(str(path), held.schema) as out:
+        out.write_table(held)
+
+
+def asked(world) -> dict[str, str]:
+    ids = [one for split in ("train", "heldout") for one in world.prompt_ids(split, 0)]
+    return dict(map(world.data_question, ids))
+
+
+WHOLE = {row["question"]: row["answer"] for row in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("t.jsonl.gz", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
+        ("t.JSONL.GZ", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
+        ("t.ndjson.bz2", lambda path: path.write_bytes(bz2.compress(lines(ROWS)))),
+        ("t.jsonl.xz", lambda path: path.write_bytes(lzma.compress(lines(ROWS)))),
+        ("t.jsonl.zst", lambda path: path.write_bytes(pyarrow.compress(lines(ROWS), "zstd", asbytes=True))),
+        ("t.json.gz", lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode()))),
+        ("t.csv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS).encode()))),
+        ("t.tsv", lambda path: path.write_text(table(ROWS, delimiter="\t"))),
+        ("t.tsv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS, delimiter="\t").encode()))),
+        ("t.csv", lambda path: path.write_text(table(ROWS, delimiter=";"))),
+        ("t.parquet", lambda path: parquet(ROWS, path)),
+        ("t.arrow", lambda path: arrow(ROWS, path, True)),
+        ("t.arrow", lambda path: arrow(ROWS, path, False)),
+        ("t.json", lambda path: path.write_bytes(lines(ROWS))),  # JSON Lines under another name
+    ],
+)
+def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, name, write) -> None:
+    write(tmp_path / name)
+    given = str(tmp_path / name)
+    assert data_settings(given) == {"path": given, "num_shots": 0}
+    world = QuestionFile({"path": given, "num_shots": 0})
+    assert (asked(world), world.domain, world.num_skipped) == (WHOLE, "t", 0)
+
+
+def test_a_packed_file_of_parquet_is_unpacked(tmp_path) -> None:
+    parquet(ROWS, tmp_path / "t.parquet")
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
+    assert [row for _, row in rows_of(tmp_path / "t.parquet.gz")] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "stem"),
+    [
+        ("a/train.jsonl.gz", ".jsonl", "train"),
+        ("train.v2.CSV", ".csv", "train.v2"),
+        ("shards", "", "shards"),
+        ("gsm8k.gz", "", "gsm8k"),
+    ],
+)
+def test_kinds_and_stems_by_hand(text, kind, stem) -> None:
+    assert (kind_of(text), stem_of(text)) == (kind, stem)
+
+
+# --- folders and splits
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None:
+    folder = tmp_path / "data" / "shards"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        path = folder / f"part-{number:05d}.{kind}"
+        part = ROWS[2 * number : 2 * number + 2]
+        parquet(part, path) if kind == "parquet" else path.write_bytes(lines(part))
+    (folder / "_SUCCESS").write_text("")
+    (folder / "README.md").write_text("# Mine")
+    (folder / "dataset_info.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert not names_data_set("data/shards")  # it exists here, so it is no id of the hub
+    assert data_settings("data/shards") == {"path": "data/shards", "num_shots": 0}
+    world = QuestionFile({"path": "data/shards", "num_shots": 0})
+    assert (asked(world), world.domain) == (WHOLE, "shards")
+
+
+def test_a_fault_in_a_folder_names_its_file(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:3]))
+    (tmp_path / "b.jsonl").write_bytes(lines([*ROWS[3:], {"question": "q"}]))
+    with pytest.raises(ValueError, match="row 4 of b.jsonl, field 'answer' is missing"):
+        QuestionFile({"path": str(tmp_path), "num_shots": 0})
+    assert len(asked(QuestionFile({"path": str(tmp_path), "num_shots": 0, "bad_rows": "skip"}))) == 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
+        ("train.parquet", "test.parquet"),
+        ("train/0.parquet", "test/0.parquet"),
+    ],
+)
+def test_splits_beside_each_other_are_never_mixed(tmp_path, names, monkeypatch) -> None:
+    folder = tmp_path / "data"
+    for name, rows in zip(names, (ROWS[:4], ROWS[4:]), strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        parquet(rows, folder / name)
+    with pytest.raises(ValueError) as caught:
+        QuestionFile({"path": str(folder)})
+    said = str(caught.value)
+    assert f"path = {str(folder)!r} holds the splits test, train; expected one of them: " in said
+    assert (f"'{folder}/train" in said) and (f"'{folder}/test" in said)
+    monkeypatch.chdir(tmp_path)
+    settings = data_settings("data/train", heldout=f"{folder}/test")
+    assert "hub_id" not in settings and QuestionFile({**settings, "num_shots": 0}).num_questions == 6
+    assert [row for file in local_files("", "data/train") for _, row in rows_of(file)] == ROWS[:4]
+
+
+def test_words_in_names_of_files_keep_splits_apart(tmp_path) -> None:
+    for name in ("gsm8k_train.jsonl", "gsm8k_test.jsonl"):
+        (tmp_path / name).write_bytes(lines(ROWS))
+    with pytest.raises(ValueError, match="holds the splits test, train; .*gsm8k_test.jsonl' or .*gsm8k_train.jsonl'"):
+        files_in(tmp_path)
+
+
+def test_the_folders_of_math_as_published_are_one_data_set(tmp_path) -> None:
+    """A file a row, in a folder for each topic."""
+    for topic in ("algebra", "geometry"):
+        (tmp_path / "train" / topic).mkdir(parents=True)
+        for number in range(2):
+            row = {
+                "problem": f"{topic} {number}?",
+                "level": "Level 1",
+                "type": topic,
+                "solution": rf"\boxed{{{number}}}",
+            }
+            (tmp_path / "train" / topic / f"{number}.json").write_text(json.dumps(row))
+    world = QuestionFile({"path": str(tmp_path / "train"), "num_shots": 0})
+    assert asked(world) == {f"{topic} {n}?": str(n) for topic in ("algebra", "geometry") for n in range(2)}
+
+
+def test_folders_without_data_and_with_several_kinds_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="is a folder without data files; expected files that end in .jsonl"):
+        QuestionFile({"path": str(tmp_path)})
+    (tmp_path / "a.csv").write_text(table(ROWS))
+    parquet(ROWS, tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"holds files of several kinds \(.csv, .parquet\); .*files: a.csv, b.parquet"):
+        QuestionFile({"path": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on_hub"),
+    [
+        ("openai/gsm8k", True),
+        ("data/train.jsonl.gz", False),
+        ("data/train.tsv", False),
+        ("data/shards/", False),
+        ("my.csv", False),
+        ("org/name.v1", True),
+    ],
+)
+def test_what_is_a_file_by_its_name_is_none_of_the_hub(text, is_on_hub, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert names_data_set(text) == is_on_hub
+
+
+def test_all_parts_of_a_split_of_the_hub_are_read(tmp_path, monkeypatch) -> None:
+    names = [f"data/train-0000{n}-of-00003.parquet" for n in range(3)]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        parquet(ROWS[2 * number : 2 * number + 2], tmp_path / name)
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names[::-1])
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: str(tmp_path / name))
+    assert asked(QuestionFile({"hub_id": "AI-MO/NuminaMath-CoT", "path": "train", "num_shots": 0})) == WHOLE
+
+
+# --- rows that are broken, long or doubtful
+
+
+def test_a_long_field_of_csv_is_a_row_like_any_other(tmp_path) -> None:
+    long = {"question": "x" * 200_000, "answer": "7"}
+    (tmp_path / "t.csv").write_text(table([ROWS[0], long, ROWS[1]]))
+    assert asked(QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})) == {
+        ROWS[0]["question"]: "1", "x" * 200_000: "7", ROWS[1]["question"]: "2"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_a_row_that_is_too_long_is_left_out_alone(tmp_path, name) -> None:
+    rows = [ROWS[0], {"question": "x" * (5 << 20), "answer": "7"}, ROWS[1]]
+    (tmp_path / name).write_bytes(table(rows).encode() if name == "t.csv" else lines(rows))
+    tracemalloc.start()
+    found = dict(rows_of(tmp_path / name))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found[1], found[3]) == (ROWS[0], ROWS[1]) and peak < 80 << 20
+    assert isinstance(found[2], RowFault) and "expected" in str(found[2])
+    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0, "bad_rows": "skip"})
+    assert (world.num_questions, world.num_skipped) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.jsonl"])
+def test_blanks_around_names_of_columns_do_not_count(tmp_path, name) -> None:
+    rows = [{" Question ": row["question"], "answer ": row["answer"]} for row in ROWS]
+    if name == "t.parquet":
+        parquet(rows, tmp_path / name)
+    elif name == "t.jsonl":
+        (tmp_path / name).write_bytes(lines(rows))
+    else:
+        (tmp_path / name).write_text(table(rows, delimiter="\t" if name == "t.tsv" else ","))
+    assert asked(QuestionFile({"path": str(tmp_path / name), "num_shots": 0})) == WHOLE
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.json"])
+def test_a_key_that_occurs_twice_is_a_warning_that_is_counted(tmp_path, name, caplog) -> None:
+    twice = '{"question": "1 + 1?", "answer": "3", "answer": "2"}'
+    inside = '{"question": "2 + 2?", "about": {"n": 1, "n": 2}, "answer": "4"}'
+    text = f"{twice}\n{inside}\n" if name == "t.jsonl" else f"[{twice}, {inside}]"
+    (tmp_path / name).write_text(text)
+    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
+    assert asked(world) == {"1 + 1?": "2", "2 + 2?": "4"}
+    assert world.row_notes == [
+        "row 1 has the key 'answer' twice, and the last one counts",
+        "row 2 has the key 'n' twice, and the last one counts",
+    ]
+    assert "2 rows deserve a look: row 1 has the key 'answer' twice" in caplog.text
+
+
+def test_a_column_that_occurs_twice_is_a_warning(tmp_path) -> None:
+    (tmp_path / "t.csv").write_text("question,answer,answer\n1 + 1?,3,2\n2 + 2?,5,4\n")
+    world = QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})
+    assert asked(world) == {"1 + 1?": "2", "2 + 2?": "4"}
+    assert world.row_notes == ["row 1 has the column 'answer' twice, and the last one counts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl.gz", lines(ROWS), "t.jsonl.gz' cannot be read: Not a gzipped file"),
+        ("t.jsonl.gz", gzip.compress(lines(ROWS))[:-12], "t.jsonl.gz' cannot be read: Compressed file ended before"),
+        ("t.csv.xz", b"no", "t.csv.xz' cannot be read: "),
+        ("t.arrow", b"no", "t.arrow' is not an Arrow file: "),
+        ("t.txt.gz", b"", "file 't.txt.gz'; expected one that ends in .jsonl, .ndjson"),
+    ],
+)
+def test_packed_files_that_cannot_be_read_are_named(tmp_path, name, content, message) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        QuestionFile({"path": str(tmp_path / name)})
