@@ -174,7 +174,6 @@ class QuestionFile(Listed, QuestionWorld):
 
     settings_class = QuestionFileSettings
     settings: QuestionFileSettings
-    has_rows = True  # prompts are rows of the user's, of any length
 
     @property
     def num_questions(self) -> int:
@@ -284,6 +283,13 @@ class QuestionFile(Listed, QuestionWorld):
         before = self._instruction()
         said[0]["content"] = (f"{before}\n\n" if before else "") + self._header + said[0]["content"]
         return said
+
+    def size_of(self, prompt_id: str) -> int:
+        """Return a number of bytes that a prompt does not exceed, without its chat template; quicker than a reset."""
+        problem = self._problem(prompt_id)
+        shared = (self._instruction(), self._header, self.settings.prompt_template, self.settings.system_prompt)
+        texts = (*shared, problem.system, problem.question, *problem.fields.values())
+        return sum(len(text.encode("utf-8", "replace")) + 16 for text in texts)
 
     def hear_turn(self, token_ids: Sequence[int], version: int) -> None:
         """Take the tokens of the next turn and the version of the weights that wrote it, for reward functions."""

@@ -180,7 +180,7 @@ def _answer(
     found = final_answer(solution)
     if not found.answer or found.marker == "bare":
         raise RowFault("solution", r"states no answer; expected \boxed{...}, '#### ...' or 'the answer is ...' in it")
-    if found.marker == "boxed":
+    if found.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
         boxes = boxes_in(solution)
         if len({plain(held) for _, _, held in boxes}) > 1:
             return _of_boxes(boxes, solution)

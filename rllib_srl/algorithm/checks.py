@@ -10,6 +10,7 @@ and is loaded only for `prompt_format = "chat"`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -42,8 +43,8 @@ MOST_ROWS = 20_000  # of an environment's data whose lengths are looked at
 MOST_PROMPTS = 32  # of another environment, if its first one is too long
 NUM_SHOWN = 3  # prompts in a warning
 NUM_CHARACTERS = 40  # of their questions
-_MOST_CHARACTERS = 4_000_000  # of long prompts that are counted in tokens
-_TEMPLATE_TOKENS = 64  # more than a chat template adds to a message
+LOOK_SHARE = 0.3  # of env_timeout_s: longest look at the lengths of prompts
+_TEMPLATE_TOKENS = 512  # more than a chat template adds to a prompt
 HUB_DEADLINE_S = 30.0  # timeout for a hub model's config and tokenizer, all files together
 
 _passed: set[str] = set()  # keys of environment checks without error, see `_key`
@@ -221,9 +222,7 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
     """Return the error message for an environment's prompts, "" if they are valid."""
     try:
         creators = {env_id: lambda _: env}
-        source = PromptSource(
-            creators, {}, {env_id: 1.0}, config.seed or 0, config.task_stream(), config.prompt_order
-        )
+        source = PromptSource(creators, {}, {env_id: 1.0}, config.seed or 0, config.task_stream(), config.prompt_order)
         prompt = source.first(env_id)
         if config.evaluation_interval and not source.heldout(1):
             return "it has no held-out prompts; expected some, or evaluation_interval = None"
@@ -265,9 +264,9 @@ def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: s
     of_row = {one: f" ({question(one)[0][:NUM_CHARACTERS]!r})" if question else "" for one, _ in long[:NUM_SHOWN]}
     shown = ", ".join(repr(one) + text for one, text in of_row.items()) + (", ..." if len(long) > NUM_SHOWN else "")
     warn_once(
-        f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts have max_episode_tokens = {most} tokens or "
-        f"more, and will be left out: {shown}; the longest has {num}. Shorten them, or set max_episode_tokens to "
-        f"{num + config.max_turn_tokens}"
+        f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts looked at have max_episode_tokens = {most} "
+        f"tokens or more, and will be left out: {shown}; the longest has {num}. Shorten them, or set "
+        f"max_episode_tokens to {num + config.max_turn_tokens}"
     )
     return ""
 
@@ -277,26 +276,21 @@ def _lengths(
 ) -> list[tuple[str, int]]:
     """Return prompt ids with their numbers of tokens: of all rows of data, else of a few prompts if one is too long.
 
-    A text of fewer bytes than tokens fit is counted by its bytes: a token has at least one.
+    Rows of data are the prompts of an environment with `size_of`, which bounds the bytes of a prompt. A text of fewer
+    bytes than tokens fit is counted by its bytes: a token has at least one. What takes too long is not looked at.
     """
     most = config.max_episode_tokens
-
-    def length(of: Reply) -> int:
-        said = [of.observation, of.system, of.tools, *(one["content"] for one in of.messages)]
-        num_bytes = sum(len(text.encode()) for text in said) + _TEMPLATE_TOKENS * (1 + len(of.messages))
-        return num_bytes if num_bytes < most and not of.messages else count(of)
-
-    found, num_characters = [(first.prompt_id, length(reply))], 0
-    has_rows = getattr(env.unwrapped, "has_rows", False) is True
-    if not hasattr(env.unwrapped, "prompt_ids") or not (has_rows or found[0][1] >= most):
+    size_of = getattr(env.unwrapped, "size_of", None)
+    found, until = [(first.prompt_id, count(reply))], time.monotonic() + LOOK_SHARE * config.env_timeout_s
+    if not hasattr(env.unwrapped, "prompt_ids") or (size_of is None and found[0][1] < most):
         return found
-    ids = (one for split in ("train", "heldout") for one in source.ids(first.env_id, split))
-    for prompt_id in islice(ids, MOST_ROWS if has_rows else MOST_PROMPTS):
-        if prompt_id != first.prompt_id:
-            reply = reset(env, Prompt(first.env_id, str(prompt_id)))
-            found.append((str(prompt_id), length(reply)))
-            num_characters += len(reply.observation) if found[-1][1] >= most // 2 else 0
-        if num_characters > _MOST_CHARACTERS:
+    ids = (str(one) for split in ("train", "heldout") for one in source.ids(first.env_id, split))
+    for prompt_id in islice(ids, MOST_PROMPTS if size_of is None else MOST_ROWS):
+        if prompt_id == first.prompt_id:
+            continue
+        num = _TEMPLATE_TOKENS + size_of(prompt_id) if size_of else most
+        found.append((prompt_id, num if num < most else count(reset(env, Prompt(first.env_id, prompt_id)))))
+        if time.monotonic() > until:
             break
     return found
 

@@ -126,7 +126,7 @@ def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplo
     config.environment("question_file", env_config={"path": path, "num_shots": 0}).validate()
     (line,) = [one for one in caplog.messages if "will be left out" in one]
     assert line.count(" xxxxx") == 3  # the first ones by their questions
-    assert line.startswith("environment 'question_file': 5 of 45 prompts have max_episode_tokens = 48 tokens or more")
+    assert line.startswith("environment 'question_file': 5 of 45 prompts looked at have max_episode_tokens = 48 tokens")
     # 18 characters of the template and "4 ", 64 x, "?" are 85 bytes, each a token of this model
     assert "; the longest has 85. Shorten them, or set max_episode_tokens to " in line
     monkeypatch.setattr(checks, "_passed", set())
