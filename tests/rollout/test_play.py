@@ -382,6 +382,21 @@ def test_a_prompt_without_room_for_a_turn_is_skipped_and_named(play_with, engine
     assert len(engine.submitted) == 1 and calls.num_open == 0
 
 
+def test_an_environment_that_hears_turns_gets_their_tokens_and_version_first(play_with, engine_of, ids_of):
+    heard = []
+
+    class Hearing(World):
+        def hear_turn(self, token_ids, version):
+            heard.append((list(token_ids), version))
+
+        def step(self, text):
+            heard.append(text)
+            return super().step(text)
+
+    list(play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: Hearing(num_turns=2)}))
+    assert heard == [(ids_of("x\n"), 7), "x\n"] * 2
+
+
 def test_instances_of_another_configuration_are_not_reused(play_with, engine_of, calls):
     (one,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(1)})
     (two,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(2)})
