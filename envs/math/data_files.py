@@ -261,7 +261,8 @@ def _json_lines(path: Path) -> Iterator[Any]:
             if not text.strip():
                 continue
             try:
-                yield parsed(text)
+                value = parsed(text)
+                yield from value if number == 1 and isinstance(value, list) else [value]  # a list under another name
             except (ValueError, RecursionError) as error:
                 yield RowFault("(row)", f"is not JSON: {error}")
 

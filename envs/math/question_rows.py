@@ -60,6 +60,8 @@ _FEW_LETTERS = re.compile(r"(?!no$)[A-Za-z]{2,3}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\\\|\\[,;: ()]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|and|or)*")
 _LIKE_MESSAGES = re.compile(r"\[\s*\{[^{}]*['\"](?:role|from)['\"]\s*:")
+_LETTERED = re.compile(r"\(?([A-J])\s*[).:]\s*(\S.*)", re.DOTALL)
+_NUMBERED = re.compile(r"(\d{1,2})(?:\.0+)?", re.ASCII)
 _QUOTED_ONE = re.compile(r"\[\s*(?:'[^']*'|\"[^\"]*\")\s*\]")
 
 
@@ -208,6 +210,8 @@ def _answer_text(answer: Any, name: str) -> str:
         answer = unwritten(answer)
     if isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
+    if isinstance(answer, list | tuple) and name == "final_answer":  # OlympiadBench: all of them are to be given
+        return ", ".join(_text(each, name) for each in answer)
     if isinstance(answer, list | tuple):
         raise RowFault(name, f"= {_shown(answer)}; expected text or a number, or a list of one: write several answers "
                              'as one text, "3, 5"')  # fmt: skip
@@ -239,15 +243,25 @@ def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: An
         labels, listed = [str(one.get("label", "")) for one in listed], [one["text"] for one in listed]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
         raise RowFault(field, f"= {_shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
-    texts = [_text(choice, field) for choice in listed]
+    texts = _without_letters([_text(choice, field) for choice in listed])
     letter = _letter_of(answer, texts, labels, name)
     shown = "".join(f"\n{one}. {text}" for one, text in zip(LETTERS, texts, strict=False))
     return Problem(question + shown, letter, solution, is_choice=True)
 
 
+def _without_letters(texts: list[str]) -> list[str]:
+    """Return the texts of choices without the letters that they begin with, if all of them do: "A) 21"."""
+    found = [_LETTERED.fullmatch(text) for text in texts]
+    if all(one and one[1] == letter for one, letter in zip(found, LETTERS, strict=False)):
+        return [one[2] for one in found if one]
+    return texts
+
+
 def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: str) -> str:
     """Return the letter of the choice that an answer names."""
     letters = LETTERS[: len(texts)]
+    if isinstance(answer, str) and _QUOTED_ONE.fullmatch(answer.strip()):
+        answer = unwritten(answer)
     if isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, int) and not isinstance(answer, bool):
@@ -262,8 +276,15 @@ def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: s
         return found[1].upper()
     if str(said) in texts:
         return letters[texts.index(str(said))]
-    if isinstance(said, str) and said.isascii() and said.isdecimal() and int(said) < len(texts):
-        return letters[int(said)]
+    spelt = [text.casefold() for text in texts]
+    words = {str(said).casefold()} | ({"yes" if answer else "no"} if isinstance(answer, bool) else set())
+    if len(at := [number for number, text in enumerate(spelt) if text in words]) == 1:
+        return letters[at[0]]
+    if isinstance(said, str) and (found := _NUMBERED.fullmatch(said)) and int(found[1]) < len(texts):
+        return letters[int(found[1])]
+    named = _LETTERED.fullmatch(said) if isinstance(said, str) else None
+    if named and named[1] in letters and named[2] == texts[letters.index(named[1])]:
+        return named[1]
     raise RowFault(name, f"= {_shown(answer)}; expected one of the {len(texts)} choices")
 
 

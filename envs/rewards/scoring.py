@@ -143,8 +143,15 @@ class Rewards:
 
     @classmethod
     def of_function(cls, function: Callable[..., Any], timeout_s: float) -> Rewards:
-        """Return the reward of one function f(prompt, answer, row), given as an object."""
-        return cls([(RewardSettings(getattr(function, "__name__", type(function).__name__)), function)], timeout_s)
+        """Return the reward of one function f(prompt, answer, row), given as an object.
+
+        Raises:
+            RewardError: it does not take these arguments.
+        """
+        spec = RewardSettings(getattr(function, "__name__", type(function).__name__))
+        if fault := _fault_of_parameters(spec, function):
+            raise RewardError(fault)
+        return cls([(spec, function)], timeout_s)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the rows have the columns that functions of the form "trl" need; a row without one has None there.

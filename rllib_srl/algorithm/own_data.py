@@ -46,7 +46,7 @@ def data_settings(
         data: a file or a folder, the id of a data set of the Hugging Face hub, or an object that yields rows
         question: column of the question, if it has none of the known names; a dot leads into an object
         answer: column of the right answer, likewise
-        split: of a data set of the hub, or the path of a file in it; "": "train"
+        split: of a data set of the hub or a folder, or the path of a file in it; "": "train", or the folder
         heldout: file or split of the held-out questions; "": a fixed share of the questions
         settings: others of the environment
 
@@ -59,10 +59,17 @@ def data_settings(
         place = {"hub_id": text, "path": split or "train"}
     else:
         place = {"path": text}
-        if not _FILE.search(text) and not Path(text).expanduser().exists():  # a split: "data/train" of train-*.parquet
+        if split and Path(text).expanduser().is_dir():
+            place, folder = {"path": os.path.abspath(Path(text).expanduser() / split), "domain": split}, Path(text)
+            if heldout and not Path(heldout).expanduser().exists():
+                heldout = os.path.abspath(folder.expanduser() / heldout)
+            split = ""
+        elif (
+            not _FILE.search(text) and not Path(text).expanduser().exists()
+        ):  # a split: "data/train" of train-*.parquet
             place = {"path": os.path.abspath(Path(text).expanduser()), "domain": Path(text).name}
     if split and "hub_id" not in place:
-        raise ValueError(f"split = {split!r}; expected it for a data set of the hub, not for {data!r}")
+        raise ValueError(f"split = {split!r}; expected it for a data set of the hub or a folder, not for {data!r}")
     named = {"heldout_path": heldout, "question_field": question, "answer_field": answer}
     return {**place, "num_shots": 0, **{name: value for name, value in named.items() if value}, **settings}
 

@@ -81,7 +81,7 @@ def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Pat
         ([], {}, "data has no rows; expected questions"),
         (["x"], {}, "data: row 1 is a str; expected a mapping of columns to values"),
         ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
-        ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub"),
+        ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub or a folder"),
     ],
 )
 def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:

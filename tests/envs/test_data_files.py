@@ -70,6 +70,7 @@ WHOLE = {row["question"]: row["answer"] for row in ROWS}
         ("t.arrow", lambda path: arrow(ROWS, path, True)),
         ("t.arrow", lambda path: arrow(ROWS, path, False)),
         ("t.json", lambda path: path.write_bytes(lines(ROWS))),  # JSON Lines under another name
+        ("t.jsonl", lambda path: path.write_text(json.dumps(ROWS))),  # and a list
     ],
 )
 def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, name, write) -> None:
@@ -150,6 +151,10 @@ def test_splits_beside_each_other_are_never_mixed(tmp_path, names, monkeypatch) 
     settings = data_settings("data/train", heldout=f"{folder}/test")
     assert "hub_id" not in settings and QuestionFile({**settings, "num_shots": 0}).num_questions == 6
     assert [row for file in local_files("", "data/train") for _, row in rows_of(file)] == ROWS[:4]
+    settings = data_settings("data", split="train", heldout="test")
+    world = QuestionFile(settings)
+    assert {world.data_question(one)[0] for one in world.prompt_ids("heldout", 0)} == {r["question"] for r in ROWS[4:]}
+    assert len(list(world.prompt_ids("train", 0))) == 4
 
 
 def test_words_in_names_of_files_keep_splits_apart(tmp_path) -> None:

@@ -56,13 +56,22 @@ def reward_of(world, turn: str) -> float:
         ({"question": "Which?", "options": '["x", "y"]', "answer": "y"}, "B"),
         ({"question": "Which?", "options": "['x', 'y']", "answer": "0"}, "A"),
         ({"question": "Which?", "A": "x", "B": "y", "answer": "B"}, "B"),
+        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "2.0"}, "C"),
+        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 2.0}, "C"),
+        ({"question": "Which?", "choices": ["x", "y"], "answer": "['B']"}, "B"),
+        ({"question": "Which?", "choices": ["x", "y"], "answer": ["B"]}, "B"),
+        ({"question": "Which?", "choices": ["x", "y"], "answer": "B. y"}, "B"),
+        ({"question": "Which?", "choices": ["A) x", "B) y"], "correct": "B"}, "B"),
+        ({"question": "Which?", "choices": ["No", "Yes"], "answer": True}, "B"),
+        ({"question": "Which?", "choices": ["true", "false"], "answer": False}, "B"),
+        ({"question": "Which?", "choices": ["x", "y"], "answer": "Y"}, "B"),
     ],
     ids=str,
 )
 def test_choices_of_every_form_have_a_letter(row, letter) -> None:
     problem = problem_of(row)
     assert (problem.answer, problem.is_choice) == (letter, True)
-    assert "\nA. " in problem.question and "\nB. " in problem.question
+    assert "\nA. " in problem.question and "\nB. " in problem.question and ")" not in problem.question
 
 
 def test_arc_is_graded_without_settings(tmp_path) -> None:
@@ -83,6 +92,8 @@ def test_numbers_named_a_and_b_are_no_choices() -> None:
     [
         ({"question": "q?", "final_answer": ["2"], "solution": ["So it is 2."]}, "2", "2", "3"),
         ({"question": "q?", "final_answer": ["$\\frac{1}{2}$"]}, "$\\frac{1}{2}$", "0.5", "2"),
+        ({"question": "q?", "final_answer": ["2", "3"]}, "2, 3", "3 and 2", "2"),
+        ({"question": "q?", "answer": "TRUE"}, "TRUE", "yes", "no"),
         ({"question": "q?", "answer": "['2']"}, "2", "2", "3"),
         ({"question": "q?", "answer": '["2"]'}, "2", "2", "3"),
         ({"question": "is it?", "answer": True}, "yes", "Yes.", "no"),
@@ -125,7 +136,7 @@ def test_a_solution_with_two_boxes_is_a_warning_that_is_counted(tmp_path) -> Non
     ("row", "message"),
     [
         (
-            {"question": "q?", "final_answer": ["2", "3"]},
+            {"question": "q?", "answer": ["2", "3"]},
             r"= \['2', '3'\]; expected text or a number, or a list of one",
         ),
         ({"question": "q?", "answer": ""}, "field 'answer' is empty; expected text"),
