@@ -30,8 +30,6 @@ conversations are those of the documentation of TRL and verl.
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -41,25 +39,33 @@ from itertools import pairwise
 from typing import Any
 
 from rllib_srl.envs.math.answer_text import plain
+from rllib_srl.envs.math.conversations import (
+    as_messages,
+    as_text,
+    of_messages,
+    of_parts,
+    shown,
+    unwritten,
+    written_messages,
+)
 from rllib_srl.envs.math.data_files import Row, RowFault, listed
-from rllib_srl.envs.math.marks import boxes_in, final_answer
+from rllib_srl.envs.math.marks import boxes_in, final_answer, without_thoughts
 
 QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "question_stem", "messages", "conversations")
 ANSWER_FIELDS = ("answer", "final_answer", "_answer", "reward_model.ground_truth", "ground_truth", "answerkey")
-SOLUTION_FIELDS = ("solution", "reasoning")
+SOLUTION_FIELDS = ("solution", "reasoning", "rationale", "completion")
 CHOICE_FIELDS = ("choices", "options")
 LETTERS = "ABCDEFGHIJ"
 
 _OF_CHOICES = (*ANSWER_FIELDS, "answer_index", "answer_idx", "correct", "label", "target")  # answers beside choices
 _CONTEXT_FIELDS = ("passage", "body")
 _NO_ANSWERS = ("notfound", "not found", "proof")  # NuminaMath's words for rows without an answer
-_ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-          "gpt": "assistant", "model": "assistant"}  # fmt: skip
+_NOTHING = ("none", "n/a", "na", "null", "nan")  # also, if the solution states an answer
+_OPTION = re.compile(r"(?:option|choice)[_ ]?([a-j])")
 _ANSWER_TOO = ", and answer_field to the one that holds the answer if that is not found either"
 _FEW_LETTERS = re.compile(r"(?!no$)[A-Za-z]{2,3}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{2,12}")
 _ANNOTATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes to its calculator
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\\\|\\[,;: ()]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|and|or)*")
-_LIKE_MESSAGES = re.compile(r"\[\s*\{[^{}]*['\"](?:role|from)['\"]\s*:")
 _LETTERED = re.compile(r"\(?([A-J])\s*[).:]\s*(\S.*)", re.DOTALL)
 _NUMBERED = re.compile(r"(\d{1,2})(?:\.0+)?", re.ASCII)
 _QUOTED_ONE = re.compile(r"\[\s*(?:'[^']*'|\"[^\"]*\")\s*\]")
@@ -104,25 +110,30 @@ def problem_of(
         raise row
     if not isinstance(row, Mapping):
         raise RowFault("(row)", f"is of type {type(row).__name__}; expected an object")
-    fields = {_key(name): value for name, value in row.items() if value is not None}
+    fields, notes = _fields_of(row)
     name, asked = _first(fields, (_key(question_field),) if question_field else QUESTION_FIELDS)
+    if isinstance(asked, Mapping) and "stem" in asked:  # ARC as its authors publish it
+        fields, asked = {**fields, "choices": asked.get("choices")}, asked["stem"]
     if not name:
         remedy = "set question_field to the one that asks" + ("" if answer_field else _ANSWER_TOO)
         raise RowFault(question_field or "question", f"is missing; the row has {_listed(row)}; {remedy}")
     solution_name, solution = _first(fields, SOLUTION_FIELDS)
-    if isinstance(solution, Mapping):
+    if isinstance(solution, Mapping) and solution_name in SOLUTION_FIELDS[:2]:
         solution = _of_steps(solution, solution_name)
     elif isinstance(solution, Sequence) and not isinstance(solution, str):
         solution = solution[0] if solution else ""  # OlympiadBench's list of solutions
+        if isinstance(solution, Mapping):  # a completion of TRL
+            solution = of_parts(solution.get("content"), solution_name)
+    if solution_name in SOLUTION_FIELDS[2:] and not isinstance(solution, str):
+        solution = ""  # of another meaning
     system = ""
     messages: tuple[Mapping[str, str], ...] = ()
-    if isinstance(asked, str):
-        asked = _written_messages(asked, name)
+    asked = as_messages(written_messages(asked, name) if isinstance(asked, str) else asked)
     if isinstance(asked, Sequence) and not isinstance(asked, str):
-        messages, spoken = _of_messages(asked, name)
+        messages, spoken = of_messages(asked, name)
         solution = solution or spoken
         system = "\n".join(one["content"] for one in messages if one["role"] == "system")
-        asked = _as_text([one for one in messages if one["role"] != "system"])
+        asked = as_text([one for one in messages if one["role"] != "system"])
     about: dict[str, Any] = {"system": system, "messages": messages, "row": row if has_reward else {}}
     question, solution = _text(asked, name), "" if _is_blank(solution) else _text(solution, solution_name or name)
     context = next((fields[each] for each in _CONTEXT_FIELDS if isinstance(fields.get(each), str)), "").strip()
@@ -132,30 +143,17 @@ def problem_of(
     known = _OF_CHOICES if choices[0] else ANSWER_FIELDS
     answer_name, answer = _first(fields, (_key(answer_field),) if answer_field else known)
     kept = {name: _other(fields, name, row) for name in others}
-    about |= {"fields": kept, "notes": row.notes if isinstance(row, Row) else ()}
+    about |= {"fields": kept, "notes": notes}
     if choices[0] and answer_name:
         return replace(_with_choices(question, choices, answer_name, answer, solution), **about)
     try:
-        answer, solution, notes = _answer(answer_name, answer, solution, answer_field or "answer", row)
-        about["notes"] += notes
+        answer, solution, more = _answer(answer_name, answer, solution, answer_field or "answer", row)
+        about["notes"] += more
     except RowFault:
         if not has_reward or (answer_field and not answer_name):
             raise
         answer = ""  # the function reads what it needs from the row
     return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), **about)
-
-
-def unwritten(value: Any) -> Any:
-    """Return the list or object that a text is the JSON (or Python) form of, as tables write it; else the value."""
-    if not isinstance(value, str) or not value.strip().startswith(("[", "{")):
-        return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        return found if isinstance(found, list | dict) else value
-    return value
 
 
 def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:
@@ -168,8 +166,13 @@ def _answer(
     name: str, answer: Any, solution: str, wanted: str, row: Mapping[str, Any]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return the answer and the solution of a row without choices, and notes."""
-    if name and solution and (_is_blank(answer) or str(answer).strip().casefold() in _NO_ANSWERS):
+    word = str(answer).strip().casefold()
+    if name and solution and (_is_blank(answer) or word in _NO_ANSWERS):
         name = ""
+    elif name and solution and word in _NOTHING and final_answer(solution).marker != "bare":
+        name = ""
+    elif name and isinstance(answer, str) and _has_box_in_text(answer):
+        name, solution = "", answer  # a whole solution in the column of answers
     if name:
         before, mark, after = _answer_text(answer, name).rpartition("####")
         stated, solution = after.strip(), (before.strip() or solution) if mark else solution
@@ -183,9 +186,10 @@ def _answer(
     if not found.answer or found.marker == "bare":
         raise RowFault("solution", r"states no answer; expected \boxed{...}, '#### ...' or 'the answer is ...' in it")
     if found.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
-        boxes = boxes_in(solution)
+        solution_text = without_thoughts(solution)
+        boxes = boxes_in(solution_text)
         if len({plain(held) for _, _, held in boxes}) > 1:
-            return _of_boxes(boxes, solution)
+            return _of_boxes(boxes, solution_text)
     # In a box a few letters are a product: the delimiters say so to the grader.
     is_product = found.marker == "boxed" and _FEW_LETTERS.fullmatch(found.answer)
     return f"${found.answer}$" if is_product else found.answer, solution, ()
@@ -196,11 +200,11 @@ def _of_boxes(boxes: Sequence[tuple[int, int, str]], solution: str) -> tuple[str
     between = [solution[end:start] for (_, end, _), (start, _, _) in pairwise(boxes)]
     if all(_BETWEEN_BOXES.fullmatch(text) for text in between):
         return ", ".join(held for _, _, held in boxes), solution, ()
-    shown = " and ".join(repr(boxes[at][2][:30]) for at in (0, -1))
+    two = " and ".join(repr(boxes[at][2][:30]) for at in (0, -1))
     return (
         boxes[-1][2],
         solution,
-        (f"has {len(boxes)} boxes in its solution, such as {shown}, and the last one counts",),
+        (f"has {len(boxes)} boxes in its solution, such as {two}, and the last one counts",),
     )
 
 
@@ -208,12 +212,12 @@ def _answer_text(answer: Any, name: str) -> str:
     """Return an answer as text; a list of one is its entry, a boolean yes or no."""
     if isinstance(answer, str) and _QUOTED_ONE.fullmatch(answer.strip()):
         answer = unwritten(answer)
-    if isinstance(answer, list | tuple) and len(answer) == 1:
+    while isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, list | tuple) and name == "final_answer":  # OlympiadBench: all of them are to be given
         return ", ".join(_text(each, name) for each in answer)
     if isinstance(answer, list | tuple):
-        raise RowFault(name, f"= {_shown(answer)}; expected text or a number, or a list of one: write several answers "
+        raise RowFault(name, f"= {shown(answer)}; expected text or a number, or a list of one: write several answers "
                              'as one text, "3, 5"')  # fmt: skip
     if isinstance(answer, bool):
         return "yes" if answer else "no"
@@ -225,6 +229,8 @@ def _choices_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
     name, found = _first(fields, CHOICE_FIELDS)
     if name:
         return name, unwritten(found)
+    options = {found[1]: value for key, value in fields.items() if (found := _OPTION.fullmatch(key))}
+    fields = {**fields, **options}
     columns = [letter for letter in LETTERS if not _is_blank(fields.get(letter.casefold()))]
     answer = str(_first(fields, _OF_CHOICES)[1]).strip()
     if len(columns) < 2 or columns != list(LETTERS[: len(columns)]) or answer not in columns:
@@ -242,11 +248,11 @@ def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: An
     elif isinstance(listed, list) and listed and all(isinstance(one, Mapping) and "text" in one for one in listed):
         labels, listed = [str(one.get("label", "")) for one in listed], [one["text"] for one in listed]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
-        raise RowFault(field, f"= {_shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
+        raise RowFault(field, f"= {shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
     texts = _without_letters([_text(choice, field) for choice in listed])
     letter = _letter_of(answer, texts, labels, name)
-    shown = "".join(f"\n{one}. {text}" for one, text in zip(LETTERS, texts, strict=False))
-    return Problem(question + shown, letter, solution, is_choice=True)
+    listing = "".join(f"\n{one}. {text}" for one, text in zip(LETTERS, texts, strict=False))
+    return Problem(question + listing, letter, solution, is_choice=True)
 
 
 def _without_letters(texts: list[str]) -> list[str]:
@@ -285,74 +291,20 @@ def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: s
     named = _LETTERED.fullmatch(said) if isinstance(said, str) else None
     if named and named[1] in letters and named[2] == texts[letters.index(named[1])]:
         return named[1]
-    raise RowFault(name, f"= {_shown(answer)}; expected one of the {len(texts)} choices")
-
-
-# --- conversations --------------------------------------------------------------------------------
-
-
-def _written_messages(asked: str, name: str) -> Any:
-    """Return the messages that a text is the JSON form of, else the text."""
-    if not _LIKE_MESSAGES.match(asked.strip()):
-        return asked
-    found = unwritten(asked)
-    if isinstance(found, str):
-        raise RowFault(name, f"= {_shown(asked)}, which looks like a list of messages but is not JSON; expected "
-                             '[{"role": "user", "content": "..."}]')  # fmt: skip
-    return found
-
-
-def _of_messages(messages: Sequence[Any], name: str) -> tuple[tuple[Mapping[str, str], ...], str]:
-    """Return the messages up to the question, and the assistant's last message, which is not part of the question."""
-    said = []
-    for message in messages:
-        keys = ("from", "value") if isinstance(message, Mapping) and "from" in message else ("role", "content")
-        role, content = (message.get(key) if isinstance(message, Mapping) else None for key in keys)
-        content = _of_parts(content, name)
-        if not isinstance(content, str) or not isinstance(role, str):
-            raise RowFault(name, f"has the message {_shown(message)}; expected texts 'role' and 'content'")
-        if role not in _ROLES:
-            expected = "system, user or assistant: an environment with tools plays what others say"
-            raise RowFault(name, f"has a message of the role {role!r}; expected {expected}")
-        said.append({"role": _ROLES[role], "content": content.strip()})
-    solution = said.pop()["content"] if said and said[-1]["role"] == "assistant" else ""
-    if said and all(one["role"] != "user" for one in said):
-        raise RowFault(name, "has no message of the user; expected the question in one")
-    return tuple(said), solution
-
-
-def _of_parts(content: Any, name: str) -> Any:
-    """Return the text of a content that is a list of parts, as in OpenAI's API; any other content as it is."""
-    if not isinstance(content, list | tuple):
-        return content
-    texts = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RowFault(name, f"has a message with a part of type {kind!r}; expected parts of text only")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return a conversation as text: with names, if the assistant has spoken in it."""
-    if any(one["role"] == "assistant" for one in messages):
-        return "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
-    return "\n".join(one["content"] for one in messages)
+    raise RowFault(name, f"= {shown(answer)}; expected one of the {len(texts)} choices")
 
 
 def _of_steps(solution: Mapping[str, Any], name: str) -> str:
     """Return the steps of CHAMP's solutions, one per line."""
     steps = solution.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, Mapping) and "_text" in step for step in steps):
-        raise RowFault(name, f"= {_shown(solution)}; expected text, or an object with steps that have a _text")
+        raise RowFault(name, f"= {shown(solution)}; expected text, or an object with steps that have a _text")
     return "\n".join(_text(step["_text"], name) for step in steps)
 
 
 def _text(value: Any, name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        raise RowFault(name, f"= {_shown(value)}; expected text or a number")
+        raise RowFault(name, f"= {shown(value)}; expected text or a number")
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         raise RowFault(name, f"= {value}; expected a finite number")
     if isinstance(value, Decimal):
@@ -368,6 +320,26 @@ def _text(value: Any, name: str) -> str:
     except UnicodeEncodeError:
         raise RowFault(name, "contains a lone surrogate; expected UTF-8 text") from None
     return text
+
+
+def _fields_of(row: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the values of a row by their names as they are compared, and notes."""
+    fields = {_key(name): value for name, value in row.items() if value is not None}
+    notes = row.notes if isinstance(row, Row) else ()
+    if len(fields) == sum(value is not None for value in row.values()):
+        return fields, notes
+    exact = {name: value for name, value in row.items() if value is not None and name == _key(name)}
+    alike = [name for name in row if sum(_key(name) == _key(other) for other in row) > 1]
+    which = next((f"{name!r} counts" for name in alike if name in exact), "the last one counts")
+    names = ", ".join(map(repr, alike))
+    return {**fields, **exact}, (*notes, f"has columns that differ only in case or blanks, {names}: {which}")
+
+
+def _has_box_in_text(text: str) -> bool:
+    """Return whether a text has a box among other words, and no "####"."""
+    boxes = boxes_in(text) if "box" in text and "####" not in text else []
+    is_box_alone = len(boxes) == 1 and not (text[: boxes[0][0]] + text[boxes[0][1] :]).strip(" $.\n")
+    return bool(boxes) and not is_box_alone
 
 
 def _key(name: Any) -> str:
@@ -409,8 +381,3 @@ def _found(fields: Mapping[str, Any], name: str) -> tuple[str, Any]:
 
 def _listed(row: Mapping[str, Any]) -> str:
     return listed(list(row)) or "no fields"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}... ({len(text)} characters)"

@@ -270,3 +270,33 @@ class _Asking:
     def reset(self, seed=None, options=None):
         """Begin."""
         return "x", {}
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer"),
+    [
+        ({"question": {"stem": "q", "choices": [{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]},
+          "answerKey": "B"}, "q\nA. x\nB. y", "B"),
+        ({"question": "q", "option_a": "x", "option_b": "y", "answer": "B"}, "q\nA. x\nB. y", "B"),
+        ({"prompt": SAID, "completion": [{"role": "assistant", "content": "#### 4"}]}, "2 + 2?", "4"),
+        ({"messages": {"role": ["system", "user"], "content": ["Be short.", "2 + 2?"]}, "answer": 4}, "2 + 2?", "4"),
+        ({"prompt": SAID[1], "answer": "4"}, "2 + 2?", "4"),
+        ({"prompt": json.dumps(SAID[1]), "answer": "4"}, "2 + 2?", "4"),
+        ({"prompt": [SAID], "answer": "4"}, "2 + 2?", "4"),
+        ({"prompt": [{"role": "User", "content": {"type": "text", "text": "2 + 2?"}}], "answer": "4"}, "2 + 2?", "4"),
+        ({"question": "q", "answer": r"So it is \boxed{5}."}, "q", "5"),
+        ({"question": "q", "answer": r"<think>\boxed{4}?</think>So it is \boxed{5}."}, "q", "5"),
+        ({"question": "q", "answer": "N/A", "solution": r"So it is \boxed{5}."}, "q", "5"),
+        ({"question": "q", "answer": "none", "solution": "There are none."}, "q", "none"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_further_forms_of_questions_and_answers(row, question, answer) -> None:
+    problem = problem_of(row)
+    assert (problem.question, problem.answer, problem.notes) == (question, answer, ())
+
+
+def test_columns_that_differ_only_in_case_are_a_warning() -> None:
+    problem = problem_of({"question": "q", "Answer": "3", "answer": "2"})
+    assert problem.answer == "2"
+    assert problem.notes == ("has columns that differ only in case or blanks, 'Answer', 'answer': 'answer' counts",)
