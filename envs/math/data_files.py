@@ -1,7 +1,6 @@
 """Read the rows of data files: JSON Lines, JSON, CSV, TSV, Parquet and Arrow, compressed or not, alone or in a folder.
 
     rows_of(Path("train.jsonl.gz"))     (1, {"question": ...}), (2, RowFault), ...
-    files_in(Path("shards"))            [shards/train-00000-of-00002.parquet, shards/train-00001-of-00002.parquet]
 
     .jsonl .ndjson   one JSON object a line                          .csv .tsv    names of the columns in the first line
     .json            a list of objects, one object, or an object     .parquet     any
@@ -21,26 +20,19 @@ import gzip
 import io
 import json
 import lzma
-import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-PACKED = (".gz", ".bz2", ".xz", ".zst")  # behind a suffix
+from rllib_srl.envs.math.data_names import PACKED, SUFFIXES, files_in, kind_of
+
 MAX_LINE_BYTES = 4 << 20  # of a row of JSONL or CSV: many times the longest prompt, small against the memory
-SPLITS = {  # words in names of files, and the split that they mean
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing", "eval", "heldout"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}
 QUESTION_LIKE = ("question", "problem", "prompt", "_text", "messages")  # of a file that holds one object
+_MARKS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 _HOLDERS = ("data", "rows", "problems")
-_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # beside the data
-_MAX_SHOWN = 12  # names in a message
 _MAX_FIELD_CHARS = 1 << 27  # a longer field ends a file of CSV: a quote that is never closed
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
@@ -56,90 +48,6 @@ class Row(dict[str, Any]):
     """A row as read. Invariant: `notes` says what of the file is not in it."""
 
     notes: tuple[str, ...] = ()
-
-
-def kind_of(name: str) -> str:
-    """Return the suffix that says how a file is read, "" if it cannot be: ".jsonl" of "train.jsonl.gz"."""
-    path = Path(name.lower())
-    if path.suffix in PACKED:
-        path = path.with_suffix("")
-    return path.suffix if path.suffix in SUFFIXES else ""
-
-
-def stem_of(name: str) -> str:
-    """Return the name of a file without folders and suffixes, that of a folder as it is."""
-    path = Path(name)
-    while path.suffix.lower() in (*SUFFIXES, *PACKED):
-        path = path.with_suffix("")
-    return path.name
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return the data files of a folder and its folders, in the order of their names.
-
-    Raises:
-        ValueError: there are none, or those of several splits or kinds; the message lists them.
-    """
-    inside = sorted(
-        path for path in folder.rglob("*")
-        if kind_of(path.name) and path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts)
-    )  # fmt: skip
-    found = [path for path in inside if path.name not in _DESCRIPTIONS] or inside
-    if any(kind_of(path.name) != ".json" for path in found):
-        found = [path for path in found if kind_of(path.name) != ".json"]  # descriptions beside the data
-    if not found:
-        raise ValueError(f"path = {str(folder)!r} is a folder without data files; expected files that end in "
-                         f"{', '.join(SUFFIXES)}, also with {', '.join(PACKED)}")  # fmt: skip
-    of_split: dict[str, list[Path]] = {}
-    for path in found:
-        of_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
-    if len(splits := sorted(set(of_split) - {""})) > 1:
-        each = " or ".join(repr(_common(of_split[split])) for split in splits)
-        raise ValueError(f"path = {str(folder)!r} holds the splits {', '.join(splits)}; expected one of them: {each}")
-    if len(kinds := sorted({kind_of(path.name) for path in found})) > 1:
-        raise ValueError(
-            f"path = {str(folder)!r} holds files of several kinds ({', '.join(kinds)}); expected one kind, or one of "
-            f"the files: {listed([path.name for path in found])}"
-        )
-    return found
-
-
-def parts_of(path: Path) -> list[Path]:
-    """Return the data files beside each other that are named after a split: train.jsonl, train-00000-of-00002.parquet.
-
-    Args:
-        path: of a folder, with the name of the split
-    """
-    if not path.name or not path.parent.is_dir():
-        return []
-    pattern = re.compile(rf"{re.escape(path.name)}(?:[-_.]?\d+(?:-of-\d+)?(?:-\w+)?)?")
-    return sorted(one for one in path.parent.iterdir() if kind_of(one.name) and pattern.fullmatch(stem_of(one.name)))
-
-
-def split_of(path: Path) -> str:
-    """Return the split that a word of a file's name says or, if none does, that of a folder around it; "" for none."""
-    for part in reversed(path.parts):
-        named = {SPLITS[word] for word in re.findall("[a-z]+", stem_of(part).lower()) if word in SPLITS}
-        if len(named) == 1:
-            return named.pop()
-    return ""
-
-
-def _common(files: Sequence[Path]) -> str:
-    """Return a path that names these files alone, where there is one: a file, a split, or their folder."""
-    if len(files) == 1:
-        return str(files[0])
-    folders = {path.parent for path in files}
-    first = re.split(r"[-_.]?\d", stem_of(files[0].name))[0]
-    if len(folders) == 1 and first and parts_of(files[0].with_name(first)) == list(files):
-        return str(files[0].with_name(first))
-    return os.path.commonpath(folders)
-
-
-def listed(names: Sequence[Any]) -> str:
-    """Return names in a line, the first ones of many."""
-    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    return ", ".join(str(name)[:40] for name in names[:_MAX_SHOWN]) + more
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
@@ -166,8 +74,12 @@ def _rows_in(path: Path) -> Iterator[Any]:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a file for reading, unpacked as its suffix says."""
+    """Open a file for reading, unpacked as its suffix or, without one, its first bytes say."""
     packed = path.suffix.lower()
+    if packed not in PACKED:
+        with open(path, "rb") as file:
+            start = file.read(6)
+        packed = next((suffix for mark, suffix in _MARKS.items() if start.startswith(mark)), "")
     if packed == ".zst":
         import pyarrow
 
@@ -264,7 +176,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 value = parsed(text)
                 yield from value if number == 1 and isinstance(value, list) else [value]  # a list under another name
             except (ValueError, RecursionError) as error:
-                yield RowFault("(row)", f"is not JSON: {error}")
+                yield RowFault("(row)", f"is not JSON: {error}; expected one object a line")
 
 
 def _json_list(path: Path) -> Iterator[Any]:
@@ -279,6 +191,7 @@ def _json_list(path: Path) -> Iterator[Any]:
         raise ValueError(f"file {str(path)!r} is not JSON: {error}; expected a list (or name it .jsonl)") from error
     except RecursionError as error:
         raise ValueError(f"file {str(path)!r} is not JSON: {error}; expected a list (or name it .jsonl)") from error
+    held = _of_columns(held) if isinstance(held, dict) else held
     if isinstance(held, Mapping) and not any(name in held for name in _HOLDERS):
         names = {str(name).casefold().strip() for name in held}
         if names & set(QUESTION_LIKE) and not all(isinstance(row, Mapping) for row in held.values()):
@@ -292,28 +205,52 @@ def _json_list(path: Path) -> Iterator[Any]:
     yield from map(_with_notes, held)
 
 
+def _of_columns(held: dict[str, Any]) -> Any:
+    """Return the rows of an object that holds columns, as pandas and `datasets` write them; else the object."""
+    if isinstance(held.get("columns"), list) and isinstance(held.get("data"), list):
+        return [dict(zip(held["columns"], row, strict=False)) if isinstance(row, list) else row for row in held["data"]]
+    columns = list(held.values())
+    if not {str(name).strip().casefold() for name in held} & set(QUESTION_LIKE):
+        return held
+    if all(isinstance(one, dict) for one in columns) and len({tuple(one) for one in columns}) == 1:
+        columns = [list(one.values()) for one in columns]
+    if all(isinstance(one, list) for one in columns) and len({len(one) for one in columns}) == 1:
+        return [dict(zip(held, values, strict=True)) for values in zip(*columns, strict=True)]
+    return held
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, delimiter=_delimiter(path))
+        delimiter, quoting, num_before = _form_of_table(path)
+        for _ in range(num_before):
+            lines.readline()
+        reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=True)
         try:
             names = [name.strip() for name in next(reader, [])]
             twice = [name for name, num in Counter(filter(None, names)).items() if num > 1]
             notes = tuple(f"has the column {name!r} twice, and the last one counts" for name in twice)
+            begin = reader.line_num + 1
             for values in reader:
-                if values:
-                    yield _csv_row(names, values, notes)
+                if any(value.strip() for value in values):
+                    yield _csv_row(names, values, notes, (begin + num_before, reader.line_num + num_before))
                     notes = ()  # once for a file
+                begin = reader.line_num + 1
         except csv.Error as error:
             where = f"file {str(path)!r}, line {reader.line_num + 1}"
             raise ValueError(f"{where} cannot be read: {error}; expected comma-separated values, and every quote "
                              "closed") from error  # fmt: skip
 
 
-def _csv_row(names: Sequence[str], values: Sequence[str], notes: tuple[str, ...]) -> Row | RowFault:
+def _csv_row(
+    names: Sequence[str], values: Sequence[str], notes: tuple[str, ...], span: tuple[int, int]
+) -> Row | RowFault:
+    if len(values) < len(names) and span[1] > span[0]:
+        fault = f"(lines {span[0]} to {span[1]}) has {len(values)} of {len(names)} values over several lines"
+        return RowFault("(row)", f"{fault}; expected every quote closed: write a quote at the start of a text twice")
     if (extra := len(values) - len(names)) > 0 and any(value.strip() for value in values[len(names) :]):
         return RowFault("(row)", f"has {extra} more values than column names")
     if (num := sum(map(len, values))) > MAX_LINE_BYTES:
@@ -324,13 +261,25 @@ def _csv_row(names: Sequence[str], values: Sequence[str], notes: tuple[str, ...]
     return row
 
 
-def _delimiter(path: Path) -> str:
-    """Return the character between values: a tab, or what the line of names has in place of commas."""
-    if kind_of(path.name) == ".tsv":
-        return "\t"
+def _form_of_table(path: Path) -> tuple[str, Literal[0, 3], int]:
+    """Return the character between values, the use of quotes, and the number of lines before the names.
+
+    Values are between tabs in .tsv, else between what the line of names has. Excel may write "sep=;" in front. In a
+    .tsv whose lines have equally many tabs, and where a quote begins a value that it does not end, quotes mean nothing.
+    """
     with opened(path) as lines:
-        names = lines.readline(MAX_LINE_BYTES).decode("utf-8-sig", "replace")
-    return next((mark for mark in (",", ";", "\t", "|") if mark in names), ",")
+        names, num_before = lines.readline(MAX_LINE_BYTES).decode("utf-8-sig", "replace"), 0
+        if found := re.fullmatch(r"sep=(.)\s*", names):
+            return found[1], csv.QUOTE_MINIMAL, 1
+        if kind_of(path.name) != ".tsv":
+            return next((mark for mark in (",", ";", "\t", "|") if mark in names), ","), csv.QUOTE_MINIMAL, num_before
+        num_tabs, is_open = names.count("\t"), False
+        for line in lines:
+            values = line.rstrip(b"\r\n").split(b"\t")
+            if len(values) != num_tabs + 1 and values != [b""]:
+                return "\t", csv.QUOTE_MINIMAL, num_before
+            is_open |= any(one[:1] == b'"' and (len(one) == 1 or one[-1:] != b'"') for one in values)
+    return "\t", csv.QUOTE_NONE if is_open else csv.QUOTE_MINIMAL, num_before
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

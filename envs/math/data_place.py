@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllib_srl.envs.math.data_files import PACKED, SUFFIXES, files_in, kind_of, parts_of, stem_of
+from rllib_srl.envs.math.data_names import PACKED, SUFFIXES, files_in, kind_of, parts_of, stem_of
 
 _MAX_SHOWN = 20  # files in a message
 

@@ -49,7 +49,8 @@ from typing import Any
 from rllib_srl.envs import text
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import KINDS, class_of
-from rllib_srl.envs.math.data_files import PACKED, SUFFIXES, RowFault, rows_of, stem_of
+from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_names import PACKED, SUFFIXES, stem_of
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import choice_in, grade

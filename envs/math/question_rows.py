@@ -48,7 +48,8 @@ from rllib_srl.envs.math.conversations import (
     unwritten,
     written_messages,
 )
-from rllib_srl.envs.math.data_files import Row, RowFault, listed
+from rllib_srl.envs.math.data_files import Row, RowFault
+from rllib_srl.envs.math.data_names import listed
 from rllib_srl.envs.math.marks import boxes_in, final_answer, without_thoughts
 
 QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "question_stem", "messages", "conversations")
@@ -167,9 +168,8 @@ def _answer(
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return the answer and the solution of a row without choices, and notes."""
     word = str(answer).strip().casefold()
-    if name and solution and (_is_blank(answer) or word in _NO_ANSWERS):
-        name = ""
-    elif name and solution and word in _NOTHING and final_answer(solution).marker != "bare":
+    is_left_out = _is_blank(answer) or word in _NO_ANSWERS
+    if name and solution and (is_left_out or (word in _NOTHING and final_answer(solution).marker != "bare")):
         name = ""
     elif name and isinstance(answer, str) and _has_box_in_text(answer):
         name, solution = "", answer  # a whole solution in the column of answers

@@ -16,7 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from rllib_srl.algorithm.own_data import data_settings, names_data_set
-from rllib_srl.envs.math.data_files import RowFault, files_in, kind_of, rows_of, stem_of
+from rllib_srl.envs.math.data_files import RowFault, rows_of
+from rllib_srl.envs.math.data_names import files_in, kind_of, stem_of
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_file import QuestionFile
 
@@ -272,6 +273,33 @@ def test_a_column_that_occurs_twice_is_a_warning(tmp_path) -> None:
     world = QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})
     assert asked(world) == {"1 + 1?": "2", "2 + 2?": "4"}
     assert world.row_notes == ["row 1 has the column 'answer' twice, and the last one counts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.tsv", 'question\tanswer\n"Hi" he said\t1\n"tis so\t2\n'),  # quotes that mean nothing
+        ("t.csv", 'sep=;\nquestion;answer\n"""Hi"" he said";1\n"""tis so";2\n'),
+        ("t.csv", ' "question" , "answer"\n"""Hi"" he said", 1\n"""tis so", 2\n,\n'),
+        ("t.json", json.dumps({"question": ['"Hi" he said', '"tis so'], "answer": ["1", "2"]})),
+        ("t.json", json.dumps({"question": {"0": '"Hi" he said', "1": '"tis so'}, "answer": {"0": 1, "1": 2}})),
+        ("t.json", json.dumps({"columns": ["question", "answer"], "data": [['"Hi" he said', 1], ['"tis so', 2]]})),
+        (
+            "t.jsonl",
+            gzip.compress(lines([{"question": '"Hi" he said', "answer": 1}, {"question": '"tis so', "answer": 2}])),
+        ),
+    ],
+)
+def test_tables_are_read_as_programs_write_them(tmp_path, name, content) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
+    assert asked(world) == {'"Hi" he said': "1", '"tis so': "2"}
+
+
+def test_a_quote_that_is_never_closed_names_the_lines_that_it_takes(tmp_path) -> None:
+    (tmp_path / "t.csv").write_text('question,answer\n1 + 1?,2\n"tis so,5\nnext,6\nthird,7\n')
+    with pytest.raises(ValueError, match=r"row 2, field '.row.' .lines 3 to 5. has 1 of 2 values .* quote closed"):
+        QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})
 
 
 @pytest.mark.parametrize(

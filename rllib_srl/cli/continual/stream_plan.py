@@ -21,7 +21,7 @@ from rllib_srl.cli.tuning.plan import FIXED, SHORT, Plan, planned
 from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
-from rllib_srl.envs.math.data_files import kind_of, stem_of
+from rllib_srl.envs.math.data_names import kind_of, stem_of
 from rllib_srl.studies.study import Arm, Primary, Study
 from rllib_srl.studies.task_stream import orders_of
 from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
