@@ -13,6 +13,8 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm import checks
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.resources import PlacementError, check_machine_holds
+from rllib_srl.rollout.replies import Reply
+from tests.rollout.fakes import CHATML, make_tokenizer
 from tests.small_worlds import Even, small_config
 
 HERE = "tests.algorithm.test_checks"
@@ -133,6 +135,15 @@ def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplo
     path = rows(tmp_path / "long.jsonl", *map(json.dumps, long))
     (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "num_shots": 0}))
     assert "tokens; expected fewer than max_episode_tokens = 48, which includes the answer" in fault
+
+
+def test_a_prompt_of_a_chat_is_counted_with_its_template_and_history(tmp_path):
+    make_tokenizer(chat_template=CHATML, with_bos=False).save_pretrained(tmp_path)
+    count = checks._counter("chat", tmp_path)
+    # <|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n: 3 control tokens, 5 + 2 + 1 + 10 bytes
+    assert count(Reply("ab")) == 21
+    said = tuple({"role": role, "content": "ab"} for role in ("user", "assistant", "user"))
+    assert count(Reply("ab", messages=said)) == 21 + 10 + (2 + 10 + 2 + 1)  # 2 more messages: 10 and 15 tokens
 
 
 def of_another_name(question, response):

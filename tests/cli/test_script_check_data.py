@@ -55,7 +55,7 @@ def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> No
     assert "- rows with another answer than an earlier row with the same question: 1\n    row 51, field 'ans" in text
     assert "- rows that cannot be used (fix them, or set bad_rows to skip): 2\n    row 53, field '(row)' is" in text
     assert "- questions that differ only in case and spacing, or in other columns: 1" in text
-    assert "- prompts of 96 tokens or more, which would end a run: 1; raise max_episode_tokens" in text
+    assert "- prompts of 96 tokens or more, which a run leaves out: 1; raise max_episode_tokens" in text
     assert "- right answers of more than 12 tokens: 1; raise max_turn_tokens to" in text
     assert text.rstrip().splitlines()[-1].startswith(("- ", "    "))
 
