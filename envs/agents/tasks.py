@@ -1,8 +1,8 @@
 """The tasks of an agent: rows of a file or of a data set, or numbers.
 
-Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
-Tasks.of(rows)            the same for rows that are there already
-Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
+    Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
+    Tasks.of(rows)            the same for rows that are there already
+    Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
 """
 
 from __future__ import annotations

@@ -383,6 +383,7 @@ class QuestionFile(Listed, QuestionWorld):
         return grade(vote, other, kind, self.settings.deadline_s) == 1.0
 
     def _begin_episode(self) -> None:
+        self._turn = None
         if not self._rewards:
             symbolic_pool().warm()
 

@@ -266,7 +266,7 @@ def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: s
     warn_once(
         f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts looked at have max_episode_tokens = {most} "
         f"tokens or more, and will be left out: {shown}; the longest has {num}. Shorten them, or set "
-        f"max_episode_tokens to {num + config.max_turn_tokens}"
+        f"max_episode_tokens to {num + config.max_turn_tokens} if the model has such a context"
     )
     return ""
 

@@ -1,7 +1,7 @@
 """Read the tasks and settings of `srl stream`, and make one study for each order of the tasks.
 
---tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
-stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
+    --tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
+    stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
 def _stage_of(text: str) -> dict[str, Any]:
     """Return a task: a file of questions, or an environment as ENV, ENV#NAME or ENV#NAME={settings}."""
     path = Path(text).expanduser().absolute()
-    if kind_of(text) or path.is_dir():
+    if kind_of(text) or ("/" in text and path.is_dir()):  # a bare name is an environment's
         if not path.exists():
             raise ValueError("there is no such file")
         return {"world": OWN_DATA, "domain": stem_of(text), "env_config": data_settings(str(path))}
