@@ -238,7 +238,7 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         reply = reset(env, prompt)
     except Exception as error:  # likewise
         return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
-    count = _counter(config.prompt_format, directory)
+    count = _counter(config.prompt_format, directory, config.max_turns == 1)
     if count is None:
         return ""
     try:
@@ -296,14 +296,16 @@ def _lengths(
 
 
 @lru_cache(maxsize=8)
-def _counter(prompt_format: str, directory: Path | None) -> Callable[[Reply], int] | None:
+def _counter(
+    prompt_format: str, directory: Path | None, has_one_turn: bool
+) -> Callable[[Reply], int] | None:
     """Return what counts the tokens of a prompt; None without a tokenizer."""
     if directory is None:
         return None
-    if prompt_format == "chat" and _chat_fault(directory):
+    if prompt_format == "chat" and _chat_fault(directory, has_one_turn):
         return None
     if prompt_format == "chat":
-        transcript = make_transcript("chat", load_tokenizer(directory))
+        transcript = make_transcript("chat", load_tokenizer(directory), 1 if has_one_turn else None)
         return lambda reply: len(first_ids(transcript, reply))
     if not (directory / "tokenizer.json").is_file():
         return None

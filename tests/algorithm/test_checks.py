@@ -139,7 +139,7 @@ def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplo
 
 def test_a_prompt_of_a_chat_is_counted_with_its_template_and_history(tmp_path):
     make_tokenizer(chat_template=CHATML, with_bos=False).save_pretrained(tmp_path)
-    count = checks._counter("chat", tmp_path)
+    count = checks._counter("chat", tmp_path, False)
     # <|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n: 3 control tokens, 5 + 2 + 1 + 10 bytes
     assert count(Reply("ab")) == 21
     said = tuple({"role": role, "content": "ab"} for role in ("user", "assistant", "user"))
@@ -278,12 +278,6 @@ def test_a_model_that_cannot_chat_is_refused(config):
     assert "has no chat template" in line
 
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
 @pytest.mark.parametrize(
     ("template", "max_turns", "message"),
     [
@@ -306,6 +300,7 @@ def test_a_template_that_does_not_fit_is_refused_with_the_models_name(
     shutil.copytree(random_llama_dir, place)
     (place / "chat_template.jinja").write_text(template)
     config.rl_module(model_config={"model": str(place)}).env_runners(prompt_format="chat", max_turns=max_turns)
+    config.env_runners(max_episode_tokens=100)
     if not message:
         config.validate()
         return
