@@ -33,16 +33,6 @@ COMMON: dict[str, Any] = {
     "num_transcripts": 0,
     "evaluation_duration": 768,
 }
-PRETRAINED: dict[str, Any] = {  # a model of 135M parameters on the stream `cpu_pretrained`, 6,000 tokens a stage
-    "model": "smollm2-135m",
-    "engine": "vllm",
-    "num_env_runners": 1,
-    "compute_dtype": "auto",
-    "lr": 3e-5,
-    "max_turns": 3,
-    "max_turn_tokens": 8,
-    "evaluation_duration": 256,
-}
 # At the rate of the others plain GRPO forgets far more: it gets the one at which it does best (docs/LOG.md).
 NO_REPLAY: dict[str, Any] = {"lr": 5e-5, "replay_revisit_fraction": 0.0, "replay_capacity": 0}
 REVISITS: dict[str, Any] = {"replay_revisit_fraction": 0.25}  # old prompts come back, drawn uniformly

@@ -23,7 +23,6 @@ OLD_POLICIES = ("decoupled", "bypass")
 REFERENCES = ("base", "last_good", "ema")
 TURN_MASKS = ("all", "first", "last")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
-_USES_CLIP_HIGH = ("higher", "dual", "two_sided")
 
 
 _NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the message)

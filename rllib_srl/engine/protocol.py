@@ -11,7 +11,7 @@ contract tests run on both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.sync import WeightBundle
-from rllib_srl.types import ProcessBrokenError, Prompt
+from rllib_srl.types import ProcessBrokenError
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def uses_in(uses: Counter[str], groups: Collection[str]) -> Counter[str]:
 class Engine(TurnWriter, Protocol):
     """A causal language model that generates and scores text with the weights of the last `load_weights`."""
 
-    def expect(self, prompts: Mapping[str, Prompt]) -> None:
-        """Take the prompts that the coming requests are about, by group id.
+    def expect(self, group_ids: Collection[str]) -> None:
+        """Take the ids of the groups that the coming requests are about.
 
         What was counted of requests of other groups, for their seeds, is forgotten.
         """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from rllib_srl.engine.fingerprint import Fingerprint, digests
 from rllib_srl.engine.model_dir import check_settings, end_token_ids, load_tokenizer
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, torch_dtype, unpack, verify
-from rllib_srl.types import Prompt
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # (keys, values) per layer, each [B, heads, T, D]
 
@@ -145,9 +144,9 @@ class TransformersEngine:
         self._is_asleep = False
         self.reseed(seed)
 
-    def expect(self, prompts: Mapping[str, Prompt]) -> None:
+    def expect(self, group_ids: Collection[str]) -> None:
         """Forget how often requests of other groups were submitted; see `Engine.expect`."""
-        self._num_uses = uses_in(self._num_uses, prompts)
+        self._num_uses = uses_in(self._num_uses, group_ids)
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from functools import cache
@@ -45,7 +45,6 @@ from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_co
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack, torch_dtype, verify
 from rllib_srl.engine.vllm_adapter import ADAPTER
-from rllib_srl.types import Prompt
 
 TRANSFERS = ("object_store", "nccl", "ipc")
 
@@ -303,9 +302,9 @@ class VLLMEngine:
         if adapter:
             self._start_adapter()
 
-    def expect(self, prompts: Mapping[str, Prompt]) -> None:
+    def expect(self, group_ids: Collection[str]) -> None:
         """Forget how often requests of other groups were submitted; see `Engine.expect`."""
-        self._uses = uses_in(self._uses, prompts)
+        self._uses = uses_in(self._uses, group_ids)
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn; see `Engine.submit`."""

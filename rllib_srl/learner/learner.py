@@ -78,7 +78,9 @@ class GRPOTorchLearner(TorchLearner):
         config, settings, device = self.config, self.config.loss_settings(), self._device
         # Without `fsdp` all learners have whole weights, and only one is called.
         self._is_first = not config.is_sharded or torch.distributed.get_rank() == 0
-        self.scorer = self._make_scorer()
+        size = config.sequence_parallel
+        mesh = mesh_of(device, size)["parts"] if size > 1 else None
+        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded, mesh)
         self.reference = None
         if settings.needs_reference:
             split = config.tensor_parallel if config.is_sharded else None
@@ -101,22 +103,13 @@ class GRPOTorchLearner(TorchLearner):
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
         self._save_error: Exception | None = None
-        self.can_share_prefixes = self._shares_prefixes()
-
-    def _make_scorer(self) -> Scorer:
-        size = self.config.sequence_parallel
-        mesh = mesh_of(self._device, size)["parts"] if size > 1 else None
-        return Scorer(self.policy, self._device, self.config.compute_dtype, self.config.is_sharded, mesh)
-
-    def _shares_prefixes(self) -> bool:
-        is_wanted = bool(self.config.prefix_sharing)
-        shares = is_wanted and is_sharing_exact(self.scorer, self.model, self.config.max_episode_tokens)
-        if self.config.sequence_parallel > 1 and not shares:
+        is_exact = config.prefix_sharing and is_sharing_exact(self.scorer, self.model, config.max_episode_tokens)
+        self.can_share_prefixes = bool(is_exact)
+        if config.sequence_parallel > 1 and not self.can_share_prefixes:
             raise ValueError(
-                f"fsdp.sequence_parallel = {self.config.sequence_parallel}; expected a model whose log-probs in tries "
+                f"fsdp.sequence_parallel = {config.sequence_parallel}; expected a model whose log-probs in tries "
                 "are exact, or 1: only the tokens of tries are split"
             )
-        return shares
 
     def _make_module(self) -> Any:
         module = super()._make_module()

@@ -12,7 +12,6 @@ into each buffer's process.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,6 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.history import Policy
 from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
-from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef, Prompt
@@ -121,11 +119,10 @@ class ReplayBufferActor:
         now: int,
         request: str = "",
         without: Collection[str] = (),
-        shares: DomainShares | None = None,
     ) -> list[Prompt]:
         """Draw prompts to revisit; see `SRLReplayBuffer.due`."""
         begin = time.perf_counter()
-        prompts = self.buffer.due(num, now, request, without, shares)
+        prompts = self.buffer.due(num, now, request, without)
         self._busy_s += time.perf_counter() - begin
         return prompts
 
@@ -134,13 +131,12 @@ class ReplayBufferActor:
         num_items: int | None = None,
         now: int = 0,
         request: str = "",
-        shares: DomainShares | None = None,
         policy: Policy | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
         """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items or 0, now, request, shares, policy)
+        drawn = self.buffer.draw(num_items or 0, now, request, policy)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
@@ -151,12 +147,11 @@ class ReplayBufferActor:
         num_items: int,
         now: int,
         request: str = "",
-        shares: DomainShares | None = None,
         policy: Policy | None = None,
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items, now, request, shares, policy)
+        drawn = self.buffer.draw(num_items, now, request, policy)
         answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer
@@ -229,10 +224,6 @@ class ReplayBufferActor:
             path = Path(folder) / "snapshot"
             self.buffer.snapshot(path)
             return {**self.buffer.describe(), "snapshot": path.read_bytes()}
-
-    def get_host(self) -> str:
-        """Return the name of the machine that the buffer runs on."""
-        return platform.node()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned, as `restore` does from a file.

@@ -39,7 +39,6 @@ from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
-from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import Header, rows_at
@@ -200,7 +199,6 @@ class SRLReplayBuffer:
         now: int,
         request: str = "",
         without: Collection[str] = (),
-        shares: DomainShares | None = None,
     ) -> list[Prompt]:
         """Draw `num` prompts to revisit, fewer only if fewer have passed their minimum recall interval.
 
@@ -209,13 +207,12 @@ class SRLReplayBuffer:
             now: the training iteration.
             request: name of the call.
             without: keys of prompts that are already in this batch.
-            shares: domain shares of a planner; None: `domain_quotas` applies.
         """
         if (answer := self._answered(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
         with self._transaction(request) as change:
             taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            drawn = self.draws.items(num, now, self.generators["revisit"], taken, shares)
+            drawn = self.draws.items(num, now, self.generators["revisit"], taken)
             prompts = [self.store.prompt_of(int(slot)) for slot in drawn]
             change.answer = [
                 {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
@@ -244,16 +241,15 @@ class SRLReplayBuffer:
         change.new_slots.add(slot)
         return slot
 
-    def sample(self, num: int, now: int, request: str = "", shares: DomainShares | None = None) -> list[Group]:
+    def sample(self, num: int, now: int, request: str = "") -> list[Group]:
         """Draw `num` stored groups as `draw` does, and return the groups without their weights."""
-        return [drawn.group for drawn in self.draw(num, now, request, shares)]
+        return [drawn.group for drawn in self.draw(num, now, request)]
 
     def draw(
         self,
         num: int,
         now: int,
         request: str = "",
-        shares: DomainShares | None = None,
         policy: Policy | None = None,
     ) -> list[StoredGroup]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
@@ -262,7 +258,6 @@ class SRLReplayBuffer:
             num: groups wanted.
             now: the training iteration.
             request: name of the call.
-            shares: domain shares of a planner; None: `domain_quotas` applies.
             policy: in training, where the baseline is one from history; None leaves out groups of equal rewards.
 
         Returns:
@@ -275,7 +270,7 @@ class SRLReplayBuffer:
             answered = drawn_in(answer)
             return self._drawn(list(map(self.ledger.payloads.open, answered.seqs)), answered)
         with self._transaction(request) as change:
-            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], shares, must_vary=policy is None)
+            drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=policy is None)
             self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
             seqs = self.store.groups["seq"][drawn].tolist()
             found = list(map(self.ledger.payloads.open, seqs))

@@ -12,7 +12,6 @@ from rllib_srl.replay.admission.admission import Reason
 if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
 
-NAN = float("nan")
 REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),

@@ -35,7 +35,6 @@ from rllib_srl.replay.journal.transaction import JOURNAL, SNAPSHOT
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
 from rllib_srl.replay.schedule.slots import Share, reuse_share
-from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import AUTO, ReplaySettings, users_rules
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
@@ -126,9 +125,7 @@ class ReplayClient:
 
     # --- an iteration ----------------------------------------------------------------------------
 
-    def due(
-        self, num_prompts: int, now: int, shares: DomainShares | None = None, in_play: Collection[str] = ()
-    ) -> list[Prompt]:
+    def due(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
         """Draw the revisits of an iteration of `num_prompts` prompts, at most `revisit_fraction` of them.
 
         Slots without an available item are counted in `num_revisits_short` and not carried over.
@@ -136,7 +133,6 @@ class ReplayClient:
         Args:
             num_prompts: of the iteration.
             now: the training iteration.
-            shares: domain shares of a planner; None: `domain_quotas` applies.
             in_play: keys of prompts that are being played and must not be drawn.
         """
         if self.num_items < self.settings.min_buffer_size:
@@ -144,7 +140,7 @@ class ReplayClient:
         num = self._revisits.owed(num_prompts)
         prompts: list[Prompt] = []
         if num:
-            call = Call.of(ReplayBufferActor.due, num, now, self._request(now, "due"), list(in_play), shares)
+            call = Call.of(ReplayBufferActor.due, num, now, self._request(now, "due"), list(in_play))
             prompts = self._call(call, "drawing")
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
@@ -168,9 +164,7 @@ class ReplayClient:
         self.counts["num_groups_lost"] += len(lost)
         return {visit.group_id: visit for visit in visits}
 
-    def sample(
-        self, num_played: int, now: int, shares: DomainShares | None = None, policy: Policy | None = None
-    ) -> list[GroupMeta]:
+    def sample(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
         """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`.
 
         `policy` as in `SRLReplayBuffer.draw`.
@@ -180,7 +174,7 @@ class ReplayClient:
         num = self._reuses.owed(num_played)
         groups: list[GroupMeta] = []
         if num:
-            drawing = (num, now, self._request(now, "sample"), shares, policy)
+            drawing = (num, now, self._request(now, "sample"), policy)
             call = (
                 Call.of(ReplayBufferActor.sample, *drawing)
                 if self._is_local

@@ -294,9 +294,7 @@ class Ingestion:
     ) -> None:
         """Add groups that have no item to the histories of their prompts."""
         noted = {
-            key_of(group.prompt): facts
-            for group, facts, one in taken
-            if isinstance(one, Visit) and facts.num_rewarded
+            key_of(group.prompt): facts for group, facts, one in taken if isinstance(one, Visit) and facts.num_rewarded
         }
         how = (self._settings.history_by, self._settings.history_half_life, policy_kl)
         if num_dropped := buffer.unstored.note(list(noted), list(noted.values()), *how):
@@ -323,7 +321,6 @@ class Ingestion:
             pass_rate=fields["num_success"] / size_N,
             group_size=size_N,
             variance=variance_N,
-            score=variance_N,
             visits=before_N["visits"] + 1,
             **fields,
             **self._measure(buffer, {pending.slot: pending.measured for pending in played}, variance_N, change),

@@ -8,7 +8,6 @@ from typing import Any
 
 from rllib_srl.replay.history import Policy
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
-from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -18,9 +17,7 @@ class NoMemory:
 
     is_on = False
 
-    def due(
-        self, num_prompts: int, now: int, shares: DomainShares | None = None, in_play: Collection[str] = ()
-    ) -> list[Prompt]:
+    def due(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
         """Return nothing."""
         return []
 
@@ -28,9 +25,7 @@ class NoMemory:
         """Store nothing."""
         return {}
 
-    def sample(
-        self, num_played: int, now: int, shares: DomainShares | None = None, policy: Policy | None = None
-    ) -> list[GroupMeta]:
+    def sample(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
         """Return nothing."""
         return []
 

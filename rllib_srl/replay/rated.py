@@ -319,6 +319,6 @@ def _corrections(
                 history_clock = max(0.0, float(item["history_clock"]) - elapsed)
     if is_last and item["group_size"] == facts.size:
         variance = facts.variance
-        fields |= {"reward": facts.reward, "variance": variance, "score": variance, "num_success": facts.num_success}
+        fields |= {"reward": facts.reward, "variance": variance, "num_success": facts.num_success}
         fields |= {"pass_rate": facts.num_success / facts.size} | ({"num_silent": 0} if variance > 0 else {})
     return fields, history_clock

@@ -425,7 +425,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play episodes; return them in the same order."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
-        self.engine.expect({live.group_id: live.prompt for live in unplayed})
+        self.engine.expect({live.group_id for live in unplayed})
         deadline_s = self.config.sample_timeout_s * PLAY_SHARE
         episodes = list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
         if settles:

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL
@@ -26,16 +24,10 @@ from rllib_srl.curriculum.planner import (
     scaled_softmax,
 )
 from rllib_srl.replay.schedule.slots import reuse_share
-from rllib_srl.replay.selection.shares import (
-    bands,
-    class_shares,
-    lent,
-)
 from rllib_srl.types import Prompt
 from tests.small_worlds import small_config, watch
 
 EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
-STEPS = np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
 
 
 def planner(**settings) -> Planner:
@@ -45,36 +37,6 @@ def planner(**settings) -> Planner:
 
 
 # --- formulas, by hand ------------------------------------------------------------------------------
-
-
-def test_bands_begin_at_their_bounds():
-    assert bands(np.array([0.0, 0.39, 0.4, 0.8, 0.81, 1.0]), (0.4, 0.8)).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_bands_lend_to_their_neighbours_first():
-    wide = np.array([99.0, 99.0, 99.0])
-    assert lent(np.array([6.0, 3, 1]), np.array([2, 99, 99]), STEPS) == pytest.approx([2, 7, 1])
-    assert lent(np.array([6.0, 3, 1]), np.array([2, 4, 99]), STEPS) == pytest.approx([2, 4, 4])
-    assert lent(np.array([6.0, 3, 1]), np.array([99, 0, 99]), STEPS) == pytest.approx([6 + 18 / 7, 0, 1 + 3 / 7])
-    assert lent(np.array([6.0, 3, 1]), np.array([1, 1, 1]), STEPS) == pytest.approx([1, 1, 1])
-    assert lent(np.array([6.0, 3, 1]), wide, STEPS) == pytest.approx([6, 3, 1])
-    assert lent(np.array([0.0, 0, 4]), np.array([9, 9, 1]), STEPS) == pytest.approx([0, 3, 1])
-
-
-@given(st.lists(st.tuples(st.floats(0, 9), st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=6))
-def test_lending_loses_nothing(rows):
-    share_K, room_K, band_K = (np.array(column, float) for column in zip(*rows, strict=True))
-    taken_K = lent(share_K, room_K, np.abs(np.subtract.outer(band_K, band_K)))
-    assert (taken_K <= room_K + 1e-9).all() and (taken_K >= np.minimum(share_K, room_K) - 1e-9).all()
-    assert taken_K.sum() == pytest.approx(min(share_K.sum(), room_K.sum()), abs=1e-6)
-
-
-def test_a_domain_is_divided_into_bands_of_items():
-    num_KC = class_shares(np.array([0.5, 0.5]), np.array([0, 2]), (0.6, 0.3, 0.1), [[99, 99, 99], [0, 2, 99]], 20)
-    # The second domain has 2 items for the 9 of its low and medium bands: what is left goes to its high one.
-    assert num_KC == pytest.approx(np.array([[6, 3, 1], [0, 2, 8]]))
-    num_KC = class_shares(np.array([0.5, 0.5]), np.array([0, 2]), (0.6, 0.3, 0.1), [[1, 1, 1], [99, 99, 99]], 20)
-    assert num_KC.sum(1) == pytest.approx([3, 17])
 
 
 def test_recap_weights_are_the_published_ones():
@@ -264,9 +226,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 def remembering(config, **settings):
     """Switch a memory on that has something to give from the third iteration on."""
-    return config.replay(
-        capacity=500, min_buffer_size=4, spacing="none", degenerate_share=None, **settings
-    )
+    return config.replay(capacity=500, min_buffer_size=4, spacing="none", degenerate_share=None, **settings)
 
 
 def train(config, num_iterations):

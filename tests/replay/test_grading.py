@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,9 +17,17 @@ from rllib_srl.replay.schedule.grading import (
     by_rating,
     by_reward,
     cut,
-    grade_group,
     posterior,
 )
+
+
+def grade_group(num_success, size, alpha=0.5, beta=0.5, prior=(0.5, 0.5), memory=0.25, min_graded=2) -> SimpleNamespace:
+    """Grade one group by its pass rate."""
+    alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta, prior, memory)
+    evidence = Evidence(size_N=np.array([size]), alpha_N=alpha_N, beta_N=beta_N)
+    grade = int(by_pass_rate(evidence, min_graded=min_graded)[0])
+    (alpha,), (beta,) = alpha_N.tolist(), beta_N.tolist()
+    return SimpleNamespace(grade=grade, alpha=alpha, beta=beta, recall=alpha / (alpha + beta))
 
 
 @pytest.mark.parametrize(

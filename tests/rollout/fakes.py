@@ -66,7 +66,7 @@ class ScriptedEngine:
         self.num_steps = 0
         self._running: dict[str, tuple[list[int], int, int]] = {}  # ids to write, written, first version
 
-    def expect(self, prompts: Any) -> None:
+    def expect(self, group_ids: Any) -> None:
         """As an engine with a model."""
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:

@@ -186,18 +186,6 @@ def connect(path: Path, is_durable: bool) -> Connection:
     return db
 
 
-def empty_wal(db: Connection) -> None:
-    """Move the WAL into the database, after waiting for its readers.
-
-    Raises:
-        sqlite3.OperationalError: somebody reads it for longer than `TIMEOUT_S`.
-    """
-    import sqlite3
-
-    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        raise sqlite3.OperationalError("the WAL is locked")
-
-
 def to_one_file(db: Connection) -> None:
     """Move the WAL into the database and delete it, so that the file can be moved, or read where nobody may write.
 

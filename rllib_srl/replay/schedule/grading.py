@@ -214,33 +214,3 @@ def cut(value_N: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
     if len(bounds) != 3 or not bounds[0] < bounds[1] < bounds[2]:
         raise ValueError(f"bounds = {bounds}; expected three rising numbers: lowest of Hard, Good and Easy")
     return 1 + np.searchsorted(np.asarray(bounds), value_N, side="right")
-
-
-@dataclass(frozen=True)
-class GroupGrade:
-    """Grade of one group, and the posterior of its item's recall after the visit."""
-
-    grade: int
-    alpha: float
-    beta: float
-
-    @property
-    def recall(self) -> float:
-        """Return the posterior mean."""
-        return self.alpha / (self.alpha + self.beta)
-
-
-def grade_group(
-    num_success: int,
-    size: int,
-    alpha: float = PRIOR[0],
-    beta: float = PRIOR[1],
-    prior: tuple[float, float] = PRIOR,
-    memory: float = MEMORY,
-    bounds: tuple[float, float, float] = BOUNDS,
-    min_graded: int = 2,
-) -> GroupGrade:
-    """Grade one group by its pass rate. Args and Raises: as for `posterior` and `by_pass_rate`."""
-    alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta, prior, memory)
-    evidence = Evidence(size_N=np.array([size]), alpha_N=alpha_N, beta_N=beta_N)
-    return GroupGrade(int(by_pass_rate(evidence, bounds, min_graded)[0]), float(alpha_N[0]), float(beta_N[0]))

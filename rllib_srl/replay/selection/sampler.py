@@ -8,7 +8,6 @@ Items (revisit, eviction) and groups (reuse) have the same columns; a group take
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from rllib_srl.replay.selection.candidates import MOST_CANDIDATES, Candidates
 from rllib_srl.replay.selection.eviction import EVICTIONS, evict
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
 from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, SELECTIONS, Carry, Rule, loss_weights, select
-from rllib_srl.replay.selection.shares import DomainShares
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import rows_at
@@ -59,7 +57,7 @@ class Draws:
             ),
         }
         self._eviction = EVICTIONS.make(settings.eviction, {})
-        self._carries: dict[str, Carry] = {"items": {}, "groups": {}, "planned_items": {}, "planned_groups": {}}
+        self._carries: dict[str, Carry] = {"items": {}, "groups": {}}
 
     def items(
         self,
@@ -67,7 +65,6 @@ class Draws:
         now: int,
         generator: np.random.Generator,
         without: Sequence[int] = (),
-        shares: DomainShares | None = None,
     ) -> np.ndarray:
         """Return the slots of `num` items to revisit, fewer only if fewer may be played.
 
@@ -76,10 +73,9 @@ class Draws:
             now: the training iteration.
             generator: of this draw.
             without: slots that are already in the batch.
-            shares: domain shares in place of `domain_quotas`.
         """
         store, settings = self._store, self._settings
-        domains = self.domains(shares)
+        domains = self.domains()
         is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
         is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
 
@@ -96,7 +92,7 @@ class Draws:
         if not settings.fill_with_not_due:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool, candidates = pool[due], candidates.take(due)
-        slots_K: np.ndarray = pool[self._select("items", candidates, num, generator, shares).indices]
+        slots_K: np.ndarray = pool[self._select("items", candidates, num, generator).indices]
         return slots_K
 
     def groups(
@@ -104,7 +100,6 @@ class Draws:
         num: int,
         now: int,
         generator: np.random.Generator,
-        shares: DomainShares | None = None,
         must_vary: bool = True,
     ) -> DrawnGroups:
         """Return `num` groups to reuse, fewer only if fewer may be reused.
@@ -113,11 +108,10 @@ class Draws:
             num: groups wanted.
             now: the training iteration.
             generator: of this draw.
-            shares: domain shares in place of `domain_quotas`.
             must_vary: leave out groups whose rewards are all equal.
         """
         store, settings = self._store, self._settings
-        domains = self.domains(shares, are_groups=True)
+        domains = self.domains(are_groups=True)
 
         def pooled(size: int) -> np.ndarray:
             found = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
@@ -128,7 +122,7 @@ class Draws:
             pool = pooled(store.num_groups)
         if not len(pool) or num < 1:
             return DrawnGroups(np.empty(0, np.int64), np.empty(0))
-        drawn = self._select("groups", self.group_candidates(pool, now), num, generator, shares)
+        drawn = self._select("groups", self.group_candidates(pool, now), num, generator)
         return DrawnGroups(pool[drawn.indices], drawn.weight_N)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
@@ -185,17 +179,15 @@ class Draws:
             is_new=rows_N["uses"] == 0,
         )
 
-    def domains(self, shares: DomainShares | None = None, are_groups: bool = False) -> Collection[int] | None:
+    def domains(self, are_groups: bool = False) -> Collection[int] | None:
         """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
-        if (self._filter is None or self._sees_entries) and (shares is None or shares.only is None):
+        if self._filter is None or self._sees_entries:
             return None
         every = enumerate(self._store.domains)
-        return [number for number, name in every if self.is_wanted(name, shares, are_groups)]
+        return [number for number, name in every if self.is_wanted(name, are_groups)]
 
-    def is_wanted(self, domain: str, shares: DomainShares | None = None, are_groups: bool = False) -> bool:
+    def is_wanted(self, domain: str, are_groups: bool = False) -> bool:
         """Return whether items, or groups, of a domain (by name) may be drawn."""
-        if shares is not None and shares.only not in (None, domain):
-            return False
         if self._filter is None or self._sees_entries:
             return True
         if self._filter == "last":
@@ -240,18 +232,12 @@ class Draws:
         candidates: Candidates,
         num: int,
         generator: np.random.Generator,
-        shares: DomainShares | None,
     ) -> _Chosen:
         name, rule = self._rules[kind]
-        weights: Mapping[int, float] | None = self._weights(candidates)
-        carried = kind
-        if shares is not None:
-            columns = (candidates.domain, candidates.pass_rate)
-            class_N, weights = shares.divided(self._store.domains, *columns, num)
-            candidates, carried = replace(candidates, domain=class_N), f"planned_{kind}"
-        chosen = select(name, rule, candidates, num, generator, weights, self._carries[carried])
+        weights = self._weights(candidates)
+        chosen = select(name, rule, candidates, num, generator, weights, self._carries[kind])
         if len(chosen.indices) == num:
-            self._carries[carried] = chosen.carry
+            self._carries[kind] = chosen.carry
         return _Chosen(chosen.indices, loss_weights(rule, candidates, chosen.indices, weights))
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:

@@ -1,7 +1,7 @@
 """Define the numpy records of items and groups, their bytes on disk, and the bounds of their values.
 
-    ITEM    176 bytes    key, schedule, last visit, posterior of recall, diversity, history
-    GROUP    96 bytes    item, iteration and weight version of its rollout, statistics for reuse
+ITEM    160 bytes    key, schedule, last visit, posterior of recall, diversity, history
+GROUP    96 bytes    item, iteration and weight version of its rollout, statistics for reuse
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ ITEM = np.dtype(
     + [("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
-    + [("variance", "f4"), ("nll", "f4"), ("score", "f4"), ("novelty", "f4"), ("centroid", "f4"), ("rarity", "f4")]
-    + [("spread", "f4"), ("diversity", "f4")]
+    + [("variance", "f4"), ("nll", "f4"), ("novelty", "f4"), ("diversity", "f4")]
     + [("num_silent", "i4")]  # groups of equal rewards in a row, at most 8
     + [("num_groups", "i4"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V6")],
     align=True,

@@ -38,7 +38,6 @@ def turns(group: Group, g: int, decode: Decode) -> list[tuple[str, str]]:
     return [(role, text[a:b]) for role, (a, b) in zip(roles, pairwise(borders), strict=True)]
 
 
-GRADE_NAMES = ("", "Again", "Hard", "Good", "Easy")
 MOST_NAMED = 5  # maximum number of candidates in an error message
 
 
