@@ -139,20 +139,21 @@ class Report:
             return
         counts = counts_of([*groups, *reused], trained)
         memory.counts.update(counts)
-        grades = [visit.grade for visit in visits.values() if visit.grade]
         revisits = [visits[g.group_id].pass_rate for g in groups if g.origin == "revisit" and g.group_id in visits]
         values = {
             **memory.stats(now),
             **counts,
             **shares_of(memory.counts),
-            **visit_counts(visits.values()),
             **age_counts(reused, now),
             "revisit_share_intended": memory.revisit_fraction,
             "reuse_share_intended": memory.settings.reuse_fraction,
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
-            "grade_mean": float(np.mean(grades)) if grades else float("nan"),
             "revisit_pass_rate": float(np.mean(revisits)) if revisits else float("nan"),
         }
+        if memory.settings.reads_recall:
+            grades = [visit.grade for visit in visits.values() if visit.grade]
+            values |= visit_counts(visits.values())
+            values["grade_mean"] = float(np.mean(grades)) if grades else float("nan")
         for name, value in values.items():
             if not name.startswith("domains/"):
                 key = tuple(name.split("/")) if "/" in name else (REPLAY_RESULTS, name)  # ratings/...

@@ -12,6 +12,7 @@ into each buffer's process.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -224,6 +225,10 @@ class ReplayBufferActor:
             path = Path(folder) / "snapshot"
             self.buffer.snapshot(path)
             return {**self.buffer.describe(), "snapshot": path.read_bytes()}
+
+    def get_host(self) -> str:
+        """Return the name of the machine that the buffer runs on."""
+        return platform.node()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned, as `restore` does from a file.

@@ -27,10 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.buffer_metrics import facts_of_item, gauges
+from rllib_srl.replay.buffer_metrics import gauges
 from rllib_srl.replay.diversity.tracker import DiversityTracker
-from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import Policy, histories_without
+from rllib_srl.replay.history import DomainStatistics, Policy, UnstoredHistories, histories_without
 from rllib_srl.replay.ingest import Ingestion
 from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
 from rllib_srl.replay.journal.journal import Stored
@@ -42,7 +41,6 @@ from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import Header, rows_at
-from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, History, Prompt
 
@@ -90,7 +88,7 @@ class SRLReplayBuffer:
         if not self.settings.is_on:
             raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
         self._seed, self._model_dir = seed, model_dir
-        self._settings_dict = self.settings.as_dict()
+        self._settings_dict, self._embedding = self.settings.as_dict(), self.settings.embedding_used
         self.max_prompt_tokens = max_prompt_tokens
         self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
         self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
@@ -143,7 +141,7 @@ class SRLReplayBuffer:
         Raises:
             ValueError: the items were stored with another embedding, or without one.
         """
-        name, written = self.settings.embedding_used, stored.state.get("embedding")
+        name, written = self._embedding, stored.state.get("embedding")
         if len(stored.slots) and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
@@ -215,7 +213,7 @@ class SRLReplayBuffer:
             drawn = self.draws.items(num, now, self.generators["revisit"], taken)
             prompts = [self.store.prompt_of(int(slot)) for slot in drawn]
             change.answer = [
-                {"prompt": prompt_fields(prompt), "why": facts_of_item(self, int(slot), now)}
+                {"prompt": prompt_fields(prompt), "why": self.draws.why(int(slot), now)}
                 for prompt, slot in zip(prompts, drawn, strict=True)
             ]
             self.counts["num_revisits"] += len(prompts)
@@ -277,7 +275,8 @@ class SRLReplayBuffer:
             drawing = DrawnAnswer(seqs, weight_N.tolist(), self._histories(found, drawn, policy))
             groups = self._drawn(found, drawing)
             self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
-            self.rated.note_trained(one.group.group_id for one in groups)
+            if self.rated.is_used:
+                self.rated.note_trained(one.group.group_id for one in groups)
             self.counts["num_reuses"] += len(seqs)
             self.count_by_domain("num_reuses", [one.group.prompt for one in groups])
             change.answer = drawing.to_json()
@@ -481,9 +480,9 @@ class SRLReplayBuffer:
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
             "seed": self._seed,
-            **({"rated": text} if (text := self.rated.get_state()) else {}),
+            **({"rated": self.rated.get_state()} if self.rated.is_used else {}),
             **({} if (unstored := self.unstored.get_state()) is None else {"unstored": unstored}),
-            "embedding": self.settings.embedding_used,
+            "embedding": self._embedding,
             **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
         }
 

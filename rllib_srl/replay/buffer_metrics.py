@@ -1,11 +1,9 @@
-"""Computes a buffer's metrics: gauges, lifetime counts, and the facts that explain the draw of an item."""
+"""Computes a buffer's metrics: gauges and lifetime counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rllib_srl.replay.admission.admission import Reason
 
@@ -74,22 +72,4 @@ def _ratings(buffer: SRLReplayBuffer) -> dict[str, float]:
         "ratings/num_changed": buffer.rated.num_changed,
         "ratings/num_stale_groups": buffer.rated.num_stale_groups,
         "ratings/num_unused": buffer.rated.num_unused,
-    }
-
-
-def facts_of_item(buffer: SRLReplayBuffer, slot: int, now: int) -> dict[str, Any]:
-    """Return the facts behind a draw of this item: lateness, predicted recall, lapses, diversity."""
-    row = buffer.store.items[slot]
-    recall = float(buffer.recall.retrievability(np.array([slot]), now)[0])
-    return {
-        "key": f"{int(row['key']):016x}",
-        "now": now,
-        "late": round(now - float(row["due"]), 3),
-        "recall": round(recall, 4) if row["reps"] else None,
-        "has_due_dates": buffer.settings.has_due_dates,
-        "elapsed": now - int(row["last_review"]),
-        "pass_rate": round(float(row["pass_rate"]), 4),
-        "visits": int(row["visits"]),
-        "lapses": int(row["lapses"]),
-        **({name: round(float(row[name]), 4) for name in ("novelty", "diversity")} if buffer.tracker else {}),
     }

@@ -14,19 +14,21 @@
 The defaults agree: a factor of .5 a visit for groups of 8 that come back every 10 updates, and of .85 for groups of 2
 that come back every 2.6 updates, are both .94 an update, a half-life of 11. SPO halves after 0.06 nats.
 
-Pure NumPy over rows of `store.records.ITEM`.
+Also kept here: the mean reward of each domain (`DomainStatistics`, of every played group, refused ones too), and the
+history of prompts without an item, as all of their groups were refused (`UnstoredHistories`): a refused group is
+trained on and paid like any other, and a new item of its prompt continues with it.
 
 Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232 (tracker of a prompt, discounted by the policy's KL).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.domain_statistics import DomainStatistics
 from rllib_srl.replay.visits import GroupFacts
 from rllib_srl.types import History
 
@@ -34,6 +36,21 @@ HALF_LIVES = {"versions": 11.0, "visits": 1.0, "kl": 0.06}
 TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_clock"}  # field with the time of an item's visit
 MAX_SILENT = 8
 _ROUNDING = 1e-9  # episodes
+REWARD_FADE = 0.97  # a group
+NO_WEIGHT = 1e-9  # below it nothing but rounding is left of a faded weight
+_OF_MEAN = ("reward", "reward_weight", "num_noted")
+LIMIT = 4096  # prompts without an item: at a half-life of 11 updates nothing is left of older ones
+PAST = np.dtype(
+    [("key", "u8"), ("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8"), ("version", "i4")]
+    + [("num_silent", "i4")]
+    + [("visits", "i4"), ("num_success", "i4"), ("group_size", "i4"), ("is_solved", "?"), ("spare", "V3")],
+    align=True,
+)
+_TAKEN_OVER = (  # by a new item; its own visits are still to come
+    *("history_sum", "history_count", "history_clock", "version", "num_success", "group_size"),
+    *("num_silent", "is_solved"),
+)
+_NOTHING = np.zeros(1, PAST)
 
 
 class Policy(NamedTuple):
@@ -102,6 +119,72 @@ def after_visit(
     }
 
 
+@dataclass
+class _Sums:
+    """Faded sums of one domain."""
+
+    reward: float = 0.0  # of groups' mean rewards
+    reward_weight: float = 0.0
+    num_noted: int = 0  # groups
+
+
+class DomainStatistics:
+    """Statistics by domain name. Invariant: `get_state` holds all of it, as JSON types."""
+
+    def __init__(self) -> None:
+        """Start without groups."""
+        self._sums: dict[str, _Sums] = {}
+
+    def note(self, domain: str, reward: float) -> int:
+        """Add the mean reward of a played group; return its number among the groups of its domain, from 1."""
+        sums = self._sums.setdefault(domain, _Sums())
+        sums.reward = REWARD_FADE * sums.reward + reward
+        sums.reward_weight = REWARD_FADE * sums.reward_weight + 1
+        sums.num_noted += 1
+        return sums.num_noted
+
+    def mean(self, domain: str) -> float:
+        """Return the faded mean reward of a domain; without a group, that of all domains; without any, .5."""
+        known = self._sums.get(domain)
+        parts = [known] if known is not None else list(self._sums.values())
+        weight = sum(one.reward_weight for one in parts)
+        return sum(one.reward for one in parts) / weight if weight else 0.5
+
+    def means_without(
+        self, domains: Sequence[str], domain_N: np.ndarray, place_N: np.ndarray, reward_N: np.ndarray
+    ) -> np.ndarray:
+        """Return `mean` of the domain of each of N groups, without the group itself, float64 [N].
+
+        Args:
+            domains: names.
+            domain_N: position of each group's domain among `domains`.
+            place_N: number of each group among those of its domain, as `note` returned it; 0: it is not among them.
+            reward_N: mean reward of each group when it was noted.
+        """
+        of = [self._sums.get(name, _Sums()) for name in domains]
+        reward_D, weight_D, num_D = (np.array([getattr(one, n) for one in of], np.float64) for n in _OF_MEAN)
+        own_N = np.where(place_N > 0, REWARD_FADE ** (num_D[domain_N] - place_N), 0.0)
+        sum_N, weight_N = reward_D[domain_N] - own_N * reward_N, weight_D[domain_N] - own_N
+        is_alone_N = weight_N < NO_WEIGHT
+        if not is_alone_N.any():
+            without_N: np.ndarray = sum_N / weight_N
+            return without_N
+        totals = [sum(getattr(one, n) for one in self._sums.values()) for n in _OF_MEAN[:2]]
+        sum_N = np.where(is_alone_N, totals[0] - reward_D[domain_N], sum_N)
+        weight_N = np.where(is_alone_N, totals[1] - weight_D[domain_N], weight_N)
+        is_known_N = weight_N >= NO_WEIGHT
+        mean_N: np.ndarray = np.where(is_known_N, sum_N / np.where(is_known_N, weight_N, 1.0), 0.5)
+        return mean_N
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        """Return the sums by domain, as JSON types."""
+        return {domain: asdict(sums) for domain, sums in self._sums.items()}
+
+    def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore the state that `get_state` returned."""
+        self._sums = {domain: _Sums(**values) for domain, values in state.items()}
+
+
 def histories_without(
     policy: Policy,
     by: str,
@@ -139,3 +222,76 @@ def histories_without(
     mean_N = statistics.means_without(names, domain_N, groups_N["domain_place"], mean_reward_N)
     columns = (rho_N * sum_N, rho_N * np.where(is_left_N, count_N, 0.0), mean_N)
     return [History(*row) for row in zip(*(column_N.tolist() for column_N in columns), strict=True)]
+
+
+class UnstoredHistories:
+    """Histories by key of the prompt, the latest noted last.
+
+    Invariant: at most `LIMIT` of them; `get_state` holds all of it. None as the state means that there never was one.
+    """
+
+    def __init__(self) -> None:
+        """Start without histories."""
+        self._rows: dict[int, np.ndarray] = {}  # [1] each
+        self._state: bytes | None = None
+        self._is_used = False
+
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+        return len(self._rows)
+
+    def rows(self, keys: Sequence[int]) -> np.ndarray:
+        """Return the histories of some prompts, of dtype `PAST`; zeros where nothing is known."""
+        return np.concatenate([np.zeros(0, PAST), *(self._rows.get(key, _NOTHING) for key in keys)])
+
+    def note(
+        self, keys: Sequence[int], facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
+    ) -> int:
+        """Add a visit of each of some distinct prompts; return how many older histories were dropped for them.
+
+        Args:
+            keys: of the prompts.
+            facts: of the groups played.
+            by: as in `history.after_visit`, like `half_life` and `policy_kl`.
+        """
+        if not keys:
+            return 0
+        before_N = self.rows(keys)
+        fields = after_visit(before_N, facts, by, half_life, policy_kl)
+        fields |= {"key": np.array(keys, np.uint64), "visits": before_N["visits"] + 1}
+        for name, of in (("version", "version"), ("num_success", "num_success"), ("group_size", "size")):
+            fields[name] = np.array([getattr(one, of) for one in facts])
+        after_N = np.zeros(len(keys), PAST)
+        for name, value_N in fields.items():
+            after_N[name] = value_N
+        for at, key in enumerate(keys):
+            self._rows.pop(key, None)
+            self._rows[key] = after_N[at : at + 1]
+        num_dropped = max(0, len(self._rows) - LIMIT)
+        for key in list(self._rows)[:num_dropped]:
+            del self._rows[key]
+        self._changed()
+        return num_dropped
+
+    def take(self, key: int) -> dict[str, Any]:
+        """Remove a prompt, and return its history as fields of its new item; {} if nothing is known."""
+        row = self._rows.pop(key, None)
+        if row is None:
+            return {}
+        self._changed()
+        return {name: row[name][0].item() for name in _TAKEN_OVER}
+
+    def _changed(self) -> None:
+        self._state, self._is_used = None, True
+
+    def get_state(self) -> bytes | None:
+        """Return the histories as bytes; None if there never was one."""
+        if self._state is None and self._is_used:
+            self._state = np.concatenate([np.zeros(0, PAST), *self._rows.values()]).tobytes()
+        return self._state
+
+    def set_state(self, state: bytes | None) -> None:
+        """Restore the state that `get_state` returned."""
+        rows_N = np.frombuffer(state or b"", PAST)
+        self._rows = {key: rows_N[at : at + 1].copy() for at, key in enumerate(rows_N["key"].tolist())}
+        self._state, self._is_used = state, state is not None

@@ -4,7 +4,7 @@
 
 A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
 names get no loss. A group with too few valid
-episodes grades nothing. Both count in the history of their prompt, with an item or without (`replay/unstored.py`). A
+episodes grades nothing. Both count in the history of their prompt, with an item or without (`replay/history.py`). A
 broken group (`admission.fault_of`) is ignored: its
 numbers never reach a row.
 """
@@ -78,6 +78,7 @@ class Ingestion:
             ValueError: admission settings out of range, or secret detection is on without a tokenizer or `decode`.
         """
         self._settings, self._max_prompt_tokens = settings, max_prompt_tokens
+        self._reads_recall = settings.reads_recall
         self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
         self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
         if faults := self._admission.faults():
@@ -314,19 +315,17 @@ class Ingestion:
         before_N = rows_at(buffer.store.items, slots)
         settings = self._settings
         fields |= after_visit(before_N, facts, settings.history_by, settings.history_half_life, policy_kl)
-        graded = buffer.recall.visit(
-            slots,
-            facts,
-            now,
-            pass_rate=fields["num_success"] / size_N,
-            group_size=size_N,
-            variance=variance_N,
-            visits=before_N["visits"] + 1,
-            **fields,
-            **self._measure(buffer, {pending.slot: pending.measured for pending in played}, variance_N, change),
-        )
-        for pending, one in zip(played, graded, strict=True):
-            pending.is_visit, pending.graded = True, one
+        fields |= self._measure(buffer, {pending.slot: pending.measured for pending in played}, variance_N, change)
+        fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
+        fields["visits"] = before_N["visits"] + 1
+        if self._reads_recall:
+            for pending, one in zip(played, buffer.recall.visit(slots, facts, now, **fields), strict=True):
+                pending.graded = one
+        else:  # nothing reads grades: the item rests, and is then due at any time
+            last_N = np.where(size_N >= settings.min_graded, now, before_N["last_review"])
+            buffer.store.update_many(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
+        for pending in played:
+            pending.is_visit = True
 
     def _store(
         self, buffer: SRLReplayBuffer, pending: _PendingGroup, now: int, change: Change, policy_kl: float

@@ -88,11 +88,12 @@ class RatedGroups:
         self.num_applied = self.num_changed = 0  # ratings that were new; that replaced or took back an earlier one
         self.applied: dict[str, Applied] = {}  # by group id
         self.unused: dict[str, int] = {}  # group id -> its ratings whose answer is not in the memory
+        self.is_used = False  # whether any rating was applied or noted
         self._text: str | None = ""
 
     def advance(self, source: str, position: int) -> None:
         """Note that all changes of a ratings file up to `position` were applied."""
-        self.source, self.position, self._text = source, position, None
+        self.source, self.position, self.is_used, self._text = source, position, True, None
 
     def count(self, num_applied: int, num_changed: int) -> None:
         """Add to the counts."""
@@ -110,7 +111,7 @@ class RatedGroups:
 
     def note_trained(self, group_ids: Iterable[str]) -> None:
         """Count draws of rated groups."""
-        for group_id in group_ids if self.applied else ():
+        for group_id in group_ids:
             one = self.applied.get(group_id)
             if one is not None and one.rewards:
                 self.applied[group_id], self._text = replace(one, num_trained=one.num_trained + 1), None
@@ -141,7 +142,7 @@ class RatedGroups:
         self.num_applied, self.num_changed = values.get("num_applied", 0), values.get("num_changed", 0)
         self.applied = {group_id: Applied(*row) for group_id, row in values.get("applied", {}).items()}
         self.unused = values.get("unused", {})
-        self._text = text
+        self.is_used, self._text = bool(text), text
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
 from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import SELECTIONS
+from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
@@ -179,6 +179,13 @@ class ReplaySettings:
     def has_due_dates(self) -> bool:
         """Return whether a spacing rule sets due dates and predicts recall."""
         return self.spacing != NoSpacing.name
+
+    @property
+    def reads_recall(self) -> bool:
+        """Return whether something needs reviews: spacing, a chosen grade, or a rule that may read recall."""
+        is_plain = {self.selection, self.reuse_selection} <= {*DATELESS} and self.eviction in ("fifo", "least_diverse")
+        is_graded = self.grade_reuse or self.grade != TABLE["grade"].default
+        return self.has_due_dates or is_graded or not is_plain
 
     @property
     def is_on(self) -> bool:

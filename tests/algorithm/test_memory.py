@@ -391,7 +391,7 @@ def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
         revisit_fraction=0.5,
         spacing="fixed",
         spacing_config={"interval": 8},
-        diversity_on=(),
+        diversity=0.0,
     )
     last, found = {}, Counter()
     for now, one in enumerate(go(algo, 24), 1):

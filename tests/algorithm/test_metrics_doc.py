@@ -95,6 +95,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
         else:
             config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
             config.callbacks(["contrib.sec", "contrib.bands", "contrib.probe"])
+            config.replay(spacing="fsrs")
         algo = config.build_algo()
         for _ in range(3):
             runs.append(algo.train())

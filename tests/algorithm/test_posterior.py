@@ -89,6 +89,7 @@ def test_advantages_that_reach_the_learner_are_those_of_the_history(config, buil
 @ON_BOTH_ENGINES
 def test_groups_of_one_are_played_graded_and_trained_on(config, build, engine):
     with_engine(config, engine)
+    config = config.copy(copy_frozen=False).replay(spacing="fsrs")
     algo = build(config, group_size=1, num_prompts_per_batch=12)
     before = weights_of(algo)
     iterations = go(algo, 5)

@@ -67,7 +67,8 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
         algo.train()
     buffer = algo.memory._actor.buffer
     slots = buffer.store.slots()
-    for slot, recall in zip(slots.tolist(), buffer.recall.retrievability(slots, ITERATIONS).tolist(), strict=True):
+    recalls = buffer.recall.recall_of(buffer.store.items[slots], ITERATIONS).tolist()
+    for slot, recall in zip(slots.tolist(), recalls, strict=True):
         prompt = buffer.store.prompt_of(slot)
         run.prompts[prompt.key], run.recall[prompt.key] = prompt, recall
         run.rows[prompt.key] = buffer.store.items[slot].copy()

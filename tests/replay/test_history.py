@@ -16,11 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
-from rllib_srl.replay.domain_statistics import DomainStatistics
-from rllib_srl.replay.history import Policy, discounts, histories_without
+from rllib_srl.replay.history import (
+    DomainStatistics,
+    Policy,
+    UnstoredHistories,
+    discounts,
+    histories_without,
+)
 from rllib_srl.replay.journal.file import JournalError
 from rllib_srl.replay.store.records import ITEM, key_of
-from rllib_srl.replay.unstored import UnstoredHistories
 from rllib_srl.replay.visits import Visit, facts_of
 from rllib_srl.types import History
 from tests.conftest import ROOT
@@ -186,7 +190,7 @@ def test_the_newest_histories_without_an_item_are_kept():
     assert unstored.get_state() is None
     facts_of_two = facts(1, 0)
     assert unstored.note(range(10), [facts_of_two] * 10, "visits", 1.0, 0.0) == 0
-    with mock.patch("rllib_srl.replay.unstored.LIMIT", 11):
+    with mock.patch("rllib_srl.replay.history.LIMIT", 11):
         assert unstored.note([3, 50, 51], [facts(1, 1)] * 3, "visits", 1.0, 0.0) == 1
     assert len(unstored) == 11 and not unstored.rows([0])["history_count"].any()
     row = unstored.rows([3])[0]

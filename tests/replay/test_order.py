@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.store.order import at_ranks, earliest, sample
+from rllib_srl.replay.store.tables import at_ranks, earliest, sample
 
 
 def test_the_earliest_are_in_order_of_time_then_seq():

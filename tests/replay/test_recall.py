@@ -121,7 +121,7 @@ def test_retrievability_is_of_the_days_that_have_passed():
     buffer = a_buffer(iterations_per_day=2.0)
     visit(buffer, 1, HALF)
     slot = buffer.store.slots()
-    recall = [float(buffer.recall.retrievability(slot, now)[0]) for now in (1, 3, 9, 40)]
+    recall = [float(buffer.recall.recall_of(buffer.store.items[slot], now)[0]) for now in (1, 3, 9, 40)]
     assert recall[0] == 1.0 and recall == sorted(recall, reverse=True) and recall[-1] < 0.9
     state = SpacingState.of(buffer.store.items[slot])
     assert recall[1] == float(buffer.recall.rule.retrievability(state, np.array([1.0]))[0])

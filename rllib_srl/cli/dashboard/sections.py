@@ -155,14 +155,14 @@ def _lapses(reading: Reading) -> Blocks:
     how = "the mean of what the spacing rule predicts for reviewed items" if predicts else "none without a spacing rule"
     yield Table(f"Recall now: {how}.", header, domains)
     yield Heading("Most forgotten items", 3)
-    known = [item for item in items if item.row["reps"] and item.row["is_solved"]]
+    known = [item for item in items if item.row["visits"] and item.row["is_solved"]]
     if known:
         order = "recall" if predicts else "pass_rate"
         rows = tuple(map(_recall_row, sorted(known, key=ORDERS[order])[:MOST_ITEMS]))
         first = "predicted recall" if predicts else "pass rate of the last visit"
         yield Table(f"Of those that were solved once: the lowest {first} first.", ("prompt", *RECALL_COLUMNS), rows)
     else:
-        yield Text("No item that was reviewed has been solved yet.")
+        yield Text("No item has been solved yet.")
 
 
 def _recall_row(item: Found) -> tuple[Cell, ...]:

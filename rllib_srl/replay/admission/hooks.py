@@ -86,8 +86,8 @@ def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
     Raises:
         AdmissionError: the hook raised, took longer than `TIME_LIMIT_S`, or returned something else.
     """
-    hook = ADMISSIONS.named(name)
-    if name in ADMISSIONS.own and not ADMISSIONS.is_users(name):
+    hook = ADMISSIONS.get(name) or ADMISSIONS.named(name)
+    if hook is ADMISSIONS.own.get(name):
         return hook(group, decode)
     about = f"replay_admit = {name!r}, group {group.group_id}"
     try:

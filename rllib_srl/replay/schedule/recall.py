@@ -38,14 +38,11 @@ class Recall:
     def __init__(self, settings: ReplaySettings, store: ItemStore) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
+        self._grade = GRADES.named(settings.grade)
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
 
-    def retrievability(self, slots_N: np.ndarray, now: int) -> np.ndarray:
-        """Return the predicted recall at `now`, in [0, 1]; 0 for items never reviewed."""
-        return self.recall_of(rows_at(self._store.items, slots_N), now)
-
     def recall_of(self, rows_N: np.ndarray, now: int) -> np.ndarray:
-        """Return the predicted recall of items, by their rows; see `retrievability`."""
+        """Return the predicted recall of items at `now`, by their rows, in [0, 1]; 0 for items never reviewed."""
         elapsed_N = (now - rows_N["last_review"]) / self._settings.iterations_per_day
         return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
 
@@ -69,8 +66,7 @@ class Recall:
             rating_N=np.full(len(facts), np.nan),  # ratings arrive through `rate`
             **{f"{name}_N": column for name, column in columns.items()},
         )
-        by = GRADES.named(self._settings.grade)
-        grade_N = np.asarray(by(evidence, min_graded=self._settings.min_graded), np.int64)
+        grade_N = np.asarray(self._grade(evidence, min_graded=self._settings.min_graded), np.int64)
         is_graded_N = grade_N > 0
         fields["alpha"] = np.where(is_graded_N, alpha_N, rows_N["alpha"])
         fields["beta"] = np.where(is_graded_N, beta_N, rows_N["beta"])

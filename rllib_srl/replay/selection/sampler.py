@@ -46,6 +46,10 @@ class Draws:
     def __init__(self, settings: ReplaySettings, store: ItemStore, recall: Recall) -> None:
         """Draw from `store`, whose schedule is `recall`, by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
+        self._reads_recall, self._has_due_dates = settings.reads_recall, settings.has_due_dates
+        self._is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
+        self._is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
+        self._measures_diversity = settings.embedding_used is not None
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
         self._diversity_coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
@@ -76,11 +80,9 @@ class Draws:
         """
         store, settings = self._store, self._settings
         domains = self.domains()
-        is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
-        is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
 
         def pooled(size: int) -> np.ndarray:
-            found = store.pool(now, size, generator, domains, settings.min_recall_interval, is_by_due)
+            found = store.pool(now, size, generator, domains, settings.min_recall_interval, self._is_by_due)
             return self._wanted_items(found[~np.isin(found, np.array(without, found.dtype))], now)
 
         pool = pooled(size := max(num + len(without), MOST_CANDIDATES))
@@ -152,7 +154,7 @@ class Draws:
             age=now - rows_N["created"],
             elapsed=now - rows_N["last_review"],
             overdue=(now - rows_N["due"]) / interval_N,
-            retrievability=self._recall.recall_of(rows_N, now),
+            **self._recalled(rows_N, now),
             is_new=rows_N["visits"] <= 1,
             num_silent=rows_N["num_silent"],
             history_sum=rho_N * rows_N["history_sum"],
@@ -174,10 +176,37 @@ class Draws:
             abs_advantage=rows_N["abs_advantage"],
             age=now - rows_N["born"],
             elapsed=now - rows_N["born"],
-            retrievability=self._recall.recall_of(items_N, now),
+            **self._recalled(items_N, now),
             uses=rows_N["uses"],
             is_new=rows_N["uses"] == 0,
         )
+
+    def _recalled(self, items_N: np.ndarray, now: int) -> dict[str, np.ndarray]:
+        """Return the columns of recall; none if nothing reads them."""
+        if not self._reads_recall:
+            return {}
+        alpha_N, beta_N = items_N["alpha"].astype(np.float64), items_N["beta"].astype(np.float64)
+        return {
+            "retrievability": self._recall.recall_of(items_N, now),
+            "posterior_mean": alpha_N / (alpha_N + beta_N),
+        }
+
+    def why(self, slot: int, now: int) -> dict[str, Any]:
+        """Return the facts behind a draw of an item: lateness, predicted recall, lapses, diversity."""
+        rows_N = rows_at(self._store.items, [slot])
+        row, is_predicted = rows_N[0], self._has_due_dates and rows_N["reps"][0]
+        return {
+            "key": f"{int(row['key']):016x}",
+            "now": now,
+            "late": round(now - float(row["due"]), 3),
+            "recall": round(float(self._recall.recall_of(rows_N, now)[0]), 4) if is_predicted else None,
+            "has_due_dates": self._has_due_dates,
+            "elapsed": now - int(row["last_review"]),
+            "pass_rate": round(float(row["pass_rate"]), 4),
+            "visits": int(row["visits"]),
+            "lapses": int(row["lapses"]),
+            **({n: round(float(row[n]), 4) for n in ("novelty", "diversity")} if self._measures_diversity else {}),
+        }
 
     def domains(self, are_groups: bool = False) -> Collection[int] | None:
         """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
@@ -256,9 +285,7 @@ def _shared(rows_N: np.ndarray) -> dict[str, Any]:
 
 
 def _of_item(rows_N: np.ndarray) -> dict[str, Any]:
-    alpha_N, beta_N = rows_N["alpha"].astype(np.float64), rows_N["beta"].astype(np.float64)
-    columns: dict[str, Any] = {name: rows_N[name] for name in ("domain", "diversity", "visits")}
-    return columns | {"posterior_mean": alpha_N / (alpha_N + beta_N)}
+    return {name: rows_N[name] for name in ("domain", "diversity", "visits")}
 
 
 class DrawnAnswer(NamedTuple):

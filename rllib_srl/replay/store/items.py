@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from rllib_srl.replay.store.order import earliest, sample
 from rllib_srl.replay.store.records import (
     GROUP,
     ITEM,
@@ -36,7 +35,7 @@ from rllib_srl.replay.store.records import (
     filled,
     rows_at,
 )
-from rllib_srl.replay.store.tables import Table
+from rllib_srl.replay.store.tables import Table, earliest, sample
 from rllib_srl.types import Prompt
 
 _ITEM_FILTERS = ("seq", "domain", "due", "last_review")

@@ -156,7 +156,7 @@ def _draws_of_all(reading: Reading) -> Iterator[Draw]:
 
 
 def facts_in_words(facts: Mapping[str, Any]) -> str:
-    """Return the result of `buffer_metrics.facts_of_item` at a draw as part of a sentence."""
+    """Return the result of `Draws.why` as part of a sentence."""
     if not facts["has_due_dates"]:
         ago = f"{counted(facts['elapsed'], 'iteration')} after its last visit" if facts["visits"] else "never played"
         return f"{ago}, pass rate {facts['pass_rate']:.2f}, {counted(facts['visits'], 'visit')} before"
@@ -223,7 +223,8 @@ def described(item: Found) -> Iterator[tuple[str, str]]:
     if row["reps"]:
         mean = row["alpha"] / (row["alpha"] + row["beta"])
         yield "pass rate, posterior", f"Beta({_figure(row['alpha'])}, {_figure(row['beta'])}), mean {mean:.2f}"
-    yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"
+    if row["reps"] or reading.settings.has_due_dates:
+        yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}, {_streak(int(row['streak']))}"
     if row["visits"]:
         yield "last visit", _last_visit(row)
     yield "visits", f"{row['visits']}, first met in iteration {row['created']}"

@@ -16,9 +16,8 @@ from typing import Any
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.schedule.spacing.fsrs import FSRS
-from rllib_srl.replay.schedule.spacing.rule import SpacingRule
+from rllib_srl.replay.schedule.spacing.rule import SpacingRule, SpacingState
 from rllib_srl.replay.schedule.spacing.simple import SM2, Expanding, Fixed, Leitner, NoSpacing
-from rllib_srl.replay.schedule.spacing.state import SpacingState
 
 __all__ = ["SPACINGS", "NoSpacing", "SpacingRule", "SpacingState", "make_spacing"]
 

@@ -28,8 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.schedule.spacing.rule import MIN_STABILITY, SpacingRule, Visit
-from rllib_srl.replay.schedule.spacing.state import SpacingState
+from rllib_srl.replay.schedule.spacing.rule import MIN_STABILITY, SpacingRule, SpacingState, Visit
 
 # fmt: off
 DEFAULT_W = (0.212, 1.2931, 2.3065, 8.2956, 6.4133, 0.8334, 3.0194, 0.001, 1.8722, 0.1666, 0.796,

@@ -21,8 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.schedule.spacing.rule import SpacingRule, Visit
-from rllib_srl.replay.schedule.spacing.state import SpacingState
+from rllib_srl.replay.schedule.spacing.rule import SpacingRule, SpacingState, Visit
 
 NATURAL_RETENTION = 0.9  # recall after S days, by definition of S in these rules
 FIRST, SECOND = 1.0, 6.0  # days, of SM-2
