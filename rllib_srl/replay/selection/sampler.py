@@ -181,7 +181,7 @@ class Draws:
             is_new=rows_N["uses"] == 0,
         )
 
-    def _recalled(self, items_N: np.ndarray, now: int) -> dict[str, np.ndarray]:
+    def _recalled(self, items_N: np.ndarray, now: int) -> dict[str, Any]:
         """Return the columns of recall; none if nothing reads them."""
         if not self._reads_recall:
             return {}
