@@ -133,22 +133,6 @@ def test_every_field_of_the_job_is_one_that_kuberay_has() -> None:
         assert faults_by(yaml.safe_load(Path(crd).read_text()), job) == []
 
 
-def test_a_wrong_field_is_found_with_the_schema_and_without_it() -> None:
-    group = {"type": "object", "properties": {"replicas": {"type": "integer"}, "env": {"type": "object"}}}
-    spec = {"type": "object", "properties": {"groups": {"type": "array", "items": group}}}
-    root = {"type": "object", "properties": {"metadata": {}, "spec": spec}}
-    schema = {"spec": {"versions": [{"name": "v1", "schema": {"openAPIV3Schema": root}}]}}
-    right = {"metadata": {"name": "x"}, "spec": {"groups": [{"replicas": 1, "env": {"any": "thing"}}]}}
-    assert faults_by(schema, right) == []
-    wrong = {"spec": {"groups": [{"replicas": "1"}, {"replica": 1}]}}
-    assert faults_by(schema, wrong) == [
-        "'1' is not of type 'integer'",
-        "Additional properties are not allowed ('replica' was unexpected)",
-    ]
-    job = {"spec": {"backoffLimit": "3", "rayClusterSpec": {"headGroupSpec": {"rayStartParams": {"num-cpus": "0"}}}}}
-    assert [path for path, kind in fields_of(job) if FIELDS.get(path) is not kind] == ["spec.backoffLimit"]
-
-
 def test_versions_and_paths_are_those_of_this_repository(job: dict[str, Any]) -> None:
     pins = (ROOT / "scripts/requirements/base.txt").read_text().splitlines()
     (ray,) = [line.split("==")[1] for line in pins if line.startswith("ray")]

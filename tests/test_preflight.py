@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import preflight
-from scripts.preflight import Facts, Finding, check, choose_set
+from scripts.preflight import Facts, check, choose_set
 
 REPO = Path(__file__).resolve().parent.parent
 GOOD = Facts(
@@ -63,20 +62,6 @@ def test_what_is_missing_is_named_with_its_mend(change: dict, words: list[str]) 
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"shm_gib": 0.0625}, ["/dev/shm: 0.06 GiB", "docker run --shm-size=4g"]),
-        ({"shm_gib": None}, ["/dev/shm: 0.00 GiB"]),
-        ({"memory_gib": 7.5}, ["memory: 7.5 GiB: tight", "11 is comfortable"]),
-    ],
-)
-def test_what_is_tight_is_a_warning(change: dict, words: list[str]) -> None:
-    (text,) = by_level(replace(GOOD, **change), "warning")
-    assert [word for word in words if word not in text] == []
-    assert by_level(replace(GOOD, **change), "missing") == []
-
-
-@pytest.mark.parametrize(
     ("change", "package_set", "note"),
     [
         ({}, "cpu", "no NVIDIA GPU"),
@@ -102,20 +87,10 @@ def test_a_gpu_is_used_only_where_it_is() -> None:
     assert "an NVIDIA GPU" in by_level(GOOD, "missing", package_set="gpu")[0]
 
 
-def test_amx_alone_counts_as_bf16() -> None:
-    facts = replace(GOOD, cpu_flags=frozenset({"avx2", "amx_bf16"}))
-    assert any("(amx_bf16)" in text for text in by_level(facts, "ok"))
-
-
 def test_an_installed_environment_needs_no_tools_to_make_it() -> None:
     facts = replace(GOOD, has_ensurepip=False, has_compiler=False, disk_gib=3.0)
     assert len(by_level(facts, "missing")) == 3
     assert by_level(replace(facts, is_installed=True), "missing") == []
-
-
-def test_what_is_missing_stands_last() -> None:
-    text = preflight.report([Finding("missing", "b"), Finding("ok", "a")])
-    assert text == "  ok       a\n  missing  b"
 
 
 def test_old_pythons_can_read_it() -> None:
@@ -147,36 +122,6 @@ def fake_path(folder: Path, **scripts: str) -> str:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     return str(folder)
-
-
-@pytest.mark.parametrize(
-    ("scripts", "found"),
-    [({}, "found: none;"), ({"python3": "echo 3.9"}, "found: python3 is 3.9;")],
-    ids=["none", "old"],
-)
-def test_setup_names_the_python_it_found(tmp_path: Path, scripts: dict[str, str], found: str) -> None:
-    result = run_setup(tmp_path, PATH=fake_path(tmp_path / "bin", **scripts), PYTHON="")
-    assert result.returncode == 1
-    assert "Python 3.11, 3.12 or 3.13 is needed" in result.stderr
-    assert found in result.stderr
-    assert "apt-get install python3 python3-venv" in result.stderr
-    assert not (tmp_path / ".venv").exists()
-
-
-def test_setup_refuses_a_named_python_that_does_not_fit(tmp_path: Path) -> None:
-    result = run_setup(tmp_path, PATH=fake_path(tmp_path / "bin", snake="echo 3.8"), PYTHON="snake")
-    assert result.returncode == 1
-    assert "PYTHON = 'snake' is 3.8; expected Python 3.11, 3.12 or 3.13" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [(["--dve"], "unknown argument '--dve'"), (["--set", "tpu"], "--set = 'tpu'; expected cpu, gpu or plain")],
-)
-def test_setup_refuses_arguments_it_does_not_know(tmp_path: Path, arguments: list[str], fault: str) -> None:
-    result = run_setup(tmp_path, *arguments)
-    assert result.returncode == 1
-    assert fault in result.stderr
 
 
 def test_setup_stops_before_it_changes_anything(tmp_path: Path) -> None:

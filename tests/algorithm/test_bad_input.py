@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from rllib_srl import SRLConfig
 from rllib_srl.algorithm.resources import PlacementError
 from tests.small_worlds import Even, small_config
 
@@ -29,21 +28,6 @@ def refused(config, kind=ValueError) -> str:
     with pytest.raises(kind) as caught:
         config.build_algo()
     return str(caught.value)
-
-
-def test_a_group_of_one_is_refused(config):
-    assert refused(config.training(group_size=1)) == (
-        "SRLConfig is invalid:\n  group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"
-    )
-
-
-def test_unknown_names_are_refused(config, tmp_path):
-    message = refused(config.environment("nowhere").rl_module(model_config={"model": str(tmp_path / "absent")}))
-    faults = message.splitlines()[1:]
-    assert len(faults) == 2
-    assert faults[0].startswith(f"  model_config['model'] = '{tmp_path / 'absent'}'; model directory ")
-    assert faults[1].startswith("  env: environment 'nowhere' is unknown; expected one of agent, bfcl, chain_sum, ")
-    assert not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,11 +58,6 @@ def test_a_prompt_longer_than_the_context_is_left_out_counted_and_named(config, 
     ) in caplog.text
 
 
-def test_a_context_that_the_model_does_not_have_is_refused(config):
-    message = refused(config.env_runners(max_episode_tokens=5000))
-    assert "max_episode_tokens = 5000; expected at most 1024, the context of the model '" in message
-
-
 def test_more_than_the_cluster_has_is_refused_at_once(config):
     config.env_runners(num_env_runners=2, num_gpus_per_env_runner=1)
     assert refused(config, PlacementError) == (
@@ -90,22 +69,5 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
     assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)
 
 
-def test_a_chat_format_without_a_template_is_refused(config):
-    assert "has no chat template; expected one for prompt_format = 'chat'" in refused(
-        config.env_runners(prompt_format="chat")
-    )
-
-
-def test_a_world_that_cannot_be_constructed_is_refused(config):
-    message = refused(config.environment("compare", env_config={"num_numbers": 99}))
-    assert "num_numbers = 99; expected 2 to 6" in message
-
-
 def test_training_prompts_that_are_missing_are_refused(config):
     assert "has no training prompts" in refused(config.environment(env_config={"num_prompts": 0}))
-
-
-def test_a_model_config_that_is_no_mapping_is_refused(random_llama_dir):
-    config = SRLConfig().environment("compare").rl_module(model_config=str(random_llama_dir))
-    with pytest.raises(ValueError, match=r"model_config = '.*'; expected \{'model': ...\}"):
-        config.validate()

@@ -163,27 +163,6 @@ def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp)
     assert settled(config, monkeypatch, num_gpus).colocate is False
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "given", "expected"),
-    [
-        (1, (0.6, None), "num_gpus_per_env_runner = 0.6 leaves no whole GPU: the learners train on the CPU; expected "
-         "num_gpus_per_learner, such as 0.4, if they should not"),
-        (1, (1, None), "num_gpus_per_env_runner = 1 leaves no whole GPU: the learners train on the CPU; expected "
-         "num_gpus_per_learner, if they should not"),
-        (1, (None, 0.4), "num_gpus_per_learner = 0.4 leaves no whole GPU: the engines compute on the CPU; expected "
-         "num_gpus_per_env_runner, such as 0.6, if they should not"),
-        (2, (1, None), None),
-        (1, (0.6, 0), None),
-        (1, (None, None), None),
-    ],
-)  # fmt: skip
-def test_a_side_that_a_share_leaves_on_the_cpu_is_a_warning(config, monkeypatch, caplog, num_gpus, given, expected):
-    config.num_gpus_per_env_runner, config.num_gpus_per_learner = given
-    settled(config, monkeypatch, num_gpus)
-    found = [one.message for one in caplog.records if "on the CPU" in one.message]
-    assert found == ([expected] if expected else [])
-
-
 def test_two_cards_are_split_and_an_engine_may_fill_its_own(config, monkeypatch):
     settled(config, monkeypatch, 2)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (1, 1, 1)

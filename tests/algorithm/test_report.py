@@ -20,7 +20,7 @@ from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS, read_metrics
-from rllib_srl.cli.shared.training import parsed_share, train_until
+from rllib_srl.cli.shared.training import train_until
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.env_runner import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
@@ -140,20 +140,6 @@ def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, ca
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"advantage": "leave_one_out"}, "GRPO learns nothing from equal rewards"),
-        ({"advantage": "posterior"}, "trains on these only where a result differs from what is predicted"),
-        ({"advantage": "gae"}, "They are trained on, but"),
-    ],
-)
-def test_the_warning_says_what_equal_rewards_teach_with_this_advantage(tmp_path, caplog, settings, told):
-    rule = settings["advantage"]
-    (warning,) = warned_of(tmp_path, caplog, (256, RIGHT), rule=rule)
-    assert told in warning and warning.count("learns nothing") == ("GRPO" in told)
-
-
 def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_path, caplog):
     right, wrong, partly = (1.0,), (0.0,), (0.5,)
     (warning,) = warned_of(tmp_path / "a", caplog, (244, right), (12, wrong), (500, wrong), rule="posterior")
@@ -203,12 +189,6 @@ def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
     assert np.isnan(report._metrics.reduce(compile=True)["replay"]["surprise_mean"])
 
 
-def test_the_share_that_could_not_be_parsed_is_told():
-    played = {"stop_reason/terminated": 6.0, "stop_reason/unparsable": 3.0, "stop_reason/env_crashed": 1.0}
-    result = {"env_runners": {**played, "num_episodes_lost": 1.0, "num_unparsed": 3.0, "other": 9.0}}
-    assert parsed_share(result) == "3 of 9 answers could not be parsed (33%)"
-
-
 def test_the_first_iteration_of_a_run_tells_it(tmp_path):
     played = {"stop_reason/terminated": 4, "stop_reason/unparsable": 4, "num_episodes_lost": 0, "num_unparsed": 4}
     played |= {"episode_return_mean": 0.0, "num_generated_tokens": 8}
@@ -247,27 +227,6 @@ def test_an_iteration_is_logged_before_its_checkpoint_is_written(random_llama_di
     assert algo.result_logs == ()
 
 
-@pytest.mark.slow
-def test_a_run_that_earns_nothing_shows_answers(random_llama_dir, tmp_path, ray_here, caplog):
-    """Questions of the user's own, a remote runner, and a random model, which answers none of them."""
-    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1000)} for n in range(60)]
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = small_config(random_llama_dir, tmp_path / "run").training(num_prompts_per_batch=3, group_size=2)
-    config.environment("question_file", env_config={"path": str(path), "num_shots": 0, "system_prompt": "Be brief."})
-    algo = config.env_runners(num_env_runners=1).build_algo()
-    try:
-        with caplog.at_level(logging.WARNING, "rllib_srl"):
-            results = [algo.train() for _ in range(2)]
-    finally:
-        algo.stop()
-    assert 0 <= results[0]["env_runners"]["num_unparsed"] <= 6
-    (warning,) = [record.getMessage() for record in caplog.records if "so nothing is learned" in record.getMessage()]
-    assert warning.count("parsed ") == 3 and warning.count("expected '10") == 3
-    first = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])["turns"]
-    assert first[0] == {"role": "system", "text": "Be brief."} and first[1]["text"].startswith("Question: What is ")
-
-
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"  # in pieces, so that no scanner takes this file for a leak
 
 
@@ -296,12 +255,3 @@ def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, admit: Any, t
     assert [turn["role"] for turn in line["turns"]] == ["environment", "policy"]
     (events,) = tmp_path.glob("events.out.tfevents.*")
     assert (text.encode() in events.read_bytes()) == (text == written)
-
-
-def test_everybody_logs_into_the_same_event_file(tmp_path: Path) -> None:
-    report = Report(MetricsLogger(), tmp_path)
-    assert not list(tmp_path.iterdir())  # nothing to log, no file
-    assert report.writer is report.writer
-    report.iteration(1, [batch_of("a", "b")], [], [])
-    report.close()
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1

@@ -13,7 +13,6 @@ import torch
 
 from rllib_srl.engine.models import local_model
 from scripts.bench import buffer as bench_buffer
-from scripts.bench import common as bench
 from tests.conftest import ROOT
 from tests.quick_workers import IMPORTS, VLLM
 
@@ -78,12 +77,6 @@ def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync
     for parts, move, ratio in zip(figures["parts"], figures["moves"], figures["sync_ratios"]):
         assert ratio == pytest.approx(parts["sync"] / move)
     assert "sync over move" in done.stdout
-
-
-def test_spread_is_the_median_and_the_range():
-    assert bench.spread([3.0, 1.0, 2.5], 1) == "2.5 (1.0 to 3.0)"
-    assert bench.verdict(True) == "met"
-    assert bench.verdict(False) == "MISSED"
 
 
 def test_the_memory_is_timed_with_items_stored(tmp_path, capsys):

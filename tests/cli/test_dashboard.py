@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
-import socket
 import stat
 from collections.abc import Iterator
 from html import unescape
@@ -17,13 +15,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from rllib_srl.cli import dashboard, memory
+from rllib_srl.cli import memory
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.app import make_app
-from rllib_srl.cli.dashboard.sections import SECTIONS, TABS
+from rllib_srl.cli.dashboard.sections import SECTIONS
 from rllib_srl.cli.dashboard.views import Views
-from rllib_srl.cli.main import COMMANDS, module_of
-from rllib_srl.cli.people import rate
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from tests.cli.dashboard_run import EVIL, decode, memory_of, write_files
@@ -209,21 +205,6 @@ def test_episodes_come_in_pages(page: TestClient, run: Path) -> None:
     assert last.count('class="episode"') == 10 and "Older" not in last and "30" in html
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("iteration=x", "'x'; expected an iteration such as 3, or a range such as 3-5"),
-        ("reward=good", "expected a reward such as 1"),
-        ("before=-1", "before = '-1'; expected a number"),
-        ("before=" + "9" * 30, "expected a number"),
-        ("q=" + "a" * 201, "q has 201 characters; expected at most 200"),
-    ],
-)
-def test_malformed_filters_are_refused(page: TestClient, query: str, message: str) -> None:
-    answer = page.get(f"/episodes?{query}")
-    assert answer.status_code == 400 and message in text_of(answer.text)
-
-
 # --- while the run goes on
 
 
@@ -279,26 +260,6 @@ def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBu
         assert client.get("/rate").status_code == 409
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "iterations: x", "iterations: {a: 1}"])
-def test_strange_settings_leave_the_rest(run: Path, text: str) -> None:
-    (run / "settings.yaml").write_text(text)
-    with client_of(views_of(run)) as client:
-        answer = text_of(client.get("/").text)
-        assert "4 iterations, the last one" in answer and "Reward of training episodes" in answer
-
-
-def test_a_run_that_is_deleted_is_a_page(run: Path, buffer: SRLReplayBuffer) -> None:
-    views = views_of(run)
-    with client_of(views) as client:
-        assert client.get("/").status_code == 200
-        buffer.close()
-        shutil.rmtree(run)
-        views.sources.run._looked_at = views.sources.memory._next_at = -1.0
-        assert "no finished iteration yet" in client.get("/").text
-        for address in ADDRESSES:
-            assert client.get(address).status_code in (200, 409), address
-
-
 # --- ratings
 
 
@@ -339,15 +300,6 @@ def test_a_second_click_rates_nothing(page: TestClient, run: Path) -> None:
     assert again.status_code == 409 and "nothing was rated by that reply" in again.text
     assert stored(run) == {"8.1/0": "good"}
     assert page.post("/rate", data={**form, "sitting": "unknown"}).status_code == 409
-
-
-def test_at_the_end_undo_is_left(page: TestClient) -> None:
-    html = page.get("/rate").text
-    while "There are no more answers" not in html:
-        html = page.post("/rate", data={**fields_of(html), "action": "3"}).text
-    assert 'value="good" data-key' not in html and "6 rated in this sitting" in html
-    assert "no answer left" in page.post("/rate", data={**fields_of(html), "action": "3"}).text
-    assert "undone: 1.1/1 is none" in page.post("/rate", data={**fields_of(html), "action": "undo"}).text
 
 
 def test_new_answers_come_first_and_what_was_shown_does_not_come_again(run: Path, buffer: SRLReplayBuffer) -> None:
@@ -426,38 +378,3 @@ def test_mutated_requests_are_refused_or_answered(page: TestClient) -> None:
         assert answer.headers["x-frame-options"] == "DENY" and "x-a" not in answer.headers
         seen.add(answer.status_code)
     assert {200, 400, 403, 404, 405} <= seen
-
-
-def test_unicode_digits_are_no_numbers(page: TestClient) -> None:
-    for query in ("iteration=%C2%B2", "before=%C2%B2", "reward=%C2%B2", "iteration=" + "9" * 190):
-        assert page.get(f"/episodes?{query}").status_code in (200, 400)
-
-
-# --- the command
-
-
-def test_it_is_a_command_and_its_tabs_have_sections() -> None:
-    assert module_of("dashboard") == dashboard.__name__ and "live page" in COMMANDS["dashboard"].summary
-    assert {one.tab for one in SECTIONS} | {"episodes", "rate"} == set(TABS)
-    assert len({one.name for one in SECTIONS}) == len(SECTIONS)
-
-
-def test_a_port_in_use_and_what_is_no_run_are_one_message(run: Path, tmp_path: Path, capsys: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert dashboard.main([str(run), "--port", str(port)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"127.0.0.1:{port} cannot be used" in line and "expected another --port (0: a free one)" in line
-    for directory, message in ((tmp_path, "holds no run"), (tmp_path / "x", "does not exist")):
-        assert dashboard.main([str(directory)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert message in line and "expected the directory of a run" in line
-    assert dashboard.main([str(run), "--host", "no.such.host.invalid"]) == 1
-    assert "cannot be used" in capsys.readouterr().err
-    assert rate.main([str(run), "--web"]) == 1 and "holds no memory of a run" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        rate.main([str(run), "--port", "0"])
-    assert "--host and --port are for --web" in capsys.readouterr().err
-    for port in ("-1", "65536", "x", "²"):
-        with pytest.raises(SystemExit):
-            dashboard.main([str(run), "--port", port])

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rllib_srl.cli.dashboard.drawing import HEIGHT, LEFT, MOST_POINTS, RIGHT, TOP, WIDTH, drawing_of, thinned
-from rllib_srl.cli.dashboard.live_run import LiveRun, check_is_run
+from rllib_srl.cli.dashboard.drawing import HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing_of
+from rllib_srl.cli.dashboard.live_run import LiveRun
 from rllib_srl.cli.dashboard.transcripts import Transcripts, Wanted
 from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.report.run_plots import Plot
-from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.tail import Tail
-from rllib_srl.studies.report.charts import Line
 from tests.cli.test_script_report import episode, row
 
 
@@ -79,29 +76,6 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     table = MetricsTable(path)
     table.refresh()
     assert table.num_damaged == 5 and table.iterations().tolist() == [7] and len(table.faults) == 1
-
-
-@pytest.mark.slow
-def test_long_files_are_quick_and_what_is_added_is_quicker(tmp_path: Path) -> None:
-    num = 100_000
-    text = lines({"iteration": 0, "env_runners/episode_return_mean": 0.5, **{f"metric_{n}": n / 7 for n in range(8)}})
-    with (tmp_path / "metrics.jsonl").open("w") as stream:
-        stream.writelines(text.replace('"iteration": 0', f'"iteration": {n}', 1) for n in range(1, num + 1))
-    one = lines(episode(0, 0, 1.0))
-    with (tmp_path / "transcripts.jsonl").open("w") as stream:
-        stream.writelines(one.replace('"iteration": 0', f'"iteration": {n}', 1) for n in range(1, num + 1))
-    run = LiveRun(tmp_path)
-    start = time.process_time()
-    run.refresh()
-    first = time.process_time() - start
-    assert run.facts is not None and len(run.facts.iterations) == len(run.transcripts) == num
-    with (tmp_path / "metrics.jsonl").open("a") as stream:
-        stream.write(text.replace('"iteration": 0', f'"iteration": {num + 1}', 1))
-    table, start = run._table, time.process_time()
-    assert table.refresh()
-    assert time.process_time() - start < first / 10
-    found = run.transcripts.search(Wanted(text="no such text"), None, 20, seconds=0.0)
-    assert found.is_cut and found.before == num - 256 and not found.episodes
 
 
 # --- transcripts
@@ -181,24 +155,6 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.faults == ["metrics.jsonl has 1 damaged lines, which are left out"]
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], "holds no run; expected the directory of a run"),
-        (["study.json"], "is a study; expected the directory of a run"),
-        (None, "does not exist; expected the directory of a run"),
-    ],
-)
-def test_what_is_no_run_is_refused(tmp_path: Path, files: list[str] | None, message: str) -> None:
-    directory = tmp_path / "it"
-    if files is not None:
-        directory.mkdir()
-    for name in files or []:
-        (directory / name).write_text("{}")
-    with pytest.raises(RunError, match=message):
-        check_is_run(directory)
-
-
 # --- charts
 
 
@@ -219,10 +175,3 @@ def test_a_chart_is_drawn_where_its_values_are() -> None:
 def test_any_values_can_be_drawn(values: list[float]) -> None:
     drawing = drawing_of(Plot("t", "", np.arange(1, len(values) + 1), {"a": np.array(values)}, may_be_share=False))
     assert "nan" not in str(drawing.curves) and "inf" not in str(drawing.curves) and drawing.y_ticks
-
-
-def test_a_long_line_is_thinned_to_means() -> None:
-    x = np.arange(100_000.0)
-    thin = thinned(Line(x, x, x - 1, x + 1))
-    assert len(thin.x) == MOST_POINTS and thin.mean[0] == 249.5 and thin.low[0] == 248.5
-    assert math.isclose(float(thin.mean.mean()), float(x.mean()))

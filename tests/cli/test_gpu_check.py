@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -53,61 +51,6 @@ def test_wheels_are_installed_as_the_set_up_installs(tmp_path):
         f"1 {tmp_path / 'wheels'} --dev --set gpu",
         "run -m scripts.gpu.check --list",
     ]
-
-
-def test_steps_are_listed_in_order_and_unknown_ones_refused(capsys):
-    assert check.main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(check.STEPS)
-    assert lines[1].startswith("exact            1 GPU  python -m scripts.gpu.learner exact")
-    with pytest.raises(SystemExit):
-        check.main(["--only", "nothing"])
-    assert check.LIMIT_S < 600
-
-
-def test_a_step_keeps_its_result_its_output_and_its_time(tmp_path):
-    good = check.Step("good", "json.tool", ("--help",))
-    line = check.run(good, tmp_path, is_short=False)
-    assert (line["step"], line["passed"], line["status"]) == ("good", True, 0) and line["seconds"] < 60
-    assert "usage" in (tmp_path / "good.log").read_text()
-    bad = check.run(check.Step("bad", "no_such_module"), tmp_path, is_short=False)
-    assert not bad["passed"] and bad["status"] == 1
-    slow = check.run(check.Step("slow", "http.server", ("0",)), tmp_path, is_short=False, limit_s=1.0)
-    assert not slow["passed"] and slow["seconds"] < 60
-
-
-STARTS_A_CHILD = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path(sys.argv[1]).write_text(str(child.pid))
-time.sleep(600)
-"""
-
-
-def test_a_step_that_takes_too_long_ends_with_its_children(tmp_path, monkeypatch):
-    (tmp_path / "starts_a_child.py").write_text(STARTS_A_CHILD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pid_file = tmp_path / "pid"
-    line = check.run(check.Step("slow", "starts_a_child", (str(pid_file),)), tmp_path, is_short=False, limit_s=10.0)
-    assert not line["passed"] and line["status"] == -signal.SIGKILL
-    stat = Path(f"/proc/{pid_file.read_text()}/stat")
-    deadline = time.monotonic() + 30
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":  # a zombie has ended
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_figures_are_the_lines_of_json():
-    assert check.figures_of('noise\n{"a": 1}\n{broken}\n{"b": [2]}\nend') == [{"a": 1}, {"b": [2]}]
-
-
-def test_a_step_that_needs_more_gpus_is_skipped_by_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(check, "num_gpus_here", lambda: 1)
-    assert check.main(["--only", "nccl", "--out", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "results.jsonl").read_text()) == {
-        "step": "nccl", "skipped": "needs 2 GPUs, here are 1",
-    }  # fmt: skip
-    assert capsys.readouterr().out.splitlines()[-1].startswith("0 of 0 steps failed; ")
 
 
 @pytest.mark.parametrize("what", ["exact", "mask", "speed"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 import yaml
 
 from rllib_srl.cli import memory as script
-from rllib_srl.replay.journal.file import PAGE_BYTES
 from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.tools.export import import_groups
 from rllib_srl.types import Group, Prompt
@@ -25,7 +22,6 @@ from tests.small_buffer import cells, said
 from tests.small_memory import SCHEDULED
 from tests.small_worlds import small_config
 
-ROOT = Path(__file__).resolve().parents[2]
 ITERATIONS, CAPACITY = 14, 24  # 4 prompts an iteration, half of them revisits: 30 items come
 
 
@@ -179,14 +175,6 @@ def test_why_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixt
     assert num_draws > 5
 
 
-@pytest.mark.slow
-def test_names_that_are_unknown_or_ambiguous(run: Run, capsys: pytest.CaptureFixture) -> None:
-    text = said(capsys, "why", run.directory, "zz", status=1)
-    assert text == f"error: none of {CAPACITY} items has the prompt id or key 'zz'; expected one that ls shows\n"
-    text = said(capsys, "why", run.directory, "", status=1)
-    assert text.startswith("error: '' is 24 items: ") and text.endswith("and 19 more; expected more digits of a key\n")
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -262,37 +250,6 @@ def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, 
 
 
 @pytest.mark.slow
-def test_damaged_files_are_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    data = bytearray(run.journal.read_bytes())
-    for end in range(2 * PAGE_BYTES, len(data) + 1, PAGE_BYTES):
-        data[end - 64 : end] = bytes(64)
-    (tmp_path / "journal.db").write_bytes(data)
-    capsys.readouterr()
-    assert script.main(["verify", str(tmp_path)]) == 1
-    assert re.match(r"page: |journal .* failed|\w+ .* damaged", capsys.readouterr().out)
-    (tmp_path / "journal.db").write_bytes(b"no database at all")
-    text = said(capsys, "ls", tmp_path, status=1)
-    assert text.startswith(f"error: journal {tmp_path / 'journal.db'}") and text.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["ls", "{tmp}/nowhere"], "does not exist; expected a run's directory, a checkpoint or a journal file"),
-        (["ls", "{tmp}"], "holds no memory; expected a run's directory"),
-        (["export", "{run}", "{tmp}/x.csv"], "expected a name that ends in .jsonl"),
-        (["import", "{run}", "{tmp}/missing.jsonl"], "missing.jsonl"),
-        (["import", "{run}/checkpoint_000014", "{tmp}/x.jsonl"], "is part of a checkpoint; expected the dir"),
-        (["import", "{tmp}/new", "{tmp}/x.jsonl"], "no tokenizer: found no"),
-    ],
-)
-def test_bad_input_is_one_line(run: Run, tmp_path: Path, capsys, argv: list[str], expected: str) -> None:
-    text = said(capsys, *(word.format(tmp=tmp_path, run=run.directory) for word in argv), status=1)
-    assert text.startswith("error: ") and expected in text and text.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_plot_writes_a_picture(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert said(capsys, "plot", run.directory, "--out", tmp_path / "m.png") == f"{tmp_path / 'm.png'}\n"
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "m.png").stat().st_size > 20_000
@@ -307,10 +264,3 @@ def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.Captur
     for argv in (["ls"], ["stats"], ["verify"], ["show", key], ["why", key], ["export", tmp_path / "x.jsonl"]):
         said(capsys, argv[0], run.directory, *argv[1:])
     assert bytes_in(run.directory) == before
-
-
-@pytest.mark.slow
-def test_help_in_a_process_of_its_own() -> None:
-    command = [sys.executable, "-m", "rllib_srl.cli", "memory", "--help"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert "Look into the memory of a run" in shown.stdout and "verify" in shown.stdout

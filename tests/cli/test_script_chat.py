@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import chat
 from rllib_srl.cli.chat import ChatForm, Conversation, ConversationError, Reply, Terminal, TextForm, form_of, source_of
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -18,7 +16,6 @@ from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.rollout.transcript import make_transcript
-from rllib_srl.storage.weight_file import WEIGHTS
 
 
 class Counting:
@@ -84,13 +81,6 @@ def test_a_text_may_begin_with_a_slash() -> None:
     assert out.getvalue() == "0\\x1b[31m\n"
 
 
-def test_what_is_left_out_and_what_does_not_fit_is_said() -> None:
-    out, notes = talked("1 1\n2 2\n3 3 3 3 3\n4\n", most=5)
-    assert [line.partition("\\")[0] for line in out] == ["0 1 1", "0 2 2", "0 4"]
-    assert notes[0] == "(turns left out, the oldest first: 1; a prompt may have 5 tokens)"
-    assert notes[1].startswith("(your message has 6 tokens")
-
-
 def test_the_form_is_the_template_or_the_environments_prompts() -> None:
     tiny = load_tokenizer(local_model("tiny"))
     source = source_of("tiny", {"env": "compare", "env_config": {"num_shots": 1, "system_prompt": "Hi."}})
@@ -146,17 +136,6 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
     assert "checkpoint_000002; prompts of the environment compare" in err
     again = said_to([str(trained / "checkpoint_000002"), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
     assert again[1] == out
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    shutil.copytree(trained, tmp_path / "run")
-    path = tmp_path / "run" / "checkpoint_000002" / MODULE / WEIGHTS
-    data = bytearray(path.read_bytes())
-    data[2000] ^= 255
-    path.write_bytes(data)
-    status, out, err = said_to([str(tmp_path / "run")], "hi\n", capsys)
-    assert status == 1 and out == "" and "weights.safetensors" in err.splitlines()[-1]
 
 
 @pytest.mark.slow

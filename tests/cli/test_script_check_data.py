@@ -80,24 +80,6 @@ def test_a_reward_that_cannot_tell_right_from_wrong_needs_a_look(tmp_path: Path,
     assert "- wrong answers that earn at least as much as the right one: 50\n    Which is largest: " in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (("--env", "compare"), "nothing to check; expected --data FILE"),
-        (("--data", "gone.jsonl"), "path = 'gone.jsonl' is not a file"),
-        (("--reward", "m:f"), "reward = 'm:f'; expected data beside it"),
-        (("--data", "x.jsonl", "--env", "compare"), "data with env = 'compare'; expected one of the two"),
-        (("--data", "{dir}/rows.jsonl", "--reward", "{dir}/gone.py:f"), "gone.py is not a file"),
-        (("--data", "{dir}/rows.jsonl", "--reward", "{dir}/rewards.py:raises"), "raised KeyError: 'gold'; row {"),
-    ],
-)
-def test_errors_are_one_message(tmp_path: Path, capsys, flags, fault: str) -> None:
-    written(tmp_path / "rows.jsonl", ROWS)
-    (tmp_path / "rewards.py").write_text("def raises(prompt, answer, row): return row['gold']\n")
-    status, text = checked(capsys, *(flag.format(dir=tmp_path) for flag in flags), "--model", "tiny")
-    assert status == 1 and fault in text and "Traceback" not in text
-
-
 @pytest.mark.slow
 def test_the_model_answers_before_training(tmp_path: Path, capsys) -> None:
     path = written(tmp_path / "good.jsonl", ROWS)

@@ -77,22 +77,6 @@ def test_two_models_share_a_seed_and_need_an_environment(tmp_path: Path) -> None
         sides_of(("tiny", "tiny"), {}, trust=False)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["tiny", "tiny", "--flips", "-1"], "--flips = -1; expected at least 0"),
-        (["tiny"], "the following arguments are required: B"),
-        (["./nowhere", "tiny", "--env", "compare"], "model directory ./nowhere does not exist"),
-    ],
-)
-def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    try:
-        status = compare.main(argv)
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    assert status in (1, 2) and message in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_run_is_compared_with_its_start(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     report = tmp_path / "compared.json"

@@ -11,22 +11,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rllib_srl.cli.shared import display
 from rllib_srl.cli.shared import peak_memory as memory
-from rllib_srl.cli.shared.cluster import message_of, run_cleanly
-from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table
+from rllib_srl.cli.shared.cluster import message_of
+from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
-from tests.waiting import wait_until
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {
@@ -72,80 +68,6 @@ def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> N
     assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
 
 
-@pytest.fixture
-def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[Progress], None]:
-    """Return a function that lets the time of one sign of life pass; else no time passes."""
-    now = 0.0
-
-    class Passing(threading.Event):
-        def __init__(self) -> None:
-            super().__init__()
-            self.passed = threading.Semaphore(0)
-
-        def set(self) -> None:
-            super().set()
-            self.passed.release()
-
-        def wait(self, timeout: float | None = None) -> bool:
-            nonlocal now
-            self.passed.acquire()
-            now += timeout or 0.0
-            return self.is_set()
-
-    parts = SimpleNamespace(Event=Passing, Thread=threading.Thread, RLock=threading.RLock)
-    monkeypatch.setattr(display, "threading", parts)
-    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def pass_one(progress: Progress) -> None:
-        before = len(progress._stream.getvalue())
-        progress._is_over.passed.release()
-        assert wait_until(lambda: len(progress._stream.getvalue()) > before)
-
-    return pass_one
-
-
-def test_what_takes_long_shows_a_sign_of_life(beat: Callable[[Progress], None]) -> None:
-    stream = io.StringIO()
-    progress = Progress(1, stream, beat_s=0.6)
-    progress.begin("starting Ray ...")
-    for _ in range(3):
-        beat(progress)
-    heart = progress._heart
-    progress.begin("starting engine ...")  # which ends what was said before
-    progress.end()
-    heart.join(30)
-    assert not heart.is_alive()
-    assert stream.getvalue().splitlines() == [
-        *("starting Ray ...", "starting Ray ... 1s", "starting Ray ... 1s", "starting Ray ... 2s"),
-        "starting engine ...",
-    ]
-    assert Progress(1, io.StringIO())._beat_s <= 10
-
-
-def test_a_sign_of_life_stays_in_its_line_on_a_terminal(beat: Callable[[Progress], None]) -> None:
-    stream = Terminal()
-    progress = Progress(1, stream, beat_s=0.6)
-    progress.begin("starting Ray ...")
-    beat(progress)
-    progress.end()
-    assert stream.getvalue() == "\r\x1b[Kstarting Ray ...\r\x1b[Kstarting Ray ... 1s\n"
-
-
-def test_the_package_says_what_it_starts() -> None:
-    stream = io.StringIO()
-    with showing_progress(1, stream):
-        logging.getLogger("rllib_srl.start").info("opening the memory")
-        logging.getLogger("rllib_srl.algorithm.srl").info("not for users")
-    assert stream.getvalue() == "opening the memory ...\n"
-
-
-def test_the_warnings_of_the_package_become_notes() -> None:
-    stream = io.StringIO()
-    with showing_progress(1, stream):
-        logging.getLogger("rllib_srl.algorithm.metrics").warning("an episode was lost: %s", "it hung")
-    assert stream.getvalue() == "warning: an episode was lost: it hung\n"
-
-
 def test_nothing_is_written_after_the_run_so_that_its_stream_can_be_closed() -> None:
     stream, before = io.StringIO(), set(threading.enumerate())
     logger = logging.getLogger("rllib_srl")
@@ -162,13 +84,6 @@ def test_nothing_is_written_after_the_run_so_that_its_stream_can_be_closed() -> 
     assert (logger.handlers, logger.propagate, logging.getLogger("rllib_srl.start").level) == state
     stream.close()
     logging.getLogger("rllib_srl.start").info("another run of the same process")
-
-
-def test_small_things() -> None:
-    assert sparkline([0.0, 0.5, 1.0, math.nan]) == "▁▅█ "
-    assert [duration(s) for s in (45.4, 125, 11220)] == ["45s", "2m 05s", "3h 07m"]
-    assert [rounded(v) for v in (0.126, None, math.nan)] == ["0.13", "-", "-"]
-    assert table([("a", "bb"), ("ccc", "d")]) == "  a    bb\n  ccc  d"
 
 
 def test_an_iteration_reads_the_result_of_train() -> None:
@@ -222,23 +137,6 @@ def test_memory_is_the_proportional_size_of_a_process_tree() -> None:
             child.stdin.write(b"\n")
             child.stdin.flush()
     assert 0.9 * 2**25 < sizes[1] - sizes[0] < 1.5 * 2**25
-
-
-@pytest.mark.parametrize(
-    ("error", "printed"),
-    [
-        (ValueError("lr = 0; expected more"), "error: lr = 0; expected more\n"),
-        (KeyError("x"), "error: KeyError: 'x'\n(--debug shows where it comes from)\n"),
-    ],
-)
-def test_errors_are_one_message(error: Exception, printed: str, capsys: pytest.CaptureFixture) -> None:
-    def fail() -> int:
-        raise error
-
-    assert run_cleanly(fail, debug=False) == 1
-    assert capsys.readouterr().err == printed
-    with pytest.raises(type(error)):
-        run_cleanly(fail, debug=True)
 
 
 def test_a_remote_traceback_is_cut_to_what_it_says() -> None:

@@ -7,7 +7,6 @@ import io
 import pytest
 
 from rllib_srl.cli import env
-from rllib_srl.common.environments import WorldError
 
 COMPARE = ["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shots": 0}', "--prompt-id", "17, 93, 40"]
 REGISTERS = ["rllib_srl.envs.games.registers:Registers", "--env-config", '{"num_shots": 0, "task": "larger"}']
@@ -54,19 +53,3 @@ def test_the_end_of_input_is_a_clean_end(capsys, typed):
 def test_text_that_steers_a_terminal_is_shown_and_not_sent(capsys):
     out = said(capsys, [*REGISTERS, "--prompt-id", "p=17, c=40, k=93. larger p c"], "\x1b[2Jget p\\nget c\n:quit\n")
     assert "\x1b" not in out
-
-
-def test_an_unknown_world_or_setting_is_one_clear_error(capsys):
-    with pytest.raises(WorldError, match="environment 'contrast' is unknown; expected one of "):
-        env.run(["contrast"])
-    with pytest.raises(ValueError, match="num_shot is not a setting"):
-        env.run(["rllib_srl.envs.math.compare:Compare", "--env-config", '{"num_shot": 1}'])
-    with pytest.raises(ValueError, match="prompt_id = 'none'; expected distinct numbers"):
-        env.run([*COMPARE[:-1], "none"], io.StringIO())
-    with pytest.raises(SystemExit):
-        env.run(["compare", "--env-config", "[1]"])
-    assert "expected a JSON object" in capsys.readouterr().err
-
-
-def test_without_a_world_the_installed_ones_are_listed(capsys):
-    assert "compare\n" in said(capsys, [])

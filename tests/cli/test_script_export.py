@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import evaluate, export
-from rllib_srl.cli.sharing.hub import Hub, PushError
-from rllib_srl.cli.sharing.model_card import Facts, card, hub_name, publishable
+from rllib_srl.cli.sharing.model_card import Facts, card, publishable
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, write_index, write_shard
@@ -118,21 +117,6 @@ def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None
     assert export.main([str(run), str(tmp_path / "damaged")]) == 1 and not (tmp_path / "damaged").exists()
 
 
-def test_what_cannot_be_exported_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    out, wrong = tmp_path / "out", tmp_path / "wrong.json"
-    assert "is not empty; expected a new one" in said_by([run, run], capsys)
-    assert "none does not exist; expected a checkpoint, or " in said_by([tmp_path / "none", out], capsys)
-    wrong.write_text("[]")
-    assert "wrong.json cannot be read (TypeError: " in said_by([run, out, "--results", wrong], capsys)
-    wrong.write_text('{"what": "results/other/checkpoint_000009", "accuracy": 0.5}')
-    line = said_by([run, out, "--results", wrong], capsys)
-    assert "has the results of results/other/checkpoint_000009; expected those of" in line
-    assert not out.exists()
-    with pytest.raises(SystemExit):
-        export.parse([str(run), str(out), "--public"])
-    assert "--public; expected --push REPO beside it" in capsys.readouterr().err
-
-
 def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
     numbers = evaluation(5, 0.5)
     older = card("x", Facts("tiny", 9, {}, [(5, numbers)]))
@@ -157,11 +141,6 @@ def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
     text = card("x", Facts("/data/me/model", 1, {"env_config": values, "seal_key_file": "/data/me/key"}))
     assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
-
-
-def test_hub_names(tmp_path: Path) -> None:
-    assert hub_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-    assert [hub_name(name) for name in ("tiny", "./a", "/a/b", "~/b", str(tmp_path), "a/b/c")] == [""] * 6
 
 
 # --- the hub --------------------------------------------------------------------------------------
@@ -262,14 +241,6 @@ def test_a_push_that_cannot_work_is_refused_before_the_export(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in said_by([run, out, "--push", "me/first"], capsys)
     assert not out.exists()
-
-
-def test_a_failed_upload_says_how_to_repeat_it(server: Server, tmp_path: Path) -> None:
-    hub = Hub("me/first")
-    server.status = 403
-    with pytest.raises(PushError, match="expected a token with write access") as caught:
-        hub.push(tmp_path, is_public=True)
-    assert caught.value.__notes__ == [f"the model is in {tmp_path}; upload it with: hf upload me/first {tmp_path}"]
 
 
 @pytest.mark.slow

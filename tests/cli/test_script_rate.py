@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.cli import train
-from rllib_srl.cli.main import COMMANDS, module_of
 from rllib_srl.cli.people import rate as script
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from tests.small_buffer import a_group, by_hand
@@ -103,19 +102,6 @@ def test_bad_input_is_one_clear_error(run, tmp_path, argv, message):
     error = run(*argv, status=1)
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "x.jsonl").exists()
-
-
-def test_what_is_no_run_and_a_damaged_file_are_refused(run, tmp_path, capsys, monkeypatch):
-    (tmp_path / "run" / RATINGS).write_bytes(b"damaged" * 1000)
-    assert "the file is damaged, or no file of ratings" in run(status=1)
-    error = said(capsys, monkeypatch, tmp_path, status=1)
-    assert error.startswith(f"error: {tmp_path} holds no memory of a run; expected the directory of a run")
-    assert not (tmp_path / RATINGS).exists()
-
-
-def test_it_is_a_subcommand():
-    assert "rate" in COMMANDS and module_of("rate") == script.__name__
-    assert module_of("check-data") == "rllib_srl.cli.check_data"
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ import yaml
 
 from rllib_srl.cli import report
 from rllib_srl.cli.report.run_facts import LEARNER, LIVE_TOKENS, REWARD, RunFacts
-from rllib_srl.cli.report.run_page import _chosen, page_of_run
+from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.report.run_plots import live_plot
-from rllib_srl.studies.report.blocks import Charts, Details, Notice, Table
+from rllib_srl.studies.report.blocks import Notice
 
 
 def row(iteration: int, reward: float, **more: float) -> dict[str, float]:
@@ -107,29 +107,6 @@ def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.Capture
     assert "&lt;b&gt;" in html and "\x1b" not in html and "<script" not in html
     assert "| a | 0.900 | 0.900 | 0.400 | 0.500 |" in markdown and "tiny on sums: 4 of 4 iterations, 400 " in markdown
     assert "iterations with nothing to train on: 2" in capsys.readouterr().out.lower()
-
-
-def test_the_box_says_whether_held_out_accuracy_changed(run: Path) -> None:
-    page = page_of_run(RunFacts.read(run), 0)
-    box = next(block for block in page.blocks if isinstance(block, Notice))
-    assert box.tone == "bad" and box.title == "Mean reward 0.125 at the start, 0.625 at the end"
-    assert "0.800 [0.750, 0.850] in iteration 1; 0.600 [0.550, 0.650] in iteration 3" in box.lines[1]
-    tables = [block for block in page.blocks if isinstance(block, Table) and block.caption == "Where the time went."]
-    assert [cell.text for cell in tables[0].rows[1]] == ["rollout", "8.0", "50%"]
-    settings = next(block for block in page.blocks if isinstance(block, Table) and "differ" in block.caption)
-    assert ["lr", "0.0001"] in [[cell.text for cell in cells] for cells in settings.rows]
-    assert "group_size" not in {cells[0].text for cells in settings.rows}  # a default
-    titles = [chart.title for block in page.blocks if isinstance(block, Charts) for chart in block.charts]
-    assert "entropy, nats per token" in titles and "KL to the reference, nats per token" not in titles  # always 0
-
-
-def test_the_best_and_worst_of_the_outer_iterations_are_shown(run: Path) -> None:
-    episodes = RunFacts.read(run).episodes
-    outer = [(one["iteration"], one["reward"]) for one in _chosen(episodes, 4)]
-    assert outer == [(1, 1.0), (1, 0.0), (4, 1.0), (4, 0.0)]
-    assert len(_chosen(episodes, 5)) == 5 and _chosen(episodes, 0) == []
-    page = page_of_run(RunFacts.read(run), 3)
-    assert sum(isinstance(block, Details) and "Reward" in block.summary for block in page.blocks) == 3
 
 
 def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Path) -> None:

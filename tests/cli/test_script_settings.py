@@ -84,26 +84,6 @@ def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> 
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("groupsize: 4\nlr: 1\n", "groupsize: did you mean group_size?"),
-        ("xyzzy: 4\n", "xyzzy: --help lists the settings"),
-        ("log_directory: here\n", "log_directory: use --out"),
-        ("- lr\n", "holds a list; expected lines of `name: value`"),
-        ("lr: [\n", "is not valid YAML"),
-        (None, "No such file or directory; expected a YAML file that can be read"),
-    ],
-)
-def test_files_that_are_no_settings_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    path = tmp_path / "run.yaml"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(SettingsError) as caught:
-        given("--config", str(path))
-    assert message in str(caught.value) and str(path) in str(caught.value)
-
-
 def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
     """Return the lines with which a command line is refused."""
     with pytest.raises(SystemExit) as stop:
@@ -133,35 +113,9 @@ def test_unknown_flags_are_refused_with_what_to_use(
     assert refused(capsys, *argv) == ["error: unknown arguments:", f"  {line}"]
 
 
-def test_flags_values_and_settings_are_refused_in_one_round(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("beta: 0.1\nclip_low: 2\nenv: compare\nenv_config: {num_numbers: 99}\n")
-    said = refused(capsys, "--config", str(path), "--group_sise", "4", "--check_resources", "maybe", "--max_turns", "0")
-    assert said[:2] == ["error: unknown arguments:", "  --group_sise: did you mean --group_size?"]
-    assert said[2:6] == [
-        f"settings file {path} has unknown names:",
-        "  beta: use kl",
-        "settings cannot be read:",
-        "  check_resources = 'maybe'; expected true or false",
-    ]
-    assert said[6] == "settings have faults:" and len(said) == 10
-    assert any(line.startswith("  max_turns = 0; expected an integer of at least 1") for line in said)
-    assert any(line.startswith("  clip_low = 2.0; expected") for line in said)
-    assert any(line.startswith("  env = 'compare'; env_config of Compare: num_numbers = 99") for line in said)
-
-
-def test_a_flag_without_its_value_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    assert refused(capsys, "--lr", "--group_size", "4") == ["error: argument --lr: expected one argument"]
-
-
 @pytest.mark.parametrize("number", ["-1e-5", "-1", "-.5", "-2.5E3"])
 def test_a_negative_number_is_a_value(number: str) -> None:
     assert given("--lr", number, "--seed", "3") == {"lr": float(number), "seed": 3}
-
-
-def test_a_negative_number_is_refused_by_its_range(capsys: pytest.CaptureFixture) -> None:
-    assert train.main(["--env", "compare", "--model", "tiny", "--lr", "-1e-5"]) == 1
-    assert "lr = -1e-05; expected a number of at least 0, or a schedule" in capsys.readouterr().err
 
 
 def test_the_config_holds_what_was_given() -> None:

@@ -195,13 +195,6 @@ def test_trials_take_the_trust_that_was_given(tmp_path, monkeypatch, trust):
     assert configs == [("srl", trust), ("no_replay", trust)]
 
 
-def test_the_hours_of_a_trial_by_hand():
-    # 20 s to start, 60 000 tokens at 0.01 s each, and 6 evaluations of 5 s: 20 + 600 + 30
-    told = {"start_s": 15.0, "seconds": 12.0, "num_generated_tokens": 1200, "probe_s": 5.0}
-    assert study_run.seconds_of(told, small_study(), took=37.0) == 650.0
-    assert study_run.seconds_of(told, small_study(), took=30.0) == 645.0  # no less than the trial itself timed
-
-
 class Mortal(Trainable):
     """Takes three steps and notes each in a file; the process dies once in the second, or in every second one."""
 
@@ -235,24 +228,3 @@ def test_a_trial_that_dies_once_goes_on_from_its_checkpoint(ray_here, tmp_path, 
     results = study_run.fit([told], tmp_path / "tune", "run", [], False, 1)
     assert (tmp_path / "notes").read_text().split() == list(steps)
     assert len(results.errors) == num_errors
-
-
-def test_a_line_of_progress_tells_trials_done_and_time_left(tmp_path, capsys, monkeypatch):
-    study = small_study(seeds=(1,), arms=("srl", "no_replay"))  # 2 trials of 60 000 tokens
-    clock = iter([0.0, 100.0, 300.0])
-    monkeypatch.setattr(study_run.time, "monotonic", lambda: next(clock))
-    lines = study_run.Lines(Plan(study, ("srl", "no_replay"), (1,), tmp_path), [("srl", 1), ("no_replay", 1)])
-
-    def tell(arm: str, tokens: int, stage: int, **more: float) -> str:
-        about = {"arm": arm, "seed": 1, "stage": stage, "num_generated_tokens": tokens, **more}
-        lines.on_trial_result(0, [], None, {"study": about})
-        return capsys.readouterr().out
-
-    assert tell("srl", 0, 0) == ""
-    # 12 000 tokens in 100 s; 108 000 are ahead: 900 s
-    assert tell("srl", 12_000, 0, accuracy=0.25) == (
-        "srl seed 1: stage 1/5  average accuracy 0.250  12,000 tokens  0/2 trials  15m 00s left\n"
-    )
-    assert tell("no_replay", 0, 0) == ""
-    # 60 000 in 300 s; as many are ahead
-    assert tell("srl", 60_000, 4, accuracy=0.5).endswith("60,000 tokens  1/2 trials  5m 00s left\n")

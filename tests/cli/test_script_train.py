@@ -22,7 +22,6 @@ from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import episodes, evaluate, export, quickstart, train
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import Progress
-from rllib_srl.cli.shared.settings import flag_settings
 from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.storage.checkpoints import seal, verify_own, verify_sealed
@@ -188,17 +187,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--max_episode_tokens", "5000"], ["--lr", "-1"], ["--num_generations", "8"]])
-def test_bad_input_leaves_a_run_as_it_was(copied: Path, flags: list[str]) -> None:
-    def content() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
-
-    before = content()
-    assert status_of(["--resume", str(copied), "--iterations", "4", *flags]) in (1, 2)
-    assert content() == before
-
-
-@pytest.mark.slow
 def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     before = names_in(trained)
     report = tmp_path / "accuracy.json"
@@ -241,13 +229,6 @@ def test_evaluate_on_the_pool_itself(ray_here, tmp_path: Path, capsys: pytest.Ca
     assert rows.index(row) > 1 and any(row.split() == ["prompts", "of", "the", "pool", "8"] for row in rows)
     assert evaluate.main([*tiny[1:], "--json", "-"]) == 0
     assert "pool" not in json.loads(capsys.readouterr().out)
-
-
-def test_evaluate_refuses_a_pool_that_is_not_there(monkeypatch, capsys: pytest.CaptureFixture) -> None:
-    """Before anything is started, in one line."""
-    monkeypatch.setattr(evaluate, "start_ray", lambda verbose: pytest.fail("Ray was started"))
-    assert evaluate.main([*TINY[1:], "--pool"]) == 1
-    assert "environment 'compare' has no pool to evaluate; expected 'pool', 'recall' or" in capsys.readouterr().err
 
 
 def test_the_table_has_the_pool_beside_the_held_out_prompts() -> None:
@@ -310,19 +291,3 @@ def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.Cap
     assert sum(parts.values()) == pytest.approx(spans["training"] + spans["evaluation"])
     assert quickstart.main([*flags[:-1]]) == 1
     assert "already has a run" in capsys.readouterr().err
-
-
-def test_help_is_a_page_and_help_all_has_every_setting(capsys: pytest.CaptureFixture, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    page, whole = ([], [])
-    for flag, lines in (("--help", page), ("--help-all", whole)):
-        with pytest.raises(SystemExit) as ended:
-            train.main([flag])
-        assert ended.value.code == 0
-        lines += capsys.readouterr().out.splitlines()
-    shown, known = (re.findall(r"^  --([a-z_0-9]+)", "\n".join(lines), re.M) for lines in (page, whole))
-    assert len(page) <= 60 and {"env", "model", "lr", "group_size", "out", "resume"} <= set(shown)
-    assert "srl train --env compare" in "\n".join(page)
-    names = {setting.name for setting in flag_settings()}
-    assert set(known) >= names and 10 <= len(names & set(shown)) <= 16
-    assert len(known) == len(set(known))

@@ -60,23 +60,6 @@ def test_a_line_names_the_settings_that_led_to_its_result(capsys: pytest.Capture
     assert capsys.readouterr().out == "lr=0.0001: iteration 6/10  reward 0.50\n"
 
 
-def test_what_cannot_run_says_so_at_once(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    storage = ["--storage", str(tmp_path)]
-    assert tune.main(["learning_rat", *storage]) == 1
-    assert "study 'learning_rat' is unknown; expected one of learning_rate, replay" in capsys.readouterr().err
-    assert tune.main(["learning_rate", "--num_cpus_per_env_runner", "64", *storage]) == 1
-    assert "65 CPU (the cluster has 2)" in capsys.readouterr().err
-    assert tune.main(["learning_rate", "--group_size", "1", *storage]) == 1
-    assert "group_size = 1; expected" in capsys.readouterr().err
-    assert tune.main(["learning_rate", "--resume", *storage]) == 1
-    assert "has no study to resume" in capsys.readouterr().err
-    assert tune.main(["learning_rate", "--arms", "srl", *storage]) == 1
-    assert "--arms is for studies of arms" in capsys.readouterr().err
-    (tmp_path / "learning_rate").mkdir()
-    assert tune.main(["learning_rate", *storage]) == 1
-    assert "already has this study" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_two_trials_run_at_once_and_resume_keeps_them(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     # One process a trial: a CPU each, so that both fit the two there are.

@@ -49,16 +49,6 @@ def test_a_directory_that_lacks_something_is_refused(tmp_path, without, message)
     assert one_line(caught).startswith(f"model directory {path} has no ")
 
 
-def test_a_file_and_a_missing_directory_are_refused(tmp_path):
-    (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ModelError, match="is a file; expected a directory"):
-        local_model(tmp_path / "model.gguf")
-    for missing in (tmp_path / "gone", "./gone", "~/no/such/model", "a/b/c", "two words", "-"):
-        with pytest.raises(ModelError, match='expected "smollm2-135m", "tiny", a local model directory, or') as caught:
-            local_model(missing)
-        one_line(caught)
-
-
 def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
     import huggingface_hub
 
@@ -165,20 +155,6 @@ def test_a_failed_build_leaves_nothing_and_a_dead_one_is_cleared_away(tmp_path):
     assert (target / "file").read_text() == "whole"
     with built_once(target) as scratch:
         assert scratch is None
-
-
-def test_waiting_for_another_builder_ends(tmp_path):
-    from filelock import FileLock
-
-    # Another object of the class is as good as another process: locks belong to the open file.
-    with FileLock(tmp_path / "model.lock"):
-        start = time.monotonic()
-        with (
-            pytest.raises(ModelError, match=r"waited 0.2 s for another process .*model; if there is none, remove"),
-            built_once(tmp_path / "model", timeout_s=0.2),
-        ):
-            pass
-        assert time.monotonic() - start < 20
 
 
 @pytest.mark.slow

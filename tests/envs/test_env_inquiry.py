@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 from itertools import product
 from math import prod
@@ -208,34 +207,3 @@ def test_shots_show_the_best_policy_and_not_the_hidden_answer_alone():
 def test_impossible_tasks_of_the_oracle_are_refused(prompt_id):
     with pytest.raises(ValueError, match="prompt_id = .*; expected 2 to 5 ascending numbers"):
         Oracle({"num_shots": 0}).reset(options={"prompt_id": prompt_id})
-
-
-@pytest.mark.parametrize(
-    "prompt_id",
-    ["A 20, C 30. A C. dice 1 1", "A 20, B 30. A C. dice 1 1", "A 20, B 30. A A. dice 1 1", "A 20, B 30. BA. dice 1 1",
-     "A 20, B 30. A. dice 1", "A 20, B 60. A. dice 1 1", "A 00, B 30. A. dice 1 1", "A 20, B 30. dice 1 1", FOUR],
-)  # fmt: skip
-def test_impossible_programs_are_refused(prompt_id):
-    with pytest.raises(ValueError, match="prompt_id = .*; expected the parts from A on"):
-        Faults({"num_shots": 0}).reset(options={"prompt_id": prompt_id})
-
-
-def test_settings_are_checked_all_at_once():
-    with pytest.raises(ValueError, match=r"cost_percent = 21; expected 0 to 20, .*num_numbers = 6.*lie_percent = 7; "):
-        Oracle({"cost_percent": 21, "num_numbers": 6, "lie_percent": 7})
-    with pytest.raises(ValueError, match=r"num_turns = 7; expected 2 to 6 .*num_tests = 4; expected 1 to 3 for num_p"):
-        Faults({"num_turns": 7, "num_parts": 2, "num_tests": 4})
-    with pytest.raises(ValueError, match=r"least_percent = 35; expected one of 10, 20, 30, 40, 50$"):
-        Faults({"least_percent": 35})
-
-
-def test_no_part_is_faulty_less_often_than_least_percent():
-    env = Faults({"num_parts": 2, "num_tests": 2, "least_percent": 30, "num_shots": 0})
-    ids = [env._prompt_id(number) for number in range(env._num_ids())]
-    assert len(set(ids)) == len(ids) == (3 * 10) ** 2 * 6
-    seen = Counter(int(pair.split()[1]) for one in ids for pair in one.split(". ")[0].split(", "))
-    assert seen == dict.fromkeys((30, 40, 50), len(ids) * 2 // 3)
-    share_none = Counter(env.case(one).right for one in ids)["answer none"] / len(ids)
-    assert share_none == pytest.approx(0.6**2)  # .7, .6 and .5, equally often
-    with pytest.raises(ValueError, match="num_parts = 5; expected 2 to 4"):
-        Faults({"num_parts": 5})

@@ -16,7 +16,6 @@ from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import make_stream
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.question_file import QuestionFile
-from rllib_srl.envs.wrappers import around
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
 from rllib_srl.types import Prompt
 from tests.envs.world_play import play
@@ -119,28 +118,6 @@ def test_passes_over_the_pool_are_shuffled_epochs():
     assert source.measured_pool()[0] == Prompt("pool", source.measured_pool()[0].prompt_id, "largest")
 
 
-def test_a_pool_smaller_than_a_batch_is_warned_of():
-    settings = {"pool": {"environments": KINDS, "num_prompts_per_kind": 2}}
-    source = PromptSource({"pool": FixedPool}, settings, {"pool": 1.0}, seed=1)
-    (line,) = source.small_pools(16)
-    assert line == (
-        "environment 'pool' has 6 training prompts, fewer than num_prompts_per_batch = 16: an iteration plays each "
-        "about 2.7 times"
-    )
-    assert source.small_pools(6) == []
-    assert PromptSource({"c": Compare}, {}, {"c": 1.0}, seed=1).small_pools(16) == []  # endless
-
-
-def test_a_small_file_is_warned_of(tmp_path):
-    for name, numbers in (("five", range(5)), ("others", range(5, 60))):
-        rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in numbers]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    five, others = (str(tmp_path / f"{name}.jsonl") for name in ("five", "others"))
-    settings = {"q": {"path": five, "heldout_path": others, "num_shots": 0}}
-    (line,) = PromptSource({"q": QuestionFile}, settings, {"q": 1.0}, seed=1).small_pools(16)
-    assert line.startswith("environment 'q' has 5 training prompts, fewer than num_prompts_per_batch = 16")
-
-
 def with_prompts(path: Path, *counts: int) -> dict[str, dict[str, Any]]:
     """Return settings of question files with so many training questions each."""
     settings = {}
@@ -157,36 +134,6 @@ def of_files(settings: dict[str, dict[str, Any]], mixture: dict[str, float] | No
     return PromptSource(dict.fromkeys(settings, QuestionFile), settings, mixture, seed=1, **how)
 
 
-def test_environments_of_a_mixture_are_compared_with_their_own_draws(tmp_path):
-    """A batch of 16 from eight files of 5 draws two from each, though it is larger than each of them."""
-    settings = with_prompts(tmp_path, *[5] * 8)
-    source = of_files(settings)
-    assert source.small_pools(16) == source.small_pools(40) == []
-    assert source.small_pools(44) == [
-        "8 of 8 environments have fewer training prompts than an iteration draws, with num_prompts_per_batch "
-        "= 44: 'q0' (5 prompts, 5.5 draws), 'q1' (5 prompts, 5.5 draws), 'q2' (5 prompts, 5.5 draws) and 5 more"
-    ]
-    # By weight the first file gives half of a batch of 16: 8 draws for 5 prompts.
-    heavy = of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}})
-    assert heavy.small_pools(16) == [
-        "1 of 8 environments has fewer training prompts than an iteration draws, with num_prompts_per_batch "
-        "= 16: 'q0' (5 prompts, 8.0 draws)"
-    ]
-    assert heavy.draw(4) == of_files(settings, {"q0": 7.0, **{f"q{at}": 1.0 for at in range(1, 8)}}).draw(4)
-
-
-def test_epochs_are_compared_with_all_prompts_together(tmp_path):
-    source = of_files(with_prompts(tmp_path, 5, 7), order="epochs")
-    assert source.small_pools(12) == []
-    assert source.small_pools(16) == [
-        "all environments together have 12 training prompts, fewer than num_prompts_per_batch = 16: an iteration plays "
-        "each about 1.3 times"
-    ]
-    alone = of_files(with_prompts(tmp_path, 5), order="epochs")
-    (line,) = alone.small_pools(16)
-    assert line.startswith("environment 'q0' has 5 training prompts, fewer than num_prompts_per_batch = 16: an ")
-
-
 def test_a_stage_of_a_stream_is_compared_with_the_whole_batch(tmp_path):
     settings = with_prompts(tmp_path, 5, 20)
     stages = [{"world": name, "env_config": env_config, "iterations": 4} for name, env_config in settings.items()]
@@ -198,12 +145,6 @@ def test_a_stage_of_a_stream_is_compared_with_the_whole_batch(tmp_path):
     )
     drift = {"domains": [{key: one[key] for key in ("world", "env_config")} for one in stages], "drift": 8}
     assert of_files(settings, stream=make_stream(drift)).small_pools(16) == []  # its weights change
-
-
-def test_weights_that_are_rounded_do_not_warn_of_enough_prompts(tmp_path):
-    """.7 x 10 is 7.000000000000001 with these weights, and there are 7 prompts."""
-    settings = with_prompts(tmp_path, 7, 2, 1)
-    assert of_files(settings, {"q0": 0.7, "q1": 0.2, "q2": 0.1}).small_pools(10) == []
 
 
 # --- pools of no use ------------------------------------------------------------------------------
@@ -310,15 +251,3 @@ def test_a_pool_of_no_use_is_refused_in_one_line(settings, message):
 def test_a_file_of_one_row_is_no_pool(tmp_path):
     with pytest.raises(ValueError, match="the pool has 1 prompts; expected at least 2"):
         FixedPool({"rows": write_rows(tmp_path / "one.jsonl", [("What is 1 + 1?", "2")])})
-
-
-def test_making_pools_does_not_search_the_installed_packages_again(monkeypatch):
-    """The search takes 27 ms, and an episode may make a pool of its own."""
-    first = pool()
-    prompt_ids = list(first.prompt_ids("train", 0))
-    for prompt_id in prompt_ids:
-        first.reset(options={"prompt_id": prompt_id})
-    monkeypatch.setattr(around, "entry_points", lambda **_: pytest.fail("the metadata was searched again"))
-    second = pool()
-    for prompt_id in prompt_ids:
-        assert second.reset(options={"prompt_id": prompt_id})[1]["prompt_id"] == prompt_id

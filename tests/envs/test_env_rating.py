@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from itertools import islice
 from statistics import pvariance
 
 import numpy as np
@@ -241,18 +240,3 @@ def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_
     assert late == {PROMPT_ID: 0.75}
     assert buffer.rate({Prompt("rating", each).key: rating for each, rating in late.items()}, now=2) == 1
     env.close()
-
-
-def test_settings_are_checked_all_at_once(tmp_path):
-    with pytest.raises(ValueError, match="source is not set; .*scheme = 'stars'; .*deadline_s = 0; .*momentum = 1; "):
-        Rating({"scheme": "stars", "deadline_s": 0, "momentum": 1})
-    with pytest.raises(ValueError, match=r"source = 'no.module:x' cannot be imported \(ModuleNotFoundError"):
-        world("no.module:x")
-    with pytest.raises(ValueError, match=":PROMPT_ID' is a str; expected methods ask"):
-        world(f"{__name__}:PROMPT_ID")
-
-
-def test_prompts_are_the_inner_worlds(tmp_path):
-    env = world(tmp_path)
-    assert list(islice(env.prompt_ids("heldout", 2), 5)) == list(islice(env.world.prompt_ids("heldout", 2), 5))
-    assert (env.domain, env.stop_strings) == ("compare", ("\n",))

@@ -16,7 +16,6 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from rllib_srl import SRLConfig
-from rllib_srl.envs.people.judge import VARIABLE
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError, SessionError
 from rllib_srl.envs.servers.openenv import OpenEnv, RewardRangeError, SeedError
@@ -302,22 +301,3 @@ def test_a_run_plays_whole_groups(server: Server, tmp_path: Path) -> None:
         algo.stop()
     assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
     assert server.most_open <= 6  # four episodes, and what checks the settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "url = ''; expected ws://host:port/ws or http://host:port"),
-        ({"url": "ftp://x"}, "url = 'ftp://x'"),
-        ({"url": "ws://example.com/ws"}, "not among the endpoints that you allow"),
-        ({"url": "ws://127.0.0.1:1/ws", "action": {"message": "turn"}}, "expected '{turn}' in one of its texts"),
-        ({"url": "ws://127.0.0.1:1/ws", "low": 1.0}, "low = 1 and high = 1"),
-        ({"url": "ws://127.0.0.1:1/ws", "timeout_s": 0.0}, "timeout_s = 0"),
-        ({"url": "ws://127.0.0.1:1/ws", "stop": [""]}, "stop = "),
-        ({"url": "ws://127.0.0.1:1/ws", "speed": 1}, "speed is not a setting"),
-    ],
-)
-def test_wrong_settings_are_named(settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=message):
-        OpenEnv(settings)

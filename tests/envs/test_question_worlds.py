@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import re
 import subprocess
@@ -255,38 +254,6 @@ def test_stepping_out_of_turn_is_refused(make):
     world.reset(seed=0)
     with pytest.raises(TypeError, match="a turn is a int; expected text"):
         world.step(7)
-
-
-@pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "1, 1", "a=12. b?", "a=12, a=13. a?", 7])
-def test_an_unknown_prompt_is_refused(make, prompt_id):
-    with pytest.raises(ValueError, match="prompt_id = .*; expected"):
-        make().reset(options={"prompt_id": prompt_id})
-
-
-def test_an_unknown_option_is_refused(make):
-    world = make()
-    with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id and history"):
-        world.reset(options={"promptid": "17, 93"})
-    with pytest.raises(ValueError, match="history without its prompt_id"):
-        world.reset(options={"history": ["7\n"]})
-    with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
-        next(world.prompt_ids("test", 0))
-
-
-def test_settings_are_checked_all_at_once(make):
-    with pytest.raises(ValueError) as caught:
-        make(num_shot=4, feedback_turns="2", num_shots=True)
-    assert "num_shot is not a setting; expected one of " in str(caught.value)
-    assert "feedback_turns = '2'; expected int" in str(caught.value)
-    assert "num_shots = True; expected int" in str(caught.value)
-    with pytest.raises(ValueError, match=r"num_shots = -1; expected 0 to 64; retry_reward = 2; expected 0 to 1"):
-        make(num_shots=-1, retry_reward=2)
-
-
-def test_a_world_can_be_pickled_by_class_and_settings(make):
-    world = make()
-    again = pickle.loads(pickle.dumps((type(world), world.settings)))
-    assert again == (type(world), world.settings)
 
 
 @pytest.mark.parametrize("world", [Compare(), Compare({"num_numbers": 2}), Lookup()])

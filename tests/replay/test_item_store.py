@@ -374,48 +374,6 @@ def test_every_item_that_may_come_is_sampled_equally_often_where_due_dates_do_no
 # Misuse
 
 
-def test_every_fault_of_an_item_is_named_and_nothing_changes():
-    store = ItemStore(1, 1)
-    add(store, 0)
-    store.commit()
-    before = content(store)
-    with pytest.raises(ValueError) as error:
-        store.add_item(0, prompt(0), "sums", 0, seq=3, colour=1)
-    for fault in ("num_items = 1", "key = 0x0", "seq = 3", "colour = 1"):
-        assert fault in str(error.value)
-    for slot, fields in [
-        (0, {"key": 5}), (0, {"due": np.nan}), (0, {"domain": 1}),
-        (0, {"reps": 2**40}), (0, {"reps": "many"}), (7, {"reps": 1}), (-1, {"reps": 1}), (0, {"reps": 1, "x": 1}),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match="expected"):
-            store.update(slot, **fields)
-    with pytest.raises(ValueError, match="distinct"):
-        store.update_many([0, 0], reps=1)
-    for call in (store.remove_item, store.groups_of, store.prompt_of, store.remove_group, store.add_group):
-        with pytest.raises(ValueError, match="slots = "):
-            call(3)
-    assert content(store) == before and store.changed().items == []
-    with pytest.raises(ValueError, match="read-only"):
-        store.items["due"][0] = 3
-
-
-def test_rows_that_do_not_fit_are_not_loaded():
-    store = ItemStore(8, 2)
-    slot = add(store, 0)
-    add(store, 1)
-    for _ in range(2):
-        store.add_group(slot, born=0, size=2)
-    assert content(reload(store, capacity=100, groups_per_item=7))[:3] == content(store)[:3]
-    with pytest.raises(ValueError, match="num_items = 2"):
-        reload(store, capacity=1)
-    with pytest.raises(ValueError, match="groups_per_item = 1"):
-        reload(store, groups_per_item=1)
-    with pytest.raises(ValueError, match="belongs to an item"):
-        ItemStore.load(8, 2, store.header, (np.array([], int), store.items[:0], []), store.groups[:1])
-    with pytest.raises(ValueError, match="capacity = 0; .*groups_per_item = -1"):
-        ItemStore(0, -1)
-
-
 def set_row(table, row, /, **fields):
     """Change a row and its columns alike, past all checks."""
     for name, value in fields.items():
@@ -464,15 +422,6 @@ def test_a_broken_invariant_is_named(fault):
 
 
 # Sizes
-
-
-def test_the_tables_take_no_more_than_256_bytes_an_item_and_the_keys_112():
-    store, num = ItemStore(10_000, 2), 10_000
-    for number in range(num):
-        add(store, (number << 48) + 7919, due=number * 7919 % 5003)
-    of_keys = store.nbytes - store._items.nbytes - store._groups.nbytes - store._links_NG.nbytes
-    assert store.nbytes - of_keys - 8 * num <= 256 * num  # 8 bytes are the reference to the prompt
-    assert of_keys <= 112 * num
 
 
 @pytest.mark.slow

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal import file
 from rllib_srl.replay.journal import journal as journal_module
 from rllib_srl.replay.journal.codec import decode, encode
 from rllib_srl.replay.journal.file import PAGE_BYTES
@@ -135,18 +132,6 @@ def test_a_closed_journal_is_one_file_and_refuses_commits(path):
         journal.commit(a_visit(2))
 
 
-def test_a_number_that_was_removed_can_be_given_again(path):
-    with Journal(path, ITEM, GROUP) as journal:
-        journal.commit(a_visit(0))
-        journal.commit(Commit(removed_groups=[0], removed_slots=[0]))
-        assert not journal.has_group(0)
-        journal.commit(a_visit(0, payloads={0: encode(a_group(7))}, request="again"))
-        assert_same(decode(journal.read_group(0)), a_group(7))
-        once = contents(journal)
-    with Journal(path) as journal:
-        assert contents(journal) == once and once[2] == [Prompt("world", "p0", "sums", ("a",))]
-
-
 def test_a_commit_waits_for_the_disk_if_it_is_durable(path):
     for is_durable, level in ((True, 2), (False, 0)):
         with Journal(path, ITEM, GROUP, is_durable=is_durable) as journal:
@@ -171,40 +156,6 @@ def test_a_repeated_request_finds_its_answer_until_it_is_long_ago(path):
 
 
 # What fails changes nothing ---------------------------------------------------------------------------------------
-
-
-BAD = {
-    "items [0, 1] are new; expected their prompts": {"items": {0: an_item(0), 1: an_item(1)}},
-    "item 2 is a row of another dtype": {"items": {2: np.zeros(1, GROUP)[0]}, "prompts": {2: Prompt("w", "2")}},
-    "item 3 is a row of another dtype": {"items": {3: b"x"}, "prompts": {3: Prompt("w", "2")}},
-    "prompt 3 comes without its row": {"prompts": {3: Prompt("w", "3")}},
-    "vector 7 comes without its row": {"vectors": {7: np.zeros(2)}},
-    "UNIQUE constraint failed: groups.seq": {"groups": {0: a_row(0)}, "payloads": {0: b""}},
-    "groups [5] are new; expected their payloads": {"groups": {5: a_row(5)}},
-    "payload 6 comes without its row": {"payloads": {6: b""}},
-    "request = 'x' with answer = None": {"request": "x"},
-    "state 'tuple' is a tuple": {"state": {"tuple": (1, 2)}},
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_a_commit_that_is_not_valid_changes_nothing(path, fault):
-    with Journal(path, ITEM, GROUP) as journal:
-        journal.commit(a_visit(0))
-        before = contents(journal)
-        good = a_visit(9, request=None, answer=None)
-        parts = {name: {**getattr(good, name), **part} for name, part in BAD[fault].items() if isinstance(part, dict)}
-        with pytest.raises(JournalError, match=f"commit 2 (is not valid|failed): .*{re.escape(fault)}"):
-            journal.commit(replace(good, **{**BAD[fault], **parts}))
-        assert contents(journal) == before
-        assert journal.commit(a_visit(1)) == 2
-
-
-def test_the_faults_of_a_commit_are_named_together(path):
-    with Journal(path, ITEM, GROUP) as journal, pytest.raises(JournalError) as caught:
-        journal.commit(Commit(vectors={7: np.zeros(2)}, payloads={6: b""}, request="x"))
-    for fault in ("vector 7 comes", "payload 6 comes", "request = 'x'"):
-        assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -280,17 +231,6 @@ def test_two_buffers_cannot_share_a_journal(path):
         with pytest.raises(JournalError, match=f"in use by process {os.getpid()}"):
             Journal(path.parent / "." / path.name)
         assert journal.commit(a_visit(1)) == 2
-
-
-def test_another_program_that_locks_it_is_named_as_the_cause(path, monkeypatch):
-    monkeypatch.setattr(file, "TIMEOUT_S", 0.1)
-    Journal(path, ITEM, GROUP).close()
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(JournalError, match="opening it failed: database is locked: another process has it open"):
-        Journal(path)
-    other.close()
-    Journal(path).close()  # a failed opening has left no lock behind
 
 
 # Damage -----------------------------------------------------------------------------------------------------------

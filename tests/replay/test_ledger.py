@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from rllib_srl.replay.journal.journal import Journal, JournalError
+from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.journal.transaction import EARLIER, JOURNAL, Ledger
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import GROUP, ITEM, key_of
@@ -47,59 +46,6 @@ def test_a_transaction_is_committed_whole(tmp_path):
     assert stored.state == {**STATE, "store": store.header.to_json(), "run": "a"}
     np.testing.assert_array_equal(ledger.payloads.get(0).token_ids_N, a_group(0, 1).token_ids_N)
     assert [(i, vector.tolist()) for i, vector in ledger.journal.vectors()] == [(slot, [0, 0, 0])]
-
-
-@pytest.mark.parametrize("where", ["inside", "commit"])
-def test_a_transaction_that_fails_leaves_no_trace(tmp_path, where, monkeypatch):
-    ledger, store = open_ledger(tmp_path), ItemStore(8, 2)
-    put(ledger, store, 0)
-    before = store.items.tobytes(), store.groups.tobytes(), store.header, ledger.journal.position
-    if where == "commit":
-        ledger.journal.db.execute(f"PRAGMA max_page_count = {pages(ledger)}")
-        big = {**STATE, "big": "x" * 5_000_000}
-        with pytest.raises(JournalError, match="full"):
-            put(ledger, store, 1, state=big)
-        ledger.journal.db.execute("PRAGMA max_page_count = 1000000000")
-    else:
-        with pytest.raises(KeyError):
-            put(ledger, store, 1, fail=True)
-    assert (store.items.tobytes(), store.groups.tobytes(), store.header, ledger.journal.position) == before
-    store.check_valid()
-    assert put(ledger, store, 1) == 1
-    assert len(ledger.stored().slots) == 2
-
-
-def pages(ledger):
-    return ledger.journal.db.execute("PRAGMA page_count").fetchone()[0]
-
-
-def test_undo_is_asked_for_exactly_where_something_failed():
-    ledger, store, undone = open_ledger(None), ItemStore(8, 2), []
-    with ledger.transaction(store, lambda: STATE, lambda: undone.append("no"), ""):
-        pass
-    with pytest.raises(KeyError), ledger.transaction(store, lambda: STATE, lambda: undone.append("yes"), ""):
-        raise KeyError
-    assert undone == ["yes"]
-    ledger.close()
-
-
-def test_only_state_that_changed_is_written(monkeypatch):
-    ledger, store, written = open_ledger(None), ItemStore(8, 2), []
-    commit = Journal.commit
-
-    def noted(self, what):
-        written.append({name: value for name, value in what.state.items() if name != "store"})
-        return commit(self, what)
-
-    monkeypatch.setattr(Journal, "commit", noted)
-    put(ledger, store, 0, state={"x": 1, "y": 1})
-    put(ledger, store, 1, state={"x": 1, "y": 2})
-    with pytest.raises(KeyError):
-        put(ledger, store, 2, state={"x": 9, "y": 2}, fail=True)
-    put(ledger, store, 3, state={"x": 9, "y": 2})
-    assert written == [{"x": 1, "y": 1, "run": "a"}, {"y": 2}, {"x": 9}]
-    assert ledger.stored().state == {"x": 9, "y": 2, "store": store.header.to_json(), "run": "a"}
-    ledger.close()
 
 
 def test_what_comes_and_goes_within_one_transaction_is_not_written():
@@ -158,14 +104,6 @@ def earlier_prompts(directory) -> list[Prompt]:
     prompts = journal.load().prompts
     journal.close()
     return prompts
-
-
-def test_a_journal_in_use_is_refused(tmp_path):
-    ledger = open_ledger(tmp_path)
-    with pytest.raises(JournalError, match="in use"):
-        open_ledger(tmp_path)
-    ledger.close()
-    open_ledger(tmp_path).close()
 
 
 def test_a_new_process_takes_over_from_the_earlier_journal(tmp_path):

@@ -73,8 +73,3 @@ def test_damage_in_the_file_is_named(journal):
     journal.db.execute("UPDATE payloads SET payload = CAST(substr(payload, 1, 200) || x'00' AS BLOB)")
     with pytest.raises(ValueError, match="group 5 is damaged"):
         Payloads(journal, 0).get(5)
-
-
-def test_no_negative_room(journal):
-    with pytest.raises(ValueError, match="max_bytes = -1; expected at least 0"):
-        Payloads(journal, -1)

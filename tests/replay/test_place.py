@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from rllib_srl.replay.journal.place import JOURNALS, journals_of
@@ -55,31 +53,6 @@ def test_a_run_set_aside_shares_nothing_with_the_next(run, tmp_path):
     (run / JOURNALS).rename(run / "aside")
     assert journals_of(run, str(tmp_path / "disk")) != first
     assert (run / "aside").resolve() == first
-
-
-def test_what_contradicts_the_setting_is_refused_by_name(run, tmp_path):
-    gone = journals_of(run, str(tmp_path / "disk"))
-    gone.rmdir()
-    with pytest.raises(ValueError, match=rf"^replay_local_directory = None, .*{gone}, which does not exist on this"):
-        journals_of(run, None)
-    (run / JOURNALS).unlink()
-    (run / JOURNALS).mkdir()
-    with pytest.raises(ValueError, match=r"^replay_local_directory = '.*disk', and .*run/replay; expected None, as at"):
-        journals_of(run, str(tmp_path / "disk"))
-
-
-def test_a_directory_that_cannot_be_made_is_refused_by_name(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"^replay_local_directory = '.*file'; it cannot be used: .*Not a directory"):
-        journals_of(run, str(tmp_path / "file"))
-    assert not os.path.lexists(run / JOURNALS)
-
-
-@pytest.mark.parametrize("value", ["relative/path", 3, ""])
-def test_a_local_directory_is_an_absolute_path(value):
-    assert ReplaySettings(local_directory=value).faults() == [
-        f"local_directory = {value!r}; expected an absolute path as text, or None"
-    ]
 
 
 def test_a_local_directory_needs_a_memory():

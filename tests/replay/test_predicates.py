@@ -108,16 +108,6 @@ def test_a_registered_predicate_has_a_name(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "predicate",
-    [never_asked, lambda: True, lambda *, domain: True, f"{__name__}:never_asked"],
-    ids=["three", "none", "keyword", "path"],
-)
-def test_a_predicate_of_other_arguments_is_refused(predicate):
-    (fault,) = ReplaySettings(domains=predicate).faults()
-    assert fault.startswith("domains = ") and "expected a predicate of a domain, or of a domain and an `Entry`" in fault
-
-
-@pytest.mark.parametrize(
     ("predicate", "sees"),
     [
         (str.isalpha, False),

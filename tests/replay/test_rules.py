@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import ray
 
-from rllib_srl.common.rules import Rules
 from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
-from rllib_srl.replay.journal.reader import reading
-from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.schedule.grading import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES
 from rllib_srl.replay.selection.rules import SELECTIONS
-from rllib_srl.replay.settings import RULES, ReplaySettings, check_trusted, register_rules, users_rules
+from rllib_srl.replay.settings import RULES, ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
@@ -134,16 +131,6 @@ def is_of_words(domain):
     return domain == "words"
 
 
-def test_what_came_with_the_package_is_told_from_what_a_user_registered(monkeypatch):
-    assert users_rules(ReplaySettings()) == {}
-    monkeypatch.setitem(SELECTIONS, "mine", by_number)
-    monkeypatch.setitem(SPACINGS, "fsrs", nine_days)  # in place of one of the package's
-    settings = ReplaySettings(selection="mine", reuse_selection="uniform", spacing="fsrs")
-    assert users_rules(settings) == {"selection": by_number, "spacing": nine_days}
-    imported = ReplaySettings(selection=f"{__name__}:by_number", spacing="sm2")
-    assert users_rules(imported) == {}  # every process imports it itself
-
-
 def test_rules_reach_a_process_that_does_not_know_them():
     settings = ReplaySettings(selection="theirs", admit=None)
     actor = ReplayBufferActor(settings)
@@ -209,30 +196,6 @@ def test_a_reader_runs_no_code_that_a_memory_names_unless_it_is_trusted(tmp_path
     assert "1 of 1 items" in said(capsys, "ls", tmp_path, "--trust-rules")
     assert "num_items" in said(capsys, "stats", tmp_path, "--trust-rules")
     assert called
-
-
-def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
-    own = f"{__name__}:by_number"
-    buffer = a_buffer(tmp_path, selection=own, reuse_selection=own, eviction=f"{__name__}:oldest_stays")
-    buffer.add([a_group(1)], 1)
-    buffer.close()
-    with reading(tmp_path / JOURNAL) as one:
-        assert one.settings.selection == own
-    assert "num_items" in said(capsys, "stats", tmp_path)
-    with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):
-        check_trusted(one.settings)
-
-
-def test_register_rules_undoes_users_rules(monkeypatch):
-    monkeypatch.setitem(GRADES, "mine", always_easy)
-    settings = ReplaySettings(grade="mine")
-    sent = users_rules(settings)
-    del GRADES["mine"]
-    assert settings.faults()
-    register_rules(settings, sent)
-    assert settings.faults() == [] and set(RULES) >= set(sent)
-    with pytest.raises(ValueError, match="kind = 'b'; expected one of 'a', 'module:rule'"):
-        Rules("kind", {"a": len}).named("b")
 
 
 def pid_of(shard):

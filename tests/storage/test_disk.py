@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import pickle
 import re
 import sqlite3
 import struct
@@ -18,18 +16,16 @@ from tensorboardX.proto import event_pb2
 
 from rllib_srl.cli import train
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.file import JournalFull, holder_of
-from rllib_srl.replay.journal.journal import Journal, JournalError
+from rllib_srl.replay.journal.journal import Journal
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage import checkpoints
-from rllib_srl.storage.disk import DiskFull, append, cannot_grow, full_message, is_full, writing
+from rllib_srl.storage.disk import DiskFull, append, is_full, writing
 from rllib_srl.storage.event_file import EventFile
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
-from tests.replay.stored import GROUP, ITEM
 from tests.small_memory import check_memory, memory_config
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
@@ -116,25 +112,6 @@ def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(di
     assert len(buffer) == 21
     assert buffer.restore(tmp_path / "copy.sqlite") == 1 and len(buffer) == 20
     buffer.close()
-
-
-def test_a_fault_of_the_disk_that_is_not_for_want_of_room_is_called_otherwise(tmp_path, monkeypatch):
-    with Journal(tmp_path / "journal.db", ITEM, GROUP) as journal:
-        assert not cannot_grow(journal.path)
-        with (
-            pytest.raises(JournalError, match="reading it failed: disk I/O error") as caught,
-            journal._explained("reading it"),
-        ):
-            raise sqlite3.OperationalError("disk I/O error")
-        assert not isinstance(caught.value, JournalFull)
-
-
-def test_an_actor_whose_buffer_could_not_be_opened_is_an_actor_all_the_same():
-    """Ray asks for its truth after a failed call; an error there ends the worker, and Ray starts the next one."""
-    assert ReplayBufferActor(ReplaySettings(capacity=0))
-    actor = ReplayBufferActor(ReplaySettings(capacity=5, admit=None))
-    assert len(actor) == 0 and actor
-    actor.close()
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -249,16 +226,6 @@ def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
     assert is_full(error) is is_so
     with pytest.raises(DiskFull if is_so else type(error)), writing(tmp_path / "file"):
         raise error
-
-
-def test_the_message_names_a_path_that_does_not_exist_and_travels_between_processes(tmp_path):
-    line = full_message(tmp_path / "not" / "there", "commit 5 failed")
-    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize >> 20
-    assert f"disk full: cannot write {tmp_path}/not/there (" in line and ": commit 5 failed; free some space" in line
-    assert abs(int(line.split("(")[1].split(" MiB")[0]) - free) < 1000 and "\n" not in line
-    for error in (DiskFull(line), JournalFull(line)):
-        again = pickle.loads(pickle.dumps(error))
-        assert type(again) is type(error) and str(again) == line
 
 
 # --- whole runs -------------------------------------------------------------------------------------

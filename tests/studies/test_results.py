@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rllib_srl.studies.fields import faults_of, read_object
 from rllib_srl.studies.recording import finished_trials, open_trial, write_study
-from rllib_srl.studies.results import STUDY_FILE, ResultsError, Row, read_results, read_study, trial_path
-from rllib_srl.studies.study import Arm, Domain, Primary, Study
+from rllib_srl.studies.results import STUDY_FILE, ResultsError, read_results, read_study, trial_path
 from tests.studies.synthetic import evaluations_of, small_study, write_synthetic
 
 STUDY = small_study(seeds=(1, 2), arms=("srl", "no_replay"))
@@ -108,16 +106,6 @@ def test_a_row_with_faults_is_not_written(tmp_path, quick):
     assert path.read_text() == before and not read_results(tmp_path).trials[1].rows
 
 
-def test_an_arm_or_seed_of_no_study_is_refused(directory):
-    with pytest.raises(ResultsError, match="arm = 'slr', seed = 1; expected arm srl, no_replay"):
-        open_trial(directory, STUDY, "slr", 1, {})
-    with pytest.raises(ResultsError, match="seed = 9"):
-        open_trial(directory, STUDY, "srl", 9, {})
-    trial_path(directory, "srl", 1).unlink()
-    with pytest.raises(ResultsError, match="settings of arm 'srl' are not JSON"):
-        open_trial(directory, STUDY, "srl", 1, {"rule": object()})
-
-
 BROKEN = [
     (lambda lines: lines[:3] + ["{"] + lines[4:], "row 4: is not JSON"),
     (lambda lines: lines[:3] + ["[1]"] + lines[4:], r"row 4: kind = \[1\]; expected one of trial, row, end"),
@@ -165,29 +153,3 @@ def test_a_trial_under_a_foreign_name_is_refused(directory):
     trial_path(directory, "srl", 1).rename(directory / "trials" / "fifo--1.jsonl")
     with pytest.raises(ResultsError, match=r"fifo--1\.jsonl, row 1: arm = 'srl'"):
         read_results(directory)
-
-
-def test_all_faults_of_a_study_are_named_at_once():
-    study = Study(
-        "re play", "No question", "x", (Arm("a", "A", ""), Arm("a", "B", "")), (Domain("d", 3),), 2, (), 0,
-        Primary("b", (), ("acc",)),
-    )  # fmt: skip
-    text = "\n".join(study.faults())
-    for fault in (
-        "name: 're play'", "arms: 'a' occurs 2 times", "seeds is empty", "expected a question", "budget = 0",
-        "learned_at = 3; expected a stage from 0 to 1", "arm 'b' is unknown; expected one of a", "controls = []",
-        "measures = ['acc']; expected some of average_accuracy",
-    ):  # fmt: skip
-        assert fault in text
-    with pytest.raises(ValueError, match="budget = 0"):
-        study.checked()
-
-
-def test_fields_are_checked_to_the_last():
-    row = {"stage": 0, "iteration": 1, "domain": "d", "accuracy": 1, "num_generated_tokens": 1, "num_trained_tokens": 1}
-    row |= {"seconds": 2, "peak_bytes": 3, "measures": {"a": "b"}}
-    assert faults_of(Row, row) == ["measures.a = 'b'; expected a valid number"]
-    assert read_object(Row, {**row, "measures": {"a": 1}, "parse_rate": None}).measures == {"a": 1}
-    assert "value = [1]; expected" in faults_of(Row, [1])[0]
-    nested = faults_of(Primary, {"name": "n", "controls": "c"})
-    assert {"name is unknown", "treatment is missing", "controls = 'c'; expected a valid array"} <= {*nested}

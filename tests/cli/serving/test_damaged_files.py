@@ -12,7 +12,6 @@ import sys
 import pytest
 
 from rllib_srl.cli.serving import training as training_module
-from rllib_srl.cli.serving.adapter import AdapterError, read_object
 from rllib_srl.cli.serving.serve import _until_stopped
 from tests.cli.serving.small_engine import FIXED, served_with
 
@@ -99,21 +98,6 @@ def test_damaged_files_of_the_trainer_pause_training_with_the_reason(tmp_path, m
     run(tmp_path, body, after=1)
 
 
-def test_progress_that_is_damaged_for_a_while_is_no_error_of_the_status(tmp_path):
-    async def body(parts):
-        parts.training._version = await parts.training._begin({"a/0": "good"})
-        file = parts.place.version(1) / "progress.json"
-        file.parent.mkdir(parents=True)
-        file.write_text('{"done": 1')
-        status = (await (await parts.send("GET", "/v1/status")).json())["training"]
-        assert "progress.json cannot be read" in status["error"] and status["slices"] == {"done": 0, "of": None}
-        file.write_text('{"done": 1, "of": 4}')
-        status = (await (await parts.send("GET", "/v1/status")).json())["training"]
-        assert "error" not in status and status["slices"] == {"done": 1, "of": 4}
-
-    run(tmp_path, body)
-
-
 def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path, monkeypatch):
     def broken(*_):
         raise KeyError("logps")
@@ -125,11 +109,3 @@ def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path,
         assert error == "version 1: training failed: KeyError: 'logps'"
 
     run(tmp_path, body, after=1)
-
-
-def test_an_object_is_read_with_its_kinds(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text('{"a": 1, "b": true, "more": null}')
-    assert read_object(path, {"a": int, "b": bool}) == {"a": 1, "b": True, "more": None}
-    with pytest.raises(AdapterError, match="is damaged: b = 'True'"):
-        read_object(path, {"b": int})

@@ -11,16 +11,15 @@ import sys
 import threading
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError, checksums
 from rllib_srl.cli.serving.canary import Continuation
-from rllib_srl.cli.serving.job import Job, KeptDomain
+from rllib_srl.cli.serving.job import Job
 from rllib_srl.cli.serving.serve import _until_stopped
-from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import HAS_SECRET
 from tests.cli.serving.mutations import may_wait, request_of, with_other_bytes
@@ -187,21 +186,6 @@ def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_a
     run(tmp_path, body)
 
 
-def test_a_full_disk_is_a_clear_refusal(tmp_path, monkeypatch):
-    from rllib_srl.storage.disk import DiskFull
-
-    def full(*_):
-        raise DiskFull("disk full: cannot write conversations.db")
-
-    async def body(parts):
-        monkeypatch.setattr(parts.stores.conversations, "log", full)
-        reply = await parts.ask()
-        assert reply.status == 507 and "disk full" in (await reply.json())["error"]["message"]
-        assert "disk full" in await (await parts.ask(stream=True)).text()
-
-    run(tmp_path, body)
-
-
 async def limit(parts, store, more):
     """Let an SQLite file of the stores grow by so many pages and no further; None: as it likes."""
 
@@ -264,31 +248,6 @@ def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_pat
             assert await parts.stores.run(store._read, "PRAGMA integrity_check") == [("ok",)]
 
     run(tmp_path, body)
-
-
-def test_a_full_lineage_begins_no_version_and_training_goes_on_with_room(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
-    monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with({}))
-
-    async def body(parts):
-        lineage = parts.stores.lineage
-        parts.training._keep = [KeptDomain("compare", "c" * 20_000, {})]  # the settings need five pages
-        await limit(parts, lineage, 2)
-        task = asyncio.create_task(parts.training.run())
-        name = (await (await parts.ask()).json())["id"]
-        assert (await parts.rate(name, rating="good")).status == 200
-        while "training waits: disk full" not in caplog.text:
-            await asyncio.sleep(0.01)
-        assert await parts.stores.run(lineage.all) == [] and await parts.stores.run(lineage.used_up) == set()
-        assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "good"}
-        assert (await parts.ask()).status == 200
-        await limit(parts, lineage, None)
-        while parts.serving.number != 1:
-            await asyncio.sleep(0.01)
-        assert await parts.stores.run(lineage.uses, 1) == {f"{name}/0": "good"}
-        task.cancel()
-
-    run(tmp_path, body, after=1)
 
 
 def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
@@ -460,26 +419,6 @@ def test_an_engine_that_ended_is_started_again_with_the_active_version(tmp_path,
     run(tmp_path, body)
 
 
-@pytest.mark.parametrize("num", [1, 9])
-def test_an_engine_that_ends_while_it_starts_again_is_started_once_more(tmp_path, monkeypatch, num):
-    monkeypatch.setattr("rllib_srl.cli.serving.serving.WATCH_S", 0.01)
-
-    async def body(parts):
-        watch = asyncio.create_task(parts.serving.watch())
-        parts.engine.is_dead, parts.engine.num_failing_starts = True, num
-        while not watch.done() and (parts.engine.num_starts < 2 or not parts.serving.is_ready):
-            await asyncio.sleep(0.01)
-        if num == 1:
-            assert parts.engine.num_starts == 3 and (await parts.ask()).status == 200
-            watch.cancel()
-        else:
-            with pytest.raises(ServerError, match="ended 4 times"):
-                await watch
-            assert parts.engine.num_starts == 4
-
-    run(tmp_path, body)
-
-
 def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypatch):
     async def body(parts):
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
@@ -522,24 +461,6 @@ def test_a_candidate_that_met_a_broken_engine_is_pushed_once_it_runs_again(tmp_p
     run(tmp_path, body)
 
 
-def test_a_candidate_does_not_fail_thrice_before_the_end_of_the_engine_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
-    monkeypatch.setattr("rllib_srl.cli.serving.training.PUSH_AGAIN_S", 0.5)
-
-    async def body(parts):
-        version = await candidate(parts, {"a/0": "good"})
-        parts.engine.load_fault = "vLLM does not answer"  # it ends, and its process is there for another moment
-        task = asyncio.create_task(parts.training.run())
-        await asyncio.sleep(0.3)
-        assert not parts.training.is_paused
-        parts.engine.load_fault = ""
-        while parts.serving.number != version.number:
-            await asyncio.sleep(0.01)
-        task.cancel()
-
-    run(tmp_path, body)
-
-
 def test_a_candidate_that_the_engine_refuses_pauses_training_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
 
@@ -553,27 +474,6 @@ def test_a_candidate_that_the_engine_refuses_pauses_training_with_the_reason(tmp
         assert parts.training.error == "version 1: pushing failed 3 times, vLLM answers with 400: bad rank"
         assert (await parts.stores.run(parts.stores.lineage.version, 1)).state == "candidate"
         task.cancel()
-
-    run(tmp_path, body)
-
-
-@pytest.mark.parametrize("how", ["no training", "other settings"])
-def test_a_version_in_training_goes_on_only_under_the_settings_that_it_was_begun_with(tmp_path, how):
-    async def body(parts):
-        training, lineage = parts.training, parts.stores.lineage
-        training._version = await training._begin({"a/0": "good"})
-        (parts.place.version(1) / "slice_0001").mkdir(parents=True)
-        if how == "other settings":
-            training._settings, training._after = replace(training._settings, lr=0.5), 1
-        for _ in range(2):  # the first one looks for candidates
-            await training._turn()
-        assert training._process is None
-        version = await parts.stores.run(lineage.version, 1)
-        if how == "no training":  # it goes on with a start that trains
-            assert version.state == "training" and not training.error
-        else:
-            assert version.state == "stale" and "with other settings of training" in version.reason
-            assert not parts.place.version(1).exists() and await parts.stores.run(lineage.used_up) == set()
 
     run(tmp_path, body)
 
@@ -620,63 +520,6 @@ def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_ratin
         assert await reply.json() == {"is_paused": False} and not training.error
 
     run(tmp_path, body)
-
-
-def test_a_trainer_that_advances_between_its_failures_is_tried_again(tmp_path):
-    async def body(parts):
-        training = parts.training
-        training._version = await training._begin({"a/0": "good"})
-        directory = parts.place.version(1)
-        directory.mkdir(parents=True)
-        (directory / "train.log").write_text("killed")
-        for num in (1, 2, 3, 4):
-            (directory / "progress.json").write_text(json.dumps({"done": num, "of": 8}))
-            await training._ended(-9)
-            assert not training.is_paused
-        for is_paused in (False, True):
-            await training._ended(-9)
-            assert training.is_paused == is_paused
-
-    run(tmp_path, body)
-
-
-def test_a_full_disk_as_a_version_ends_does_not_lose_the_version(tmp_path, monkeypatch):
-    from rllib_srl.storage.disk import DiskFull
-
-    def full(*_):
-        raise DiskFull("disk full: cannot write versions.db")
-
-    async def body(parts):
-        training, lineage = parts.training, parts.stores.lineage
-        training._version = await training._begin({"a/0": "good"})
-        directory = parts.place.version(1)
-        directory.mkdir(parents=True)
-        for name in adapter.FILES:
-            (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
-        result = {"metrics": {}, "verdicts": [], "changes": {}, "is_passed": True, "reasons": []}
-        (directory / "result.json").write_text(json.dumps(result))
-        with monkeypatch.context() as patch:
-            patch.setattr(lineage, "finish", full)
-            with pytest.raises(DiskFull):
-                await training._ended(0)
-        assert training._version.number == 1  # the trainer is started again
-        await training._ended(0)
-        assert parts.serving.number == 1 and training._version is None
-
-    run(tmp_path, body)
-
-
-def test_a_client_that_leaves_in_mid_body_is_no_error_of_the_server(tmp_path, caplog):
-    async def body(parts):
-        for place in ("POST /v1/chat/completions", "PUT /v1/conversations/x/rating"):
-            async with raw(parts) as (_, writer):
-                writer.write(request_of(place, TOKEN, b'{"rating": "good"}')[:-5])
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(0.1)
-        assert (await parts.ask()).status == 200
-
-    run(tmp_path, body)
-    assert not caplog.records
 
 
 # --- mutated requests

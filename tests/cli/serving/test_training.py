@@ -12,7 +12,6 @@ from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.serve import parse, parser_of, training_of
 from rllib_srl.cli.serving.trainer import trainer
 from rllib_srl.cli.serving.trainer.learning import SliceLearner, advantages_of, group_of, slices_of
 from rllib_srl.engine.models import local_model
@@ -90,32 +89,6 @@ def test_the_canary_compares_tokens_and_log_probs():
     tie = [{9: -0.5, 0: -0.5}, *({i: -0.5} for i in range(1, 12))]
     with pytest.raises(WeightSyncError, match="only 1 tokens of the canary can be compared"):
         gap_of(want, [served([9, *range(1, 12)], [-0.5] * 12, tie)])
-
-
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (["--lr", "2"], "lr = 2.0; expected 1e-08 to 1"),
-        (["--max-drop", "0"], "max_drop = 0.0; expected 0.001 to 0.99"),
-        (["--keep"], "--keep is empty; expected an environment"),
-        (["--keep", "compare", "compare"], "--keep names the domain 'compare' twice"),
-        (["--keep", "no_such"], "--keep: "),
-        (["--port", "70000"], "--port 70000; expected 0 to 65535"),
-        (["--temperature", "0"], "--temperature 0.0; expected 0.05 to 2"),
-    ],
-)
-def test_wrong_flags_are_one_clear_error(tmp_path, flags, fault):
-    given = ["tiny", "--out", str(tmp_path), "--keep", "compare"]
-    with pytest.raises(ValueError, match="the server cannot start") as error:
-        training_of(parse([*given, *flags]))
-    assert fault in str(error.value)
-
-
-def test_every_flag_has_a_help_text_of_its_own():
-    texts = {one.option_strings[0] if one.option_strings else one.dest: one.help for one in parser_of()._actions}
-    assert all(texts.values()) and len(set(texts.values())) == len(texts) > 15
-    assert texts["--temperature"].startswith("sampling temperature; answers sampled otherwise are not trained on")
-    assert texts["--self-label-after"].startswith("seconds without a rating after which --self-label samples")
 
 
 @pytest.mark.parametrize(("num", "is_enough"), [(72, False), (73, True)])
