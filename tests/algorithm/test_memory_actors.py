@@ -89,7 +89,6 @@ def check_books(algo, iterations, directory: Path) -> None:
             group = decode(journal.read_group(seq))
             groups[group.group_id] = group
             uses[group.group_id] = int(row["uses"])
-        num_reviews = len(journal.reviews())
     visits = [visit for one in iterations for visit in one.visits.values()]
     kept = {visit.group_id for visit in visits if not visit.refused}  # nothing is evicted or replaced in these runs
     played = {g.group_id: g for one in iterations for g in one.played if g.group_id in kept}
@@ -97,9 +96,7 @@ def check_books(algo, iterations, directory: Path) -> None:
     for group_id, group in played.items():
         assert np.array_equal(groups[group_id].token_ids_N, group.token_ids_N)
         assert np.array_equal(groups[group_id].behaviour_logp_N, group.behaviour_logp_N)
-    assert len(visits) == sum(len(one.played) for one in iterations) and num_reviews == sum(
-        bool(visit.grade) for visit in visits
-    )
+    assert len(visits) == sum(len(one.played) for one in iterations)
     drawn = Counter(meta.group_id for one in iterations for meta in one.reused)
     assert drawn == +uses
 
