@@ -13,12 +13,14 @@ from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
+from rllib_srl.replay.journal.reader import reading
+from rllib_srl.replay.journal.transaction import JOURNAL
 from rllib_srl.replay.schedule.grading import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES
 from rllib_srl.replay.selection.rules import SELECTIONS
-from rllib_srl.replay.settings import RULES, ReplaySettings
+from rllib_srl.replay.settings import RULES, ReplaySettings, check_trusted
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
@@ -196,6 +198,18 @@ def test_a_reader_runs_no_code_that_a_memory_names_unless_it_is_trusted(tmp_path
     assert "1 of 1 items" in said(capsys, "ls", tmp_path, "--trust-rules")
     assert "num_items" in said(capsys, "stats", tmp_path, "--trust-rules")
     assert called
+
+
+def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
+    own = f"{__name__}:by_number"
+    buffer = a_buffer(tmp_path, selection=own, reuse_selection=own, eviction=f"{__name__}:oldest_stays")
+    buffer.add([a_group(1)], 1)
+    buffer.close()
+    with reading(tmp_path / JOURNAL) as one:
+        assert one.settings.selection == own
+    assert "num_items" in said(capsys, "stats", tmp_path)
+    with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):
+        check_trusted(one.settings)
 
 
 def pid_of(shard):
