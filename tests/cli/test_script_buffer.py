@@ -140,7 +140,7 @@ def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> 
 
 @pytest.mark.slow
 def test_show_tells_the_item_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
-    key = max(run.rows, key=lambda key: run.rows[key]["visits"])
+    key = max(run.rows, key=lambda key: run.rows[key]["num_groups"])
     row = run.rows[key]
     shown = said(capsys, "show", run.directory, run.prompts[key].prompt_id)
     assert f"item                  {key}\n" in shown
@@ -204,7 +204,7 @@ def test_import_into_a_new_buffer_and_again(run: Run, tmp_path: Path, capsys: py
     assert again == f"0 of {num} groups stored, with iteration 5; 0 new items; rejected: {num} duplicate\n"
     with reading(new / "journal.db") as one:
         assert set(one.stored.groups["born"].tolist()) == {3}
-        assert (one.stored.items["reps"] == 1).all()  # neither a second group nor a second import tests a policy
+        assert (one.stored.items["visits"] == 1).all()  # neither a second group nor a second import tests a policy
         logps = {one.group(seq).behaviour_logp_N.tobytes() for seq in one.stored.seqs.tolist()}
         assert logps == {group.behaviour_logp_N.tobytes() for group in run.groups.values()}
         ids = [one.group(seq).group_id for seq in one.stored.seqs.tolist()]

@@ -46,7 +46,7 @@ FAULTS = {
     "commit": ("ledger.journal", "commit"),
     "group": ("store", "add_group"),
     "removal": ("store", "remove_item"),
-    "rank": ("tracker", "rank"),
+    "measure": ("tracker", "measure"),
     "review": ("recall", "review"),
     "place": ("recall", "change"),
     "draw": ("draws", "_select"),

@@ -434,7 +434,6 @@ def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
     store.commit()
     for _ in range(5):
         start = time.thread_time()
-        store.waiting(4096)
         store.pool(10, 4096, rng)
         store.group_pool(10, 4096, rng, 9, 1)
         store.num_due(10)
