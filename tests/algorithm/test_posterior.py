@@ -11,7 +11,7 @@ from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import ON_BOTH_ENGINES, Even, with_engine
 
 PARAMETERS = {"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.2}
-HISTORY = ("history_sum", "history_count", "num_silent", "is_solved")
+HISTORY = ("history_sum", "history_count", "history_clock", "num_silent", "is_solved")
 
 
 @pytest.fixture
