@@ -64,6 +64,42 @@ def test_every_character_is_printed_in_any_locale(tmp_path, encoding):
     assert last == ("π 🦊" if encoding == "utf-8" else "\\u03c0 \\U0001f98a")
 
 
+OWN = """
+import gymnasium
+
+from envs.answers import RIGHT
+
+
+class Mine(gymnasium.Env):
+    domain = "mine"
+
+    def prompt_ids(self, split, seed):
+        return (f"{split} {number}" for number in range(40))
+
+    def reset(self, *, seed=None, options=None):
+        return "say: ", {}
+
+    def step(self, action):
+        return "", float(action == RIGHT), True, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_a_users_own_package_goes_before_ours_of_the_same_name(tmp_path):
+    """The checkout has folders envs, scripts and tests; it is not on the path of workers where it is installed."""
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "__init__.py").touch()
+    (tmp_path / "envs" / "answers.py").write_text("RIGHT = 'a'\n")
+    (tmp_path / "envs" / "mine.py").write_text(OWN)
+    flags = ["--env", "envs.mine:Mine", "--model", "tiny", "--engine", "transformers", "--iterations", "1"]
+    sizes = ["--num_prompts_per_batch", "2", "--group_size", "2", "--max_turn_tokens", "2", "--max_failures", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "rllib_srl.cli", "train", *flags, *sizes, "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "checkpoint_000001").is_dir()
+
+
 @pytest.mark.parametrize(("num_gib", "expected"), [(2, "2 GiB, which"), (1 / 16, "0.062 GiB, which")])
 def test_doctor_judges_shared_memory(monkeypatch, num_gib, expected):
     found = SimpleNamespace(f_blocks=int(num_gib * 2**18), f_frsize=4096)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -253,3 +254,12 @@ def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(
         AgentError, match=r"KeyError: 'SRL_TASK' \(its task has 131084 bytes and is in .* SRL_TASK_FILE"
     ):
         env.reset(options={"prompt_id": prompt_id})
+
+
+def test_a_program_does_not_inherit_the_path_of_this_package(monkeypatch):
+    """It may run another Python, for which the packages here are not made."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).resolve().parents[2]), "/of/the/user"]))
+    ended: Queue = Queue()
+    program = "import os; print(float(os.environ['PYTHONPATH'] == '/of/the/user'))"
+    programs.CommandProgram([sys.executable, "-c", program], "http://127.0.0.1:1", "token", {}, ended.put).start()
+    assert float(ended.get(timeout=60).value) == 1.0
