@@ -208,6 +208,9 @@ def _prepare_process(num_threads: int | None, dtype: str) -> None:
     if dtype == "float32":  # exact products; read when Triton compiles a kernel, also by the workers
         os.environ["TRITON_F32_DEFAULT"] = "ieee"
         os.environ["VLLM_FLOAT32_MATMUL_PRECISION"] = "highest"
+    if torch.version.cuda is None and any(map(str.isspace, torch.__file__)):
+        # inductor does not quote the paths that it gives to the C++ compiler: vLLM's functions run uncompiled
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read by torch.compile, also in the workers of tensor parallelism
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for the workers of tensor parallelism
         torch.set_num_threads(num_threads)

@@ -52,6 +52,17 @@ def seeds_of(engine, ids):
     return [engine._llm.params[name].seed for name in ids]
 
 
+@pytest.mark.parametrize(("place", "is_off"), [("/a b/torch/__init__.py", True), ("/ab/torch/__init__.py", False)])
+def test_nothing_is_compiled_where_a_blank_in_the_path_would_stop_the_compiler(monkeypatch, place, is_off):
+    monkeypatch.setattr(torch, "__file__", place)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "0"))
+    _prepare_process(None, "bfloat16")
+    assert os.environ["TORCHDYNAMO_DISABLE"] == str(int(is_off))
+
+
 def test_seeds_of_requests_are_fixed_and_differ():
     assert request_seed(7, "3.1-0", 0) == 8136909663411011198
     seeds = [request_seed(s, name, use) for s in range(20) for name in ("3.1", "3.11", "31") for use in range(20)]
