@@ -118,15 +118,7 @@ def problem_of(
     if not name:
         remedy = "set question_field to the one that asks" + ("" if answer_field else _ANSWER_TOO)
         raise RowFault(question_field or "question", f"is missing; the row has {_listed(row)}; {remedy}")
-    solution_name, solution = _first(fields, SOLUTION_FIELDS)
-    if isinstance(solution, Mapping) and solution_name in SOLUTION_FIELDS[:2]:
-        solution = _of_steps(solution, solution_name)
-    elif isinstance(solution, Sequence) and not isinstance(solution, str):
-        solution = solution[0] if solution else ""  # OlympiadBench's list of solutions
-        if isinstance(solution, Mapping):  # a completion of TRL
-            solution = of_parts(solution.get("content"), solution_name)
-    if solution_name in SOLUTION_FIELDS[2:] and not isinstance(solution, str):
-        solution = ""  # of another meaning
+    solution_name, solution = _solution_of(fields)
     system = ""
     messages: tuple[Mapping[str, str], ...] = ()
     asked = as_messages(written_messages(asked, name) if isinstance(asked, str) else asked)
@@ -155,6 +147,20 @@ def problem_of(
             raise
         answer = ""  # the function reads what it needs from the row
     return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), **about)
+
+
+def _solution_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return name and value of the field with the solution; "" for a value of another meaning."""
+    name, solution = _first(fields, SOLUTION_FIELDS)
+    if isinstance(solution, Mapping) and name in SOLUTION_FIELDS[:2]:
+        solution = _of_steps(solution, name)
+    elif isinstance(solution, Sequence) and not isinstance(solution, str):
+        solution = solution[0] if solution else ""  # OlympiadBench's list of solutions
+        if isinstance(solution, Mapping):  # a completion of TRL
+            solution = of_parts(solution.get("content"), name)
+    if name in SOLUTION_FIELDS[2:] and not isinstance(solution, str):
+        solution = ""
+    return name, solution
 
 
 def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:

@@ -379,7 +379,8 @@ def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     calls.close()
     group = decode(encode(to_group(prompt, "g", episodes)))
     assert GroupMeta.of(group, None).pass_reward == (1.0 if settings else 2 / 3)
-    buffer = SRLReplayBuffer(ReplaySettings.from_dict({"admit": None, "degenerate_share": None}).checked())
+    plain = {"admit": None, "degenerate_share": None, "spacing": "fsrs"}
+    buffer = SRLReplayBuffer(ReplaySettings.from_dict(plain).checked())
     (visit,) = buffer.add([group], now=1)
     assert visit.grade == grade and visit.pass_rate == float(grade == 4)
     (results,) = results_of([GroupMeta.of(group, None)], 0.9).values()
