@@ -4,7 +4,7 @@
     my_rules.py: def rule(...)      where every process can import it      replay_selection="my_rules:rule"
     rllib_srl/contrib/greso.py      optional methods, loaded only if named replay_selection="contrib.greso"
 
-`contrib.greso` stands for the object `greso` of that file, `contrib.rescue:rlep` for its object `rlep`.
+`contrib.greso` stands for the object `greso` of that file, `contrib.bands:failing` for `failing` of its file.
 
 A registered rule exists only in the process that registered it. When the driver starts the buffer's processes, it
 passes them the registered rules that its settings name. Registered rules are not saved in checkpoints or journals:
