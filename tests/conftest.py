@@ -32,6 +32,11 @@ hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine 
 hypothesis.settings.load_profile("shared")
 
 
+def pytest_make_parametrize_id(val) -> str | None:
+    """Name a parameter of bytes by its length: pytest-xdist wants the same names in each process."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 gc.disable()  # until the tests are collected: hardly anything that an import makes is garbage
 
 
