@@ -7,7 +7,7 @@ conversation, or several of the same episode one after the other (`Group.starts`
 
 Dimension letters, used as suffixes of array names everywhere in the package:
 P prompts, G episodes of a group, B episodes in a batch, T tokens, N tokens concatenated,
-V vocabulary, D embedding, K neighbours.
+V vocabulary, D embedding, K neighbours, k likeliest tokens.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
 
 
 _CONVERSATIONS = "conversations"  # in `Group.extra`
+TARGET = "target"  # in `Group.extra` of a group of origin "retain"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Group:
     versions_G2: np.ndarray  # int64 [G, 2], first and last policy version that wrote each episode
     stop_reasons: tuple[StopReason, ...]
     num_dropped: int = 0  # episodes lost to infrastructure; not among the G here
-    origin: str = "fresh"  # "fresh", "revisit" or "reuse"
+    origin: str = "fresh"  # "fresh", "revisit", "reuse" or "retain"
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -210,6 +211,26 @@ class Group:
             elif self.loss_mask_N[self.offsets[g] + np.array(starts)].any():
                 faults.append(f"the first token of a conversation of episode {g} is marked as written by the policy")
         return faults
+
+
+@dataclass(frozen=True)
+class Target:
+    """The policy that wrote a right answer, as the learner scored it when it was first trained on.
+
+    Arrays run over the T tokens that the policy wrote, in the order of the stream. A drawn target comes inside a group
+    of origin "retain": `part_of(group, [target.episode])`, with the target in `extra[TARGET]`.
+    """
+
+    group_id: str
+    episode: int  # of the group
+    ids_Tk: np.ndarray  # int32, the k likeliest tokens; k = 0: the sampled token alone
+    logp_Tk: np.ndarray  # float16, nats, at the sampling temperature
+    sampled_logp_T: np.ndarray  # float16, nats, of the tokens in the stream
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the arrays."""
+        return self.ids_Tk.nbytes + self.logp_Tk.nbytes + self.sampled_logp_T.nbytes
 
 
 def with_starts(extra: Mapping[str, Any], starts_G: Sequence[Sequence[int]]) -> dict[str, Any]:
