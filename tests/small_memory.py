@@ -59,7 +59,7 @@ def watched(algo: SRL) -> Iterator[list[Iteration]]:
     """Yield a list that every iteration of an algorithm with a memory, and any learner but a local one, is added to."""
     iterations: list[Iteration] = []
     memory, learner = algo.memory, algo.learner_group._learner
-    due, add, sample, train = memory.due, memory.add, memory.sample, algo.train
+    due, add, sample, train = memory.draw_prompts, memory.add, memory.draw_groups, algo.train
 
     def watched_due(*args: Any) -> list[Prompt]:
         iterations[-1].revisits = due(*args)
@@ -79,7 +79,7 @@ def watched(algo: SRL) -> Iterator[list[Iteration]]:
         iterations[-1].result = train()
         return iterations[-1].result
 
-    names = {"due": watched_due, "add": watched_add, "sample": watched_sample}
+    names = {"draw_prompts": watched_due, "add": watched_add, "draw_groups": watched_sample}
     vars(memory).update(names)
     vars(algo)["train"] = watched_train
     if learner is not None:

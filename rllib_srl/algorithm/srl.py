@@ -222,7 +222,7 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now, self.policy_kl)
             left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
             policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
-            reused = self.memory.sample(num_played, now, policy)
+            reused = self.memory.draw_groups(num_played, now, policy)
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
             shards = self._shards(batch)

@@ -88,7 +88,7 @@ class StreamFiller:
         """Return the `num` prompts of iteration `now`; revisits are not among the keys `in_play`."""
         fraction = plan.revisit_fraction if self._balance is None else self._balance.fraction
         self._memory.set_fractions(fraction, plan.reuse_fraction)
-        revisits = self._memory.due(num, now, in_play)
+        revisits = self._memory.draw_prompts(num, now, in_play)
         return Batch(revisits + self._source.draw(num - len(revisits), plan.fresh), len(revisits))
 
     def more(self, num: int, now: int, plan: Plan) -> Batch:

@@ -1,7 +1,7 @@
 """Wraps the buffer as a Ray actor with the methods of RLlib's `ReplayBufferInterface`; it holds no replay logic.
 
     runner --Groups--> object store --reference--> driver --reference--> actor.add: fetches the tokens itself
-    actor.sample_apart: returns two objects, the metadata and the groups; the groups stay in the object store
+    actor.draw_groups: returns two objects, the metadata and the groups; the groups stay in the object store
 
 Ray makes the driver the owner of return values, so the second object outlives the actor. An object that the actor put
 into the store itself would be lost with it. In local mode the same class runs in the driver's process.
@@ -114,16 +114,16 @@ class ReplayBufferActor:
         self._busy_s += time.perf_counter() - begin
         return visits, lost
 
-    def due(
+    def draw_prompts(
         self,
         num: int,
         now: int,
         request: str = "",
         without: Collection[str] = (),
     ) -> list[Prompt]:
-        """Draw prompts to revisit; see `SRLReplayBuffer.due`."""
+        """Draw prompts to revisit; see `SRLReplayBuffer.draw_prompts`."""
         begin = time.perf_counter()
-        prompts = self.buffer.due(num, now, request, without)
+        prompts = self.buffer.draw_prompts(num, now, request, without)
         self._busy_s += time.perf_counter() - begin
         return prompts
 
@@ -135,15 +135,15 @@ class ReplayBufferActor:
         policy: Policy | None = None,
         **kwargs: Any,
     ) -> list[GroupMeta]:
-        """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw`."""
+        """Draw stored groups to reuse; each `ref` holds the group itself. See `SRLReplayBuffer.draw_groups`."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items or 0, now, request, policy)
+        drawn = self.buffer.draw_groups(num_items or 0, now, request, policy)
         metas = [replace(one.meta, ref=one.group) for one in drawn]
         self._busy_s += time.perf_counter() - begin
         return metas
 
     @ray.method(num_returns=2)
-    def sample_apart(
+    def draw_groups(
         self,
         num_items: int,
         now: int,
@@ -152,7 +152,7 @@ class ReplayBufferActor:
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw as `sample` does; return the metadata with `ref` None, and the groups as a second object."""
         begin = time.perf_counter()
-        drawn = self.buffer.draw(num_items, now, request, policy)
+        drawn = self.buffer.draw_groups(num_items, now, request, policy)
         answer = ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
         self._busy_s += time.perf_counter() - begin
         return answer

@@ -2,8 +2,8 @@
 
     buffer = SRLReplayBuffer(capacity=10_000, directory=path)
     visits = buffer.add(groups, now)          store, grade, reschedule           one commit, then acknowledged
-    prompts = buffer.due(4, now)              play again (revisit)               draws are committed too, so a
-    groups = buffer.sample(4, now)            train again (reuse)                restart does not repeat them
+    prompts = buffer.draw_prompts(4, now)     play again (revisit)               draws are committed too, so a
+    groups = buffer.draw_groups(4, now)       train again (reuse)                restart does not repeat them
     buffer.rate({key: 0.8}, now)              grades of items by people
     buffer.rate_answers(rated, ...)           rewards of stored answers by people
 
@@ -191,7 +191,7 @@ class SRLReplayBuffer:
             change.answer = [visit.as_dict() for visit in visits]
         return visits
 
-    def due(
+    def draw_prompts(
         self,
         num: int,
         now: int,
@@ -239,11 +239,7 @@ class SRLReplayBuffer:
         change.new_slots.add(slot)
         return slot
 
-    def sample(self, num: int, now: int, request: str = "") -> list[Group]:
-        """Draw `num` stored groups as `draw` does, and return the groups without their weights."""
-        return [drawn.group for drawn in self.draw(num, now, request)]
-
-    def draw(
+    def draw_groups(
         self,
         num: int,
         now: int,
@@ -409,7 +405,7 @@ class SRLReplayBuffer:
         Args:
             found: the drawn groups.
             drawn: their slots.
-            policy: as in `draw`.
+            policy: as in `draw_groups`.
         """
         if policy is None or not found:
             return [None] * len(found)

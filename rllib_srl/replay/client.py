@@ -1,7 +1,7 @@
 """The driver's proxy of the buffer: computes replay shares, names the calls, handles timeouts and restarts.
 
-    memory.due(P, now)      revisits for P slots        memory.add(groups, now)     visits by group id
-    memory.sample(P, now)   groups to reuse             memory.snapshot / restore   a copy of the journal
+    memory.draw_prompts(P, now)   revisits for P slots      memory.add(groups, now)     visits by group id
+    memory.draw_groups(P, now)    groups to reuse           memory.snapshot / restore   a copy of the journal
 
 Tokens never pass through the driver. Ray restarts a buffer that dies; it reads its journal, and the call is repeated
 under the same request name. The buffer returns the committed answer if there is one, else it does the work.
@@ -125,7 +125,7 @@ class ReplayClient:
 
     # --- an iteration ----------------------------------------------------------------------------
 
-    def due(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
+    def draw_prompts(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
         """Draw the revisits of an iteration of `num_prompts` prompts, at most `revisit_fraction` of them.
 
         Slots without an available item are counted in `num_revisits_short` and not carried over.
@@ -140,7 +140,7 @@ class ReplayClient:
         num = self._revisits.owed(num_prompts)
         prompts: list[Prompt] = []
         if num:
-            call = Call.of(ReplayBufferActor.due, num, now, self._request(now, "due"), list(in_play))
+            call = Call.of(ReplayBufferActor.draw_prompts, num, now, self._request(now, "draw_prompts"), list(in_play))
             prompts = self._call(call, "drawing")
         self.counts["num_revisits_owed"] += num
         self.counts["num_revisits_short"] += num - len(prompts)
@@ -164,21 +164,21 @@ class ReplayClient:
         self.counts["num_groups_lost"] += len(lost)
         return {visit.group_id: visit for visit in visits}
 
-    def sample(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
-        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`; see `due`.
+    def draw_groups(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
+        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`.
 
-        `policy` as in `SRLReplayBuffer.draw`.
+        `policy` as in `SRLReplayBuffer.draw_groups`.
         """
         if self.num_items < self.settings.min_buffer_size:
             return []
         num = self._reuses.owed(num_played)
         groups: list[GroupMeta] = []
         if num:
-            drawing = (num, now, self._request(now, "sample"), policy)
+            drawing = (num, now, self._request(now, "draw_groups"), policy)
             call = (
                 Call.of(ReplayBufferActor.sample, *drawing)
                 if self._is_local
-                else Call.of_first(ReplayBufferActor.sample_apart, *drawing)
+                else Call.of_first(ReplayBufferActor.draw_groups, *drawing)
             )
             groups = self._call(call, "drawing")
         self.counts["num_reuses_owed"] += num

@@ -17,7 +17,7 @@ class NoMemory:
 
     is_on = False
 
-    def due(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
+    def draw_prompts(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
         """Return nothing."""
         return []
 
@@ -25,7 +25,7 @@ class NoMemory:
         """Store nothing."""
         return {}
 
-    def sample(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
+    def draw_groups(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
         """Return nothing."""
         return []
 

@@ -61,14 +61,14 @@ def test_a_setting_of_the_driver_acts(name, memory_of):
     for value, expected in OF_THE_CLIENT[name].items():
         memory = memory_of(**{name: value})
         if name == "reuse_fraction":
-            seen = len(memory.sample(8, 2))
+            seen = len(memory.draw_groups(8, 2))
         elif name == "grade_reuse":
-            reused = memory.sample(8, 2)
+            reused = memory.draw_groups(8, 2)
             told = {reused[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
             memory.look_back(reused, told, 2)
             seen = memory.stats(2)["num_rehearsed"]
         else:
-            seen = len(memory.due(8, 2))
+            seen = len(memory.draw_prompts(8, 2))
         assert seen == expected, value
 
 

@@ -122,7 +122,7 @@ def dies_in(method: str, is_done: bool):
 
 def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp_path):
     """Seven iterations, in six of them the actor dies: before and after the commit of each call."""
-    deaths = [(method, is_done) for method in ("due", "add", "draw") for is_done in (False, True)]
+    deaths = [(method, is_done) for method in ("draw_prompts", "add", "draw_groups") for is_done in (False, True)]
     with running(config.copy(copy_frozen=False)) as algo:
         calm = go(algo, 8)
         calm_weights = weights_of(algo)
@@ -211,7 +211,7 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
     config.learners(num_learners=num_learners).training(num_prompts_per_batch=8)
     with running(config) as algo, watched(algo) as iterations:
         algo.train()
-        sample, actor, first_life = algo.memory.sample, algo.memory._actor, pid_of(algo)
+        sample, actor, first_life = algo.memory.draw_groups, algo.memory._actor, pid_of(algo)
 
         def doomed(*args):
             groups = sample(*args)
@@ -219,9 +219,9 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
             time.sleep(1)  # for Ray to notice; its next life does not know these objects
             return groups
 
-        algo.memory.sample = doomed
+        algo.memory.draw_groups = doomed
         algo.train()
-        algo.memory.sample = sample
+        algo.memory.draw_groups = sample
         one = iterations[-1]
         learnt = one.result["learners"]["default_policy"]
         assert learnt["reuse/num_tokens"] == sum(int(m.num_loss_tokens_G.sum()) for m in one.reused) > 0
@@ -352,7 +352,7 @@ def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
         seal(tmp_path / "checkpoint")
         size = (tmp_path / "checkpoint/memory/snapshot.db").stat().st_size
         assert memory.restore(tmp_path / "checkpoint/memory") == 0 and memory.num_items == num_groups
-        reused = memory.sample(4, 2)
+        reused = memory.draw_groups(4, 2)
     finally:
         is_over.set()
         looker.join()

@@ -40,8 +40,8 @@ def memory_of(directory: Path) -> SRLReplayBuffer:
     """Return the memory of a run, open: prompts p1 and p2, drawn for iteration 8, when p1 failed and p2 was reused."""
     buffer = by_hand(directory / "replay", min_buffer_size=1)
     buffer.add([a_group(1, (1, 1), 1, ids=[40, 41]), a_group(2, (1, 0), 1, ids=[42])], 1, "1.add")
-    buffer.due(0, 1, "1.due")
-    buffer.due(2, 8, "8.due")
-    buffer.sample(1, 8, "8.sample")
+    buffer.draw_prompts(0, 1, "1.draw_prompts")
+    buffer.draw_prompts(2, 8, "8.draw_prompts")
+    buffer.draw_groups(1, 8, "8.draw_groups")
     buffer.add([a_group(1, (0, 0), 8, ids=[40])], 8, "8.add")
     return buffer

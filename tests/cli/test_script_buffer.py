@@ -51,14 +51,14 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     config.replay(revisit_fraction=0.5, reuse_fraction=0.25, capacity=CAPACITY, min_buffer_size=4)
     config.replay(**grouped(SCHEDULED, "replay_"))
     algo = config.build_algo()
-    due = algo.memory.due
+    due = algo.memory.draw_prompts
 
     def watched(num: int, now: int, *shares: Any) -> list[Prompt]:
         prompts = due(num, now, *shares)
         run.drawn += [(now, prompt.key) for prompt in prompts]
         return prompts
 
-    algo.memory.due = watched
+    algo.memory.draw_prompts = watched
     for _ in range(ITERATIONS):
         algo.train()
     buffer = algo.memory._actor.buffer

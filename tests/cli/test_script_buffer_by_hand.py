@@ -32,13 +32,13 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     """The default: nothing is due and nothing predicts recall, so no command shows either."""
     buffer = SRLReplayBuffer(directory=tmp_path, admit=None, min_recall_interval=2, min_buffer_size=1)
     buffer.add([a_group(1, (1, 1), 1), a_group(2, (1, 0), 1)], 1, "1.add")
-    buffer.due(0, 1, "1.due")
+    buffer.draw_prompts(0, 1, "1.draw_prompts")
     assert last_line(capsys, tmp_path, "p1") == (
         "not drawn for iteration 2: rests until iteration 3 (min_recall_interval)"
     )
-    assert {prompt.prompt_id for prompt in buffer.due(2, 5, "5.due")} == {"p1", "p2"}
+    assert {prompt.prompt_id for prompt in buffer.draw_prompts(2, 5, "5.draw_prompts")} == {"p1", "p2"}
     buffer.add([a_group(2, (0, 0), 5)], 5, "5.add")
-    buffer.due(0, 8, "8.due")
+    buffer.draw_prompts(0, 8, "8.draw_prompts")
     buffer.close()
     lines = said(capsys, "why", tmp_path, "p2").splitlines()
     assert lines[1] == (

@@ -15,7 +15,7 @@ class SRLReplayBuffer:
     def add(self):
         return draw_nothing()
 
-    def due(self):
+    def draw_prompts(self):
         return [self.add() for _ in range(2)]
 
     def stats(self):
@@ -68,10 +68,10 @@ def test_the_walk_of_the_memory_covers_its_calls_and_what_they_call(hook, tmp_pa
     sys.setprofile(found)
     buffer.stats()
     assert found.memory.files == set() and found.called == set()
-    buffer.due()
+    buffer.draw_prompts()
     other.work()
     sys.setprofile(None)
-    assert found.memory.files == {str(tmp_path / "buffer.py")} and found.called == {"add", "due"}
+    assert found.memory.files == {str(tmp_path / "buffer.py")} and found.called == {"add", "draw_prompts"}
 
 
 def test_a_backward_pass_ends_the_walk_to_the_gradient(hook, tmp_path):

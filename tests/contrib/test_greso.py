@@ -20,7 +20,7 @@ def test_silent_prompts_come_back_less_often():
     buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(16)], 1)
     visits: Counter = Counter()
     for now in range(2, 42):
-        prompts = buffer.due(4, now)
+        prompts = buffer.draw_prompts(4, now)
         numbers = [int(prompt.prompt_id[1:]) for prompt in prompts]
         visits.update(numbers)
         buffer.add([a_group(p, now, i, rewards[n % 2]) for i, (p, n) in enumerate(zip(prompts, numbers))], now)

@@ -13,7 +13,7 @@ def drawn(target: float) -> Counter:
     buffer = a_buffer(selection="contrib.mopps", selection_config=config, spacing="none", history_half_life=1e9)
     for now in range(1, 5):
         buffer.add([a_group(i, now, i, [1.0] * i + [0.0] * (8 - i)) for i in range(9)], now)
-    return Counter(int(prompt.prompt_id[1:]) for now in range(6, 206) for prompt in buffer.due(2, now))
+    return Counter(int(prompt.prompt_id[1:]) for now in range(6, 206) for prompt in buffer.draw_prompts(2, now))
 
 
 def test_prompts_near_the_target_come_back_most():

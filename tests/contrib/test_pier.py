@@ -23,5 +23,5 @@ def test_priorities_and_weights_as_published():
         # Newest first in age: c = 1, .5, 0; r = -.5, 0, .5 by the pass rates .25, .5, .75: p = 1, 1, .5
         rewards = ((1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 0))
         buffer.add([a_group(i, 1, i, each) for i, each in enumerate(rewards)], 1)
-        weights = {one.group.prompt.prompt_id: one.meta.weight for one in buffer.draw(3, 2)}
+        weights = {one.group.prompt.prompt_id: one.meta.weight for one in buffer.draw_groups(3, 2)}
         assert [weights[f"p{i}"] for i in range(3)] == pytest.approx([0.5 ** (1.5 * beta)] * 2 + [1.0])

@@ -80,7 +80,7 @@ class Memory:
     def set_fractions(self, revisit, reuse):
         self.fractions = (revisit, reuse)
 
-    def due(self, num, now, in_play):
+    def draw_prompts(self, num, now, in_play):
         assert list(in_play) == []
         return [Prompt("w", "old 0"), Prompt("w", "old 1")]
 

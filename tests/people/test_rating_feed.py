@@ -177,7 +177,7 @@ def test_answers_of_a_live_memory_and_what_has_become_of_their_ratings(tmp_path,
     assert states(tmp_path, store) == ["applied, trained on 0 times", "unused: the answer is not in the memory"]
     memory._reuses = memory._reuses.__class__(0.5)
     memory.num_items = 5
-    assert [meta.group_id for meta in memory.sample(5, 3)] == ["1.2"]  # the only group with signal
+    assert [meta.group_id for meta in memory.draw_groups(5, 3)] == ["1.2"]  # the only group with signal
     assert states(tmp_path, store)[0] == "applied, trained on 1 times"
     store.rate(one, "bad")
     feed.apply(memory, 3)

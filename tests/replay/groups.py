@@ -95,7 +95,7 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
 
     Fresh prompts are numbered by iteration and place, so that a run which is restored gets the same.
     """
-    prompts = buffer.due(num_revisits, now, f"{now}.due") if now > 2 else []
+    prompts = buffer.draw_prompts(num_revisits, now, f"{now}.draw_prompts") if now > 2 else []
     asked = list(prompts)
     prompts += [
         a_prompt(100 * now + place, ("sums", "words", "maps")[(now + place) % 3])
@@ -105,7 +105,7 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
     visits: list[Visit] = buffer.add(groups, now, f"{now}.add")
     if buffer.settings.embedding == "policy":
         buffer.embed({g.prompt.key: hidden_of(g) for g in groups}, now, f"{now}.embed")
-    reused = buffer.sample(4, now, f"{now}.sample") if now > 2 else []
+    reused = drawn_groups(buffer, 4, now, f"{now}.draw_groups") if now > 2 else []
     if now % 5 == 0 and reused:
         buffer.drop([reused[0].group_id], f"{now}.drop")
     return {
@@ -114,6 +114,11 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
         "reused": [(group.group_id, group.token_ids_N.tobytes()) for group in reused],
         "stats": counted(buffer, now),
     }
+
+
+def drawn_groups(buffer: SRLReplayBuffer, num: int, now: int, request: str = "") -> list[Group]:
+    """Draw stored groups, and return them alone."""
+    return [one.group for one in buffer.draw_groups(num, now, request)]
 
 
 def hidden_of(group: Group, dim: int = 6) -> np.ndarray:

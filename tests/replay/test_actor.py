@@ -45,8 +45,8 @@ def test_its_state_makes_another_actor_draw_the_same():
     other.set_state(state)
     assert len(other) == 6
     for now in (2, 3, 4):
-        drawn = [[prompt.key for prompt in one.due(2, now, f"{now}.due")] for one in (actor, other)]
-        reused = [[meta.group_id for meta in one.sample(2, now, f"{now}.sample")] for one in (actor, other)]
+        drawn = [[prompt.key for prompt in one.draw_prompts(2, now, f"{now}.draw_prompts")] for one in (actor, other)]
+        reused = [[meta.group_id for meta in one.sample(2, now, f"{now}.draw_groups")] for one in (actor, other)]
         assert drawn[0] == drawn[1] and len(drawn[0]) == 2
         assert reused[0] == reused[1] and len(reused[0]) == 2
     actor.add([a_group(9, 5, 9)], 5, "5.add")
@@ -73,7 +73,8 @@ def test_its_process_loads_neither_torch_nor_rllib():
 def test_why_it_did_not_start_is_told_whatever_is_asked():
     """Ray shows a constructor's error nowhere, and a restart happens in the middle of a run."""
     actor = an_actor(capacity=0)
-    calls = [actor.check_started, actor.size, lambda: actor.add([]), lambda: actor.due(1, 1), lambda: actor.stats(1)]
+    calls = [actor.check_started, actor.size, lambda: actor.add([]), lambda: actor.stats(1)]
+    calls.append(lambda: actor.draw_prompts(1, 1))
     for call in calls:
         with pytest.raises(ValueError, match="capacity = 0"):
             call()
@@ -85,15 +86,15 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups():
     groups = [a_group(index, 1, index) for index in range(4)]
     visits, lost = actor.add(groups, 1, "1.add")
     assert [visit.group_id for visit in visits] == ["1.0", "1.1", "1.2", "1.3"] and lost == []
-    metas, drawn = actor.sample_apart(3, 2, "2.sample")
+    metas, drawn = actor.draw_groups(3, 2, "2.draw_groups")
     assert len({meta.group_id for meta in metas}) == 3 and {meta.origin for meta in metas} == {"reuse"}
     for meta, group in zip(metas, drawn, strict=True):
         assert meta.ref is None and group.group_id == meta.group_id
         assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
-    again = actor.sample(3, 2, "2.sample")  # the same request, the same answer
+    again = actor.sample(3, 2, "2.draw_groups")  # the same request, the same answer
     assert [meta.ref.group_id for meta in again] == [meta.group_id for meta in metas]
-    prompts = actor.due(2, 2, "2.due")
-    rest = actor.due(4, 2, "2.due.more", without=[prompt.key for prompt in prompts])
+    prompts = actor.draw_prompts(2, 2, "2.draw_prompts")
+    rest = actor.draw_prompts(4, 2, "2.draw_prompts.more", without=[prompt.key for prompt in prompts])
     assert {p.key for p in prompts + rest} == {a_prompt(i).key for i in range(4)} and len(rest) == 2
     actor.check_valid()
     actor.close()

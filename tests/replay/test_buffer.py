@@ -21,6 +21,7 @@ from tests.replay.groups import (
     a_group,
     a_prompt,
     counted,
+    drawn_groups,
     everything,
     hidden_of,
     journalled,
@@ -45,14 +46,14 @@ def test_a_batch_is_full_though_nothing_is_due_and_it_is_not_always_the_same():
     def drawn(seed, now=3):
         buffer = a_buffer(seed=seed, spacing="fixed", spacing_config={"interval": 500.0})
         buffer.add([a_group(i, 1, i, (1.0, 0.0)) for i in range(20)], 1)
-        prompts = buffer.due(8, now)
+        prompts = buffer.draw_prompts(8, now)
         assert buffer.stats(now)["num_due"] == 0
         return ids(prompts)
 
     assert len(set(drawn(0))) == 8 and drawn(0) != drawn(1)
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(3)], 1)
-    assert len(buffer.due(8, 2)) == 3 and buffer.due(8, 1) == []  # no more than there is, nothing played twice at once
+    assert len(buffer.draw_prompts(8, 2)) == 3 and buffer.draw_prompts(8, 1) == []  # each at most once
 
 
 def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
@@ -60,7 +61,7 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
     buffer = a_buffer()
     group = a_group(a_prompt(0, history=("a", "b")), 7, 3, versions_G2=np.array([[5, 6]] * 4))
     buffer.add([group], 7)
-    (drawn,) = buffer.sample(1, 8)
+    (drawn,) = drawn_groups(buffer, 1, 8)
     assert_same(replace(drawn, origin="fresh"), group)
     assert drawn.origin == "reuse" and row_of(buffer, group.prompt)["version"] == 5
 
@@ -70,8 +71,8 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
 KEYS = {i: a_prompt(i).key for i in range(12)}
 CALLS = {
     "add": lambda buffer, name: buffer.add(played(range(8, 20), 5), 5, name),
-    "due": lambda buffer, name: buffer.due(3, 5, name),
-    "sample": lambda buffer, name: buffer.sample(3, 5, name),
+    "draw_prompts": lambda buffer, name: buffer.draw_prompts(3, 5, name),
+    "draw_groups": lambda buffer, name: drawn_groups(buffer, 3, 5, name),
     "rate": lambda buffer, name: buffer.rate({KEYS[0]: 0.2, KEYS[1]: 1.0, "0" * 16: 0.5}, 5, name),
     "rehearse": lambda buffer, name: buffer.rehearse({KEYS[2]: -1.0, KEYS[3]: 0.0, KEYS[4]: float("nan")}, 5, name),
     "drop": lambda buffer, name: buffer.drop([*buffer.drawn, "unknown"][1:], name),
@@ -92,8 +93,8 @@ def begun(directory=None, call="add", **given):
     embedding = {"embedding": "policy"} if call == "embed" else {}
     buffer = a_buffer(directory, run="a", **{**TIGHT, **embedding, **given})
     buffer.add(played(range(12), 1, num_turns=2), 1)
-    buffer.due(4, 2)
-    buffer.sample(4, 3)
+    buffer.draw_prompts(4, 2)
+    drawn_groups(buffer, 4, 3)
     return buffer
 
 
@@ -145,8 +146,8 @@ def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, 
     assert plain(CALLS[call](buffer, f"5.{call}")) == plain(CALLS[call](lucky, f"5.{call}"))
     assert everything(buffer) == everything(lucky)
     for now in (6, 7, 8):
-        assert ids(buffer.due(3, now)) == ids(lucky.due(3, now))
-        assert plain(buffer.sample(2, now)) == plain(lucky.sample(2, now))
+        assert ids(buffer.draw_prompts(3, now)) == ids(lucky.draw_prompts(3, now))
+        assert plain(drawn_groups(buffer, 2, now)) == plain(drawn_groups(lucky, 2, now))
 
 
 def raiser(error):
@@ -219,14 +220,14 @@ def test_reused_groups_grade_their_items_by_the_likelihood_of_their_successes():
 def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
-    first = [group.group_id for group in buffer.sample(4, 2)]
+    first = [group.group_id for group in drawn_groups(buffer, 4, 2)]
     assert buffer.drop([*first[:2], "none"]) == 2
     assert buffer.store.num_groups == 2 and buffer.stats(2)["num_dropped_drifted"] == 2
     assert buffer.drop(first[:2]) == 0
-    last = [group.group_id for group in buffer.sample(1, 3)]
+    last = [group.group_id for group in drawn_groups(buffer, 1, 3)]
     assert set(last) < set(first[2:])
     assert buffer.drop([group_id for group_id in first[2:] if group_id not in last]) == 0  # of an earlier draw
-    last = [group.group_id for group in buffer.sample(4, 3)]
+    last = [group.group_id for group in drawn_groups(buffer, 4, 3)]
     assert sorted(last) == sorted(first[2:])
     # A group that has been replaced since was not dropped.
     buffer.add([a_group(int(i.split(".")[1]), 4, salt=s) for s in (1, 2) for i in last], 4)
@@ -237,8 +238,8 @@ def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():
 def test_a_batch_is_drawn_in_parts_without_what_it_has():
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
-    first = buffer.due(4, 3)
-    more = buffer.due(4, 3, without=[prompt.key for prompt in first])
+    first = buffer.draw_prompts(4, 3)
+    more = buffer.draw_prompts(4, 3, without=[prompt.key for prompt in first])
     assert len(more) == 2 and set(ids(first)) | set(ids(more)) == {f"p{i}" for i in range(6)}
 
 
@@ -254,7 +255,8 @@ def test_groups_that_do_not_fit_in_memory_are_read_back_whole(max_bytes, tmp_pat
     stats = tight.stats(1)
     assert stats["num_bytes_in_memory"] <= max_bytes < stats["num_bytes_stored"] == roomy.stats(1)["num_bytes_stored"]
     assert stats["num_spilled"] >= 12 - max_bytes // 700 and stats["num_read_back"] == 0
-    mine, theirs = (sorted(buffer.sample(12, 2), key=lambda group: group.group_id) for buffer in (tight, roomy))
+    drawn = [drawn_groups(buffer, 12, 2) for buffer in (tight, roomy)]
+    mine, theirs = (sorted(groups, key=lambda group: group.group_id) for groups in drawn)
     for one, other, group in zip(mine, theirs, sorted(groups, key=lambda group: group.group_id), strict=True):
         assert_same(one, other)
         assert_same(replace(one, origin="fresh"), group)

@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.replay.schedule.slots import Share, reuse_share
 from rllib_srl.replay.selection.candidates import weighted
 from tests.replay.frequencies import fits
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
 # --- frequencies ----------------------------------------------------------------------------------
 
@@ -82,11 +82,11 @@ def test_a_share_of_a_fifth_of_four_is_a_fifth_in_the_long_run():
     buffer = filled(8, max_uses=10_000, max_age=10_000, capacity=64)
     revisits, reuses, num_due, num_reused, num_played = Share(0.2), reuse_share(0.2), 0, 0, 0
     for now in range(3, 403):
-        prompts = buffer.due(revisits.owed(4), now)
+        prompts = buffer.draw_prompts(revisits.owed(4), now)
         num_due += len(prompts)
         num_played += 4
         if prompts:
             buffer.add([a_group(p, now, i, (1.0, 0.0)) for i, p in enumerate(prompts)], now)
-        num_reused += len(buffer.sample(reuses.owed(4), now)) if now % 5 == 0 else reuses.owed(4)
+        num_reused += len(drawn_groups(buffer, reuses.owed(4), now)) if now % 5 == 0 else reuses.owed(4)
     assert num_due / num_played == pytest.approx(0.2, rel=0.01)
     assert num_reused / (num_played + num_reused) == pytest.approx(0.2, rel=0.01)

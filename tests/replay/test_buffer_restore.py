@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.journal.journal import JournalError
-from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
+from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything, play
 
 VARIANTS = {
     "default": {},
@@ -105,7 +105,7 @@ def test_a_copy_of_a_larger_buffer_is_cut_to_size_at_once(tmp_path):
     small.check_valid()
     assert (len(small), small.store.num_groups) == (20, 20)
     assert set(small.store.groups["born"][small.store.groups["size"] > 0]) == {3}  # the newest of each
-    assert len(small.sample(20, 4)) == 20
+    assert len(drawn_groups(small, 20, 4)) == 20
     small.close()
     smaller = a_buffer(tmp_path / "b", run="b", capacity=5, groups_per_item=1)
     smaller.check_valid()
@@ -174,7 +174,7 @@ def test_the_same_seed_draws_the_same_and_another_one_does_not(tmp_path):
     def drawn(seed):
         buffer = a_buffer(seed=seed)
         buffer.add([a_group(a_prompt(i)) for i in range(40)], 1)
-        return [prompt.prompt_id for prompt in buffer.due(8, 3)]
+        return [prompt.prompt_id for prompt in buffer.draw_prompts(8, 3)]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert not np.array_equal(sorted(drawn(1)), drawn(1))

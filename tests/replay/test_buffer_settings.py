@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.selection import sampler
 from rllib_srl.replay.settings import TABLE, ReplaySettings
-from tests.replay.groups import a_buffer, a_group, a_prompt, rewards_of
+from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, rewards_of
 
 
 def is_of_words(domain):
@@ -32,7 +32,7 @@ def trace(**given):
     buffer = a_buffer(decode=words, **{"capacity": 40, "admit": "secrets", **given})
     domains, seen = ("sums", "words", "maps"), []
     for now in range(1, 10):
-        asked = buffer.due(4, now)
+        asked = buffer.draw_prompts(4, now)
         fresh = [a_prompt(100 * now + i, domains[min(now // 5, 2)]) for i in range(4)]
         history = [a_prompt("deep", history=("one", "two", "three")), a_prompt("step", history=("x",), step="improve")]
         again = [a_prompt("failing"), *(history if now < 3 else [])]
@@ -41,7 +41,7 @@ def trace(**given):
         groups += [replace(odd, group_id=f"{now}.{90 + i}") for i, odd in enumerate(odd_groups(now))]
         visits = buffer.add(groups, now)
         rated = {a_prompt(f"half{i}").key: 1.0 for i in range(9)} if now == 8 else {}
-        reused = buffer.sample(5, now)
+        reused = drawn_groups(buffer, 5, now)
         seen.append(
             (
                 [vars(prompt) for prompt in asked],
@@ -145,8 +145,8 @@ def test_domains_by_all_their_names():
         buffer = a_buffer(domains=domains)
         names = ("sums", "words", "maps")
         buffer.add([a_group(a_prompt(i, names[i // 4]), 1, i) for i in range(12)], 1)
-        found = {p.domain for now in range(2, 6) for p in buffer.due(4, now)}
-        return found, {group.prompt.domain for now in range(2, 5) for group in buffer.sample(4, now)}
+        found = {p.domain for now in range(2, 6) for p in buffer.draw_prompts(4, now)}
+        return found, {group.prompt.domain for now in range(2, 5) for group in drawn_groups(buffer, 4, now)}
 
     everywhere = {"sums", "words", "maps"}
     assert drawn("all") == (everywhere, everywhere)
@@ -247,7 +247,7 @@ def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spac
     buffer = a_buffer(selection=selection, spacing=spacing)
     buffer.add([a_group(a_prompt(i, "sums"), 1, i) for i in range(24)], 1)
     for now in range(2, 8):
-        prompts = buffer.due(5, now)
+        prompts = buffer.draw_prompts(5, now)
         buffer.add([a_group(prompt, now, 30 * now + i) for i, prompt in enumerate(prompts)], now)
     slots = buffer.store.slots()
     assert len(slots) == 24

@@ -83,6 +83,7 @@ def plain(answer):
         return [plain(one) for one in answer]
     if hasattr(answer, "as_dict"):
         return answer.as_dict()
+    answer = getattr(answer, "group", answer)
     return (answer.group_id, answer.token_ids_N.tobytes()) if hasattr(answer, "token_ids_N") else answer
 
 
@@ -178,7 +179,7 @@ class BufferMachine(RuleBasedStateMachine):
         rows = {f"{int(row['key']):016x}": row for row in self.buffer.store.items[self.buffer.store.slots()]}
         back = {key: self.items[key]["last"] + rest for key in rows}
         free = [key for key, now in back.items() if now <= self.now]
-        prompts = self.call("due", num, self.now)
+        prompts = self.call("draw_prompts", num, self.now)
         assert len(prompts) == min(num, len(free))
         if self.turns == 1:
             keys = [prompt.key for prompt in prompts]
@@ -203,7 +204,7 @@ class BufferMachine(RuleBasedStateMachine):
             and 0 < self.now - group["born"] <= self.given.get("max_age", 32)
             and group["uses"] < self.given.get("max_uses", 4)
         }
-        self.drawn = self.call("sample", num, self.now)
+        self.drawn = [one.group for one in self.call("draw_groups", num, self.now)]
         assert len(self.drawn) == min(num, len(free))
         assert len({group.group_id for group in self.drawn}) == len(self.drawn)
         assert all(group.origin == "reuse" for group in self.drawn)

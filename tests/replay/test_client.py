@@ -69,9 +69,9 @@ def test_shares_are_exact_over_many_iterations(start):
     memory = start(revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
     num, fresh = Counter(), iter(range(1000))
     for now in range(1, 42):
-        revisits = [int(prompt.prompt_id[1:]) for prompt in memory.due(7, now)]
+        revisits = [int(prompt.prompt_id[1:]) for prompt in memory.draw_prompts(7, now)]
         played(memory, [*revisits, *(next(fresh) for _ in range(7 - len(revisits)))], now)
-        reused = memory.sample(7, now)
+        reused = memory.draw_groups(7, now)
         assert len(set(revisits)) == len(revisits) and len({g.group_id for g in reused}) == len(reused)
         num.update(revisits=len(revisits), reused=len(reused))
     # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75, less the first draw
@@ -85,18 +85,18 @@ def test_shares_are_exact_over_many_iterations(start):
 def test_nothing_is_owed_below_the_smallest_size(start):
     memory = start(min_buffer_size=5)
     played(memory, range(4), 1)
-    assert memory.due(8, 2) == [] == memory.sample(8, 2)
+    assert memory.draw_prompts(8, 2) == [] == memory.draw_groups(8, 2)
     assert {name: memory.counts[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0)
     played(memory, [4], 2)
-    assert len(memory.due(8, 3)) == 4 and memory.counts["num_revisits_owed"] == 4
+    assert len(memory.draw_prompts(8, 3)) == 4 and memory.counts["num_revisits_owed"] == 4
 
 
 def test_what_is_missing_is_counted_and_never_owed(start):
     memory = start(min_recall_interval=10)
     played(memory, range(3), 1)
-    assert memory.due(4, 2) == [] and memory.due(4, 3) == []
+    assert memory.draw_prompts(4, 2) == [] and memory.draw_prompts(4, 3) == []
     assert (memory.counts["num_revisits_owed"], memory.counts["num_revisits_short"]) == (4, 4)
-    assert len(memory.due(4, 12)) == 2
+    assert len(memory.draw_prompts(4, 12)) == 2
 
 
 def test_the_same_iteration_tried_again_asks_anew(start):
@@ -105,7 +105,7 @@ def test_the_same_iteration_tried_again_asks_anew(start):
     again = played(memory, range(6, 12), 1, salt=1)
     assert {visit.key for visit in first.values()}.isdisjoint(visit.key for visit in again.values())
     assert memory.num_items == 12
-    one, two = memory.due(4, 2), memory.due(4, 2)
+    one, two = memory.draw_prompts(4, 2), memory.draw_prompts(4, 2)
     assert len(one) == len(two) == 2 and memory.stats(2)["num_revisits"] == 4
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_started_again_is_not_answered_from_the_past(tmp_path):
 def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     memory = start(grade_reuse=True)
     played(memory, range(6), 1)
-    groups = memory.sample(4, 2)
+    groups = memory.draw_groups(4, 2)
     told = {groups[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
     told[groups[1].group_id] = {"num_over_gap": 0, "success_change": float("nan")}  # no success to ask about
     memory.look_back(groups, told, 2)
@@ -140,7 +140,7 @@ def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
     assert (stats["num_rehearsed"], stats["num_reviews_of_nothing"], stats["num_dropped_drifted"]) == (1, 1, 0)
     quiet = start(grade_reuse=False)
     played(quiet, range(6), 1)
-    groups = quiet.sample(4, 2)
+    groups = quiet.draw_groups(4, 2)
     quiet.look_back(groups, {groups[0].group_id: {"num_over_gap": 3, "success_change": -2.0}}, 2)
     assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
 
@@ -170,9 +170,9 @@ def test_people_rate_items(start):
 def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
     memory = start(revisit_fraction=0.3, reuse_fraction=0.3)
     for now in range(1, 5):
-        memory.due(5, now)
+        memory.draw_prompts(5, now)
         played(memory, range(5 * now, 5 * now + 5), now)
-        memory.sample(5, now)
+        memory.draw_groups(5, now)
     state = memory.get_state()
     memory.snapshot(tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["snapshot.db"]
@@ -180,7 +180,7 @@ def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
     again.set_state(state)
     assert again.restore(tmp_path / "copy") == 0 and again.num_items == memory.num_items == 20
     for now in range(5, 9):
-        pairs = [(one.due(5, now), [g.group_id for g in one.sample(5, now)]) for one in (memory, again)]
+        pairs = [(one.draw_prompts(5, now), [g.group_id for g in one.draw_groups(5, now)]) for one in (memory, again)]
         assert pairs[0] == pairs[1]
         for one in (memory, again):
             played(one, range(5 * now, 5 * now + 5), now)
@@ -199,7 +199,7 @@ def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):
 
 def test_no_memory_keeps_and_draws_nothing(tmp_path):
     none, groups = NoMemory(), metas(range(3), 1)
-    assert (none.due(9, 1), none.add(groups, 1), none.sample(9, 1), none.stats(1)) == ([], {}, [], {})
+    assert (none.draw_prompts(9, 1), none.add(groups, 1), none.draw_groups(9, 1), none.stats(1)) == ([], {}, [], {})
     none.snapshot(tmp_path / "copy")
     assert none.restore(tmp_path / "copy") == 0 and not (tmp_path / "copy").exists()
     none.set_state(none.get_state())

@@ -80,7 +80,7 @@ def test_vectors_of_a_call_that_failed_do_not_come_with_the_next(monkeypatch):
         patch.setattr(buffer.ledger.journal, "commit", lambda commit: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             buffer.add([a_group(i, 2, i) for i in range(2, 6)], 2)
-    buffer.due(2, 3)
+    buffer.draw_prompts(2, 3)
     assert everything(buffer)["vectors"] == vectors and len(vectors) == 4
     buffer.check_valid()
 
@@ -140,7 +140,7 @@ def test_a_default_buffer_embeds_nothing():
         "from tests.replay.groups import a_group\n"
         "buffer = SRLReplayBuffer(admit=None)\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
-        "assert buffer.due(2, 2) and buffer.sample(2, 2) and buffer.tracker is None\n"
+        "assert buffer.draw_prompts(2, 2) and buffer.draw_groups(2, 2) and buffer.tracker is None\n"
         "assert not buffer.store.items[buffer.store.slots()]['has_vector'].any()\n"
         "assert list(buffer.ledger.journal.vectors()) == []\n"
         "buffer.check_valid()\n"

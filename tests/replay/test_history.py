@@ -271,15 +271,15 @@ def test_a_stored_group_is_no_part_of_its_own_history():
     others = [np.delete(np.arange(3), at) for at in range(3)]
     averages = [np.average(means[o], weights=weights[o]) for o in others]
     assert [one.domain_mean for one in found] == pytest.approx(averages)
-    drawn = {one.group.group_id: one.history for one in buffer.draw(3, 6, policy=policy)}
+    drawn = {one.group.group_id: one.history for one in buffer.draw_groups(3, 6, policy=policy)}
     assert [drawn[f"{now}.0"] for now in (1, 3, 5)] == [pytest.approx(one) for one in found]
-    assert all(one.history is None for one in buffer.draw(3, 6))
+    assert all(one.history is None for one in buffer.draw_groups(3, 6))
 
 
 def test_with_a_policy_groups_of_equal_rewards_are_drawn_too():
     buffer = a_buffer()
     add(buffer, 1, played(0, 1, (1, 1)), played(1, 1, (1, 0)))
-    assert len(buffer.draw(2, 2)) == 1 and len(buffer.draw(2, 2, policy=Policy(2, 0.0))) == 2
+    assert len(buffer.draw_groups(2, 2)) == 1 and len(buffer.draw_groups(2, 2, policy=Policy(2, 0.0))) == 2
 
 
 # A naive twin

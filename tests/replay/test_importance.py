@@ -46,10 +46,10 @@ def test_importance_weights_undo_the_draw_at_beta_one():
 def test_a_draw_carries_the_weights_of_its_groups(beta):
     buffer = a_buffer(**given(beta))
     buffer.add(groups_of(), 1)
-    found = {int(one.group.prompt.prompt_id[1:]): one.meta.weight for one in buffer.draw(3, 2)}
+    found = {int(one.group.prompt.prompt_id[1:]): one.meta.weight for one in buffer.draw_groups(3, 2)}
     assert [found[index] for index in range(3)] == pytest.approx(BY_HAND[beta], rel=1e-5)
     # Fewer drawn weigh the same: the largest weight is that of all that could have been drawn.
-    (one,) = buffer.draw(1, 3)
+    (one,) = buffer.draw_groups(1, 3)
     assert one.meta.weight == pytest.approx(BY_HAND[beta][int(one.group.prompt.prompt_id[1:])], rel=1e-5)
 
 
@@ -57,8 +57,8 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
 def test_other_rules_weigh_everything_alike(rule):
     buffer = a_buffer(reuse_selection=rule)
     buffer.add(groups_of(), 1)
-    assert [one.meta.weight for one in buffer.draw(3, 2, "2.sample")] == [1.0] * 3
-    answer = buffer.ledger.journal.answer("2.sample")
+    assert [one.meta.weight for one in buffer.draw_groups(3, 2, "2.draw_groups")] == [1.0] * 3
+    answer = buffer.ledger.journal.answer("2.draw_groups")
     assert isinstance(answer, list) and drawn_in(answer)[1] == [1.0] * 3
 
 
@@ -78,20 +78,20 @@ def test_domains_that_have_quotas_keep_their_shares():
 def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():
     actor = ReplayBufferActor(ReplaySettings(capacity=50, admit=None, **given(1.0)))
     actor.add(groups_of(), 1, "1.add")
-    metas, _ = actor.sample_apart(3, 2, "2.sample")
+    metas, _ = actor.draw_groups(3, 2, "2.draw_groups")
     weights = {int(meta.prompt.prompt_id[1:]): meta.weight for meta in metas}
     assert [weights[index] for index in range(3)] == pytest.approx(BY_HAND[1.0], rel=1e-5)
-    again, _ = actor.sample_apart(3, 2, "2.sample")
+    again, _ = actor.draw_groups(3, 2, "2.draw_groups")
     assert [meta.weight for meta in again] == [meta.weight for meta in metas]
-    assert [meta.weight for meta in actor.sample(3, 2, "2.sample")] == [meta.weight for meta in metas]
+    assert [meta.weight for meta in actor.sample(3, 2, "2.draw_groups")] == [meta.weight for meta in metas]
     actor.close()
 
 
 def test_a_restart_answers_with_the_same_weights(tmp_path):
     buffer = a_buffer(tmp_path, **given(1.0))
     buffer.add(groups_of(), 1, "1.add")
-    first = [(one.group.group_id, one.meta.weight) for one in buffer.draw(2, 2, "2.sample")]
+    first = [(one.group.group_id, one.meta.weight) for one in buffer.draw_groups(2, 2, "2.draw_groups")]
     buffer.close()
     buffer = a_buffer(tmp_path, **given(1.0))
-    assert [(one.group.group_id, one.meta.weight) for one in buffer.draw(2, 2, "2.sample")] == first
+    assert [(one.group.group_id, one.meta.weight) for one in buffer.draw_groups(2, 2, "2.draw_groups")] == first
     buffer.close()

@@ -10,7 +10,7 @@ import pytest
 from rllib_srl.replay.admission.hooks import ADMISSIONS
 from rllib_srl.replay.buffer_metrics import REASONS
 from rllib_srl.replay.store.records import key_of
-from tests.replay.groups import a_buffer, a_group, a_prompt, everything
+from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
 
@@ -102,7 +102,7 @@ def test_a_broken_group_says_nothing_of_its_item(reason, breaks):
     assert everything(buffer)["items"][slot] == items[slot]
     assert buffer.stats(3)[f"num_refused_{reason}"] == 1
     buffer.check_valid()
-    assert len(buffer.due(6, 4)) == 6  # one number that is none would spoil every draw
+    assert len(buffer.draw_prompts(6, 4)) == 6  # one number that is none would spoil every draw
 
 
 def test_too_few_valid_episodes_grade_nothing_but_are_stored():
@@ -173,8 +173,8 @@ def test_a_hook_sees_each_well_formed_group_once(monkeypatch):
     groups = [a_group(n, 1) for n in range(3)] + [long_group(1, token=5), broken]
     buffer.add(groups, 1)
     buffer.add([a_group(0, 1)], 2)  # a duplicate
-    buffer.due(2, 3)
-    buffer.sample(2, 3)
+    buffer.draw_prompts(2, 3)
+    drawn_groups(buffer, 2, 3)
     assert seen == [group.group_id for group in [*groups[:4], groups[0]]]
 
 

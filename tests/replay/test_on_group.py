@@ -35,7 +35,7 @@ def test_its_prompts_become_items_that_wait_unvisited_and_known_ones_are_left_ou
     assert child.prompt_id == group.prompt.prompt_id
     assert child.history[0] in {turns[0] for turns in group.extra["turns"]}
     assert buffer.stats(1)["num_grown"] == 1
-    assert {p.key for now in range(2, 12) for p in buffer.due(2, now)} >= {child.key}
+    assert {p.key for now in range(2, 12) for p in buffer.draw_prompts(2, now)} >= {child.key}
     buffer.check_valid()
 
 

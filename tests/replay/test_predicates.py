@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl.replay.selection.predicates import PREDICATES, Entry, domain_filter, sees_entries
 from rllib_srl.replay.settings import ReplaySettings
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
 SEEN: list[Entry] = []
 
@@ -39,8 +39,8 @@ def filled(**given):
 
 def drawn(buffer):
     """Return the numbers of the items that are revisited, and of the groups that are reused, when all are asked for."""
-    revisits = {int(prompt.prompt_id[1:]) for prompt in buffer.due(12, 9)}
-    return revisits, {int(group.prompt.prompt_id[1:]) for group in buffer.sample(12, 9)}
+    revisits = {int(prompt.prompt_id[1:]) for prompt in buffer.draw_prompts(12, 9)}
+    return revisits, {int(group.prompt.prompt_id[1:]) for group in drawn_groups(buffer, 12, 9)}
 
 
 def test_rewards_decide_what_is_drawn():
@@ -57,8 +57,8 @@ def test_what_lies_beyond_the_pool_of_candidates_is_found():
     """Of 12 items a pool holds 2: the six that are wanted are drawn all the same."""
     for wanted in ({11}, set(range(0, 12, 2))):
         buffer = filled(domains=lambda domain, entry, w=wanted: int(entry.prompt.prompt_id[1:]) in w)
-        assert {int(p.prompt_id[1:]) for p in buffer.due(len(wanted), 9)} == wanted
-        assert {int(g.prompt.prompt_id[1:]) for g in buffer.sample(len(wanted), 9)} == wanted
+        assert {int(p.prompt_id[1:]) for p in buffer.draw_prompts(len(wanted), 9)} == wanted
+        assert {int(g.prompt.prompt_id[1:]) for g in drawn_groups(buffer, len(wanted), 9)} == wanted
 
 
 def test_an_entry_tells_what_is_known():
@@ -72,7 +72,7 @@ def test_an_entry_tells_what_is_known():
     buffer.add([a_group(a_prompt("a", "sums", history=("x",)), 3, 0, (1.0, 0.5, 0.0, 0.0))], 3)
     buffer.add([a_group(a_prompt("a", "sums", history=("x",)), 5, 0, (1.0, 1.0, 0.5, 0.0))], 5)
     SEEN.clear()
-    buffer.due(1, 9)
+    buffer.draw_prompts(1, 9)
     items = [entry for entry in SEEN if not entry.is_group]
     item = items[-1]
     assert (item.prompt.env_id, item.prompt.prompt_id, item.prompt.history) == ("world", "pa", ("x",))
@@ -81,8 +81,8 @@ def test_an_entry_tells_what_is_known():
     # 1 of 4 is a lapse of nothing; then 2 of 4 is Hard: a success in a row.
     assert (item.lapses, item.streak, item.version) == (0, 1, 5)
     SEEN.clear()
-    buffer.sample(1, 9)
-    buffer.sample(2, 10)
+    drawn_groups(buffer, 1, 9)
+    drawn_groups(buffer, 2, 10)
     used = {entry.iteration: entry.uses for entry in SEEN}  # of the last draw: one of the two was reused before
     assert sorted(used.values()) == [0, 1]
     groups = {entry.iteration: entry for entry in SEEN if entry.now == 9}
@@ -95,7 +95,7 @@ def test_waiting_items_that_nobody_wants_do_not_fill_the_schedule():
     buffer = a_buffer(domains=failed, revisit_fraction=0.25)
     rewards = ((1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0))
     buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(12)], 1)
-    drawn = {int(prompt.prompt_id[1:]) for now in range(2, 9) for prompt in buffer.due(2, now)}
+    drawn = {int(prompt.prompt_id[1:]) for now in range(2, 9) for prompt in buffer.draw_prompts(2, now)}
     assert drawn and all(index % 2 == 0 for index in drawn)
 
 

@@ -18,6 +18,7 @@ from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.rated import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
+from tests.replay.groups import drawn_groups
 from tests.small_buffer import a_group, by_hand
 
 
@@ -54,10 +55,10 @@ def buffer(tmp_path):
 
 def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_version(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
-    assert buffer.sample(1, 2) == []  # no signal
+    assert drawn_groups(buffer, 1, 2) == []  # no signal
     counts = apply(buffer, rated(group, {0: 1.0, 2: 0.75}))
     assert counts == {"num_applied": 2, "num_changed": 0, "num_graded": 1, "num_too_old": 0}
-    (one,) = buffer.sample(1, 2)
+    (one,) = drawn_groups(buffer, 1, 2)
     assert one.rewards_G.tolist() == [1.0, 0.0, 0.75, 0.0] and one.rewards_G.dtype == np.float32
     assert one.versions_G2.tolist() == group.versions_G2.tolist() and one.origin == "reuse"
     assert np.array_equal(one.token_ids_N, group.token_ids_N)
@@ -71,13 +72,13 @@ def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_ve
 def test_age_and_uses_bound_a_rated_group_as_before(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     apply(buffer, rated(group, {0: 1.0}))
-    assert [len(buffer.sample(1, now)) for now in (2, 3, 4)] == [1, 1, 0]  # max_uses = 2
+    assert [len(drawn_groups(buffer, 1, now)) for now in (2, 3, 4)] == [1, 1, 0]  # max_uses = 2
     apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2, now=4)  # a new rating brings no uses back
-    assert buffer.sample(1, 5) == []
+    assert drawn_groups(buffer, 1, 5) == []
     buffer.add([a_group(1, (0, 0), 5)], 5)
     counts = apply(buffer, rated(a_group(1, (0, 0), 5), {0: 1.0}), position=3, now=20)
     assert counts == {"num_applied": 1, "num_changed": 0, "num_graded": 1, "num_too_old": 1}
-    assert buffer.sample(1, 20) == []  # older than max_age
+    assert drawn_groups(buffer, 1, 20) == []  # older than max_age
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_the_same_ratings_again_change_nothing(buffer):
 def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_is_stale(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     apply(buffer, rated(group, {0: 1.0}))
-    buffer.sample(1, 2)
+    drawn_groups(buffer, 1, 2)
     apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2)  # a further one makes nothing stale
     assert buffer.rated.applied["1.0"] == Applied({"0": 1.0, "1": 0.5}, num_trained=1)
     counts = apply(buffer, rated(group, {0: 0.0, 1: 0.5}), position=3, now=2)
@@ -135,7 +136,7 @@ def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
     assert apply(buffer, rated(group, {0: None}), position=2)["num_changed"] == 1
     assert buffer.ledger.payloads.read(2) == before and item(buffer)["history_sum"] == history - 1
     assert item(buffer)["reps"] == reps  # nothing to grade
-    assert item(buffer)["pass_rate"] == 0 and buffer.sample(1, 2) == []
+    assert item(buffer)["pass_rate"] == 0 and drawn_groups(buffer, 1, 2) == []
 
 
 def test_rewards_of_the_environment_stay_where_nobody_rated(tmp_path):
@@ -218,7 +219,7 @@ def test_a_rating_that_changes_after_the_group_has_left_is_unused_and_what_it_tr
     old = a_group(0, (0, 0), 1)
     buffer.add([old], 1)
     apply(buffer, rated(old, {0: 1.0}))
-    buffer.sample(1, 2)
+    drawn_groups(buffer, 1, 2)
     buffer.add([a_group(0, (1, 0), 5, ids=[3])], 5)  # replaces it
     apply(buffer, rated(old, {0: 1.0}), position=2)  # as it was: not unused, it has been applied
     assert (buffer.rated.num_unused, buffer.rated.num_stale_groups) == (0, 0)
@@ -244,7 +245,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
     assert buffer.domain_statistics.mean("sums") == 0.5
     apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
-    (one,) = buffer.sample(1, 2)
+    (one,) = drawn_groups(buffer, 1, 2)
     assert one.has_reward_G.tolist() == [False, True, False, True]
     meta = GroupMeta.of(one, None)
     assert meta.has_reward_G.tolist() == [False, True, False, True] and meta.pass_reward == 0.75
@@ -253,7 +254,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert row["variance"] == np.float32(np.var([1, 0.75]))
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
     apply(buffer, rated(group, {1: None, 3: None}), position=2)
-    assert buffer.sample(1, 2) == [] and item(buffer)["history_count"] == 0
+    assert drawn_groups(buffer, 1, 2) == [] and item(buffer)["history_count"] == 0
     buffer.check_valid()
     buffer.close()
 

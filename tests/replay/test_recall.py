@@ -67,7 +67,7 @@ def test_no_item_comes_back_before_its_minimum_recall_interval(spacing):
     buffer = a_buffer(spacing=spacing, min_recall_interval=3)
     last = {}
     for now in range(1, 40):
-        for prompt in buffer.due(4, now):
+        for prompt in buffer.draw_prompts(4, now):
             assert now - last[prompt.prompt_id] >= 3
             buffer.add([a_group(prompt, now, rewards=HALF)], now)
             last[prompt.prompt_id] = now
@@ -81,7 +81,7 @@ def test_a_batch_is_filled_with_what_has_rested_though_better_items_have_not():
     buffer = a_buffer(min_recall_interval=5)
     buffer.add([a_group(i, 1, rewards=ALL) for i in range(3)], 1)
     buffer.add([a_group(10 + i, 5, rewards=HALF) for i in range(6)], 5)  # worth more, and just played
-    assert {prompt.prompt_id for prompt in buffer.due(3, 6)} == {"p0", "p1", "p2"}
+    assert {prompt.prompt_id for prompt in buffer.draw_prompts(3, 6)} == {"p0", "p1", "p2"}
 
 
 def test_timing_by_hand():

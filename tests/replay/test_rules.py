@@ -82,14 +82,14 @@ def acting(settings, actor_of=ReplayBufferActor, **given):
     visits, _ = actor.add(groups, 1, "1.add")
     store, buffer = actor.buffer.store, actor.buffer
     return {
-        "selection": [prompt.prompt_id for prompt in actor.due(3, 2, "2.due")],
-        "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.sample")],
+        "selection": [prompt.prompt_id for prompt in actor.draw_prompts(3, 2, "2.draw_prompts")],
+        "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.draw_groups")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": None if buffer.tracker is None else len(buffer.tracker.vectors()[0][1]),
         "grade": [visit.grade for visit in visits],
         "admit": buffer.counts["num_refused_thirty_three"],
-        "domains": sorted({prompt.domain for prompt in actor.due(9, 3, "3.due")}),
+        "domains": sorted({prompt.domain for prompt in actor.draw_prompts(9, 3, "3.draw_prompts")}),
     }
 
 
@@ -249,10 +249,10 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
         def expected(num):
             return {f"p{i}" for i in [i for i in range(12) if i != 7][-num:]}
 
-        assert {prompt.prompt_id for prompt in memory.due(8, 2)} == expected(4)
+        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 2)} == expected(4)
         before = pid_of(memory._actor)
         os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
-        assert {prompt.prompt_id for prompt in memory.due(8, 3)} == expected(4)
+        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 3)} == expected(4)
         assert pid_of(memory._actor) != before
         assert memory.stats(3)["num_items"] == 12
     finally:

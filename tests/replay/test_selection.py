@@ -252,7 +252,7 @@ def test_a_rule_of_a_user_has_parameters_of_its_own():
     given = {"selection": path, "selection_config": {"skipped": 2}, "admit": None}
     buffer = a_buffer(**given)
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
-    assert [prompt.prompt_id for prompt in buffer.due(2, 2)] == ["p3", "p2"]
+    assert [prompt.prompt_id for prompt in buffer.draw_prompts(2, 2)] == ["p3", "p2"]
     (fault,) = ReplaySettings(**{**given, "selection_config": {"skiped": 2}}).faults()
     has = f"selection '{path}' has no parameters ['skiped']; expected some of ['skipped']"
     assert fault == f"selection_config = {{'skiped': 2}}; {has}"

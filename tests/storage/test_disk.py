@@ -74,8 +74,8 @@ def test_a_memory_without_room_does_not_start_and_later_does(disk):
     "call",
     [
         lambda buffer: buffer.add([a_group(index, 2, index) for index in range(20, 25)], 2, "2.add"),
-        lambda buffer: buffer.due(2, 2, "2.due"),
-        lambda buffer: buffer.draw(2, 2, "2.sample"),
+        lambda buffer: buffer.draw_prompts(2, 2, "2.draw_prompts"),
+        lambda buffer: buffer.draw_groups(2, 2, "2.draw_groups"),
     ],
 )
 def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):

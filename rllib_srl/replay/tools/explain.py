@@ -146,10 +146,10 @@ def _draws_of_all(reading: Reading) -> Iterator[Draw]:
         first, _, method = name.partition(".")
         if not first.isdigit():
             continue
-        if method.startswith("due"):
+        if method.startswith("draw_prompts"):
             for facts in (drawn["why"] for drawn in answer if drawn["why"]["key"] in at_of):
                 yield Draw(int(first), Found(reading, at_of[facts["key"]]), True, facts_in_words(facts))
-        elif method.startswith("sample"):
+        elif method.startswith("draw_groups"):
             for group in (groups[group_of[seq]] for seq in drawn_in(answer)[0] if seq in group_of):
                 reason = f"its group of iteration {int(group['born'])} was trained on again"
                 yield Draw(int(first), Found(reading, at_of_slot[int(group["slot"])]), False, reason)
