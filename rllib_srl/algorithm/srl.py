@@ -634,7 +634,7 @@ class SRL(SavedAlgorithm):
         """Grade items of the memory by people's ratings; return how many were graded. Call it between iterations.
 
         Args:
-            ratings: key of a prompt (`srl memory ls` shows it) -> rating, on the scale `replay_rating_scale`.
+            ratings: key of a prompt (`srl memory list` shows it) -> rating, on the scale `replay_rating_scale`.
 
         Raises:
             ValueError: a rating outside its scale, or there is no memory; nothing was graded.

@@ -20,11 +20,11 @@ from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, lear
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
 from rllib_srl.replay.journal.reader import Reading
-from rllib_srl.replay.tools.explain import Draw, Found, all_items, described, newest_draws, why
+from rllib_srl.replay.tools.explain import Draw, Found, all_items, described, draws, why
 from rllib_srl.studies.report.blocks import Cell, Details, Heading, Notice, Table, Text, Verbatim
 
 MOST_DRAWS, MOST_ITEMS, MOST_LAPSES = 30, 20, 20
-RECALL_COLUMNS = ("recall", "pass rate", "lapses", "visits", "due")  # of `srl memory ls`
+RECALL_COLUMNS = ("recall", "pass rate", "lapses", "visits", "due")  # of `srl memory list`
 WIDEST = 60  # characters of a prompt in a table
 NO_ITERATION = "No iteration has finished yet; this page fills by itself."
 NO_MEMORY = "This run has no memory (replay_capacity = 0, or both fractions 0)."
@@ -115,14 +115,14 @@ def _of_memory(blocks: Callable[[Reading], Blocks]) -> Callable[[Sources], Block
 
 
 def _draws(reading: Reading) -> Blocks:
-    draws = newest_draws(reading, MOST_DRAWS)
-    if not draws:
+    newest = sorted(draws(reading), key=lambda draw: draw.iteration, reverse=True)[:MOST_DRAWS]
+    if not newest:
         yield Text("Nothing has come back yet: revisits begin with replay_min_buffer_size items.")
         return
     settings = reading.settings
     rules = f"Revisits by rule {settings.selection}, reuse by {settings.reuse_selection}."
-    caption = f"The newest {len(draws)} draws. {rules}"
-    yield Table(caption, ("prompt", "why it comes back"), tuple(map(_draw_row, draws)), is_text=True)
+    caption = f"The newest {len(newest)} draws. {rules}"
+    yield Table(caption, ("prompt", "why it comes back"), tuple(map(_draw_row, newest)), is_text=True)
 
 
 def _draw_row(draw: Draw) -> tuple[Cell, ...]:
@@ -186,10 +186,10 @@ def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str
         groups: title, and the role and text of each turn, of each stored episode.
     """
     yield Heading("Why it comes back")
-    for line in why(item, 10):
+    for line in why(item):
         yield Text(printable(line[:1].upper() + line[1:]) + ".")
     yield Heading("Schedule")
-    about = [(Cell(name), Cell(printable(value))) for name, value in described(item) if name != "journal"]
+    about = [(Cell(name), Cell(printable(value))) for name, value in described(item)]
     yield Table("", ("", ""), tuple(about), is_text=True)
     if groups:
         yield Heading("Stored episodes")

@@ -125,7 +125,7 @@ class Views(PageViews):
         """Return title and turns of each stored episode of an item."""
         reading = item.reading
         episodes: list[tuple[str, Sequence[tuple[str, str]]]] = []
-        for at in reading.groups_at(item.slot).tolist():
+        for at in item.groups:
             group = reading.group(int(reading.stored.seqs[at]))
             for g in range(group.size):
                 told = f"Reward {group.rewards_G[g]:g}, group {group.group_id}, ended as {group.stop_reasons[g].value}"
