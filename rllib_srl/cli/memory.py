@@ -6,8 +6,8 @@
     srl memory export results/first groups.jsonl                  groups and items, for other programs
     srl memory verify results/first                               every page, group and invariant
 
-DIR is a run's directory, a checkpoint, a buffer's directory or a database file. ITEM is a prompt id, or the beginning of
-a key. The run may still be running: the subcommands read a copy of its database (in TMPDIR).
+DIR is a run's directory, a checkpoint, a buffer's directory or a database file. ITEM is a prompt id, or the beginning
+of a key. The run may still be running: the subcommands read a copy of its database (in TMPDIR).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def stats(arguments: argparse.Namespace) -> None:
         days = counted(settings.iterations_per_day, "iteration")
         spacing += f", desired retention {settings.desired_retention:g}, {days} per day"
     print(f"iteration {now}; {spacing}; selection {settings.selection}, reuse {settings.reuse_selection}")
-    print(table([[name, f"{value:.6g}"] for name, value in found.items() if not name.startswith("domains/")], indent=""))
+    whole = {name: value for name, value in found.items() if not name.startswith("domains/")}
+    print(table([[name, f"{value:.6g}"] for name, value in whole.items()], indent=""))
     if domains := by_domain(found):
         rows = [[printable(name), *(f"{num:g}" for num in counts.values())] for name, counts in domains.items()]
         print("\n" + table([["domain", *next(iter(domains.values()))], *rows], indent=""))

@@ -225,7 +225,7 @@ def memory_lines(outcome: Outcome) -> Iterator[str]:
         share = last["reuse_share_tokens"]
         lines.append(("reused", f"{totals['reuse']} groups trained on again ({share:.0%} of tokens)"))
     yield "memory"
-    yield table([*lines, ("list items", command("memory", "ls", outcome.plan.directory))])
+    yield table([*lines, ("list items", command("memory", "list", outcome.plan.directory))])
 
 
 def accuracy(results: dict[str, Any]) -> str:

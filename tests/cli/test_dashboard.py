@@ -130,8 +130,8 @@ def test_what_comes_back_and_why_is_what_srl_memory_says(page: TestClient, run: 
     assert {name for _, name in links} == {"p1", "p2"}
     assert "its group of iteration 1 was trained on again iteration 8, reuse: trained on again" in text_of(html)
     for link, name in links:
-        assert memory.main(["why", str(run), name]) == 0
-        lines = capsys.readouterr().out.splitlines()[1:]
+        assert memory.main(["show", str(run), name]) == 0
+        lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
         text = text_of(page.get(link).text)
         assert all(line[1:] in text for line in lines) and len(lines) >= 2
         assert lines[0].split(": ", 1)[1].removesuffix(", rule srl") in text_of(html)

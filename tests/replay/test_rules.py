@@ -191,11 +191,11 @@ def test_a_reader_runs_no_code_that_a_memory_names_unless_it_is_trusted(tmp_path
     buffer.add([a_group(1)], 1)
     buffer.close()
     called.clear()
-    for command in (["ls"], ["stats"]):
+    for command in (["list"], ["stats"]):
         error = said(capsys, *command, tmp_path, status=1)
         assert f"spacing = '{__name__}:nine_days'; expected --trust-rules" in error.replace("\n", " ")
     assert called == []
-    assert "1 of 1 items" in said(capsys, "ls", tmp_path, "--trust-rules")
+    assert "1 of 1 items" in said(capsys, "list", tmp_path, "--trust-rules")
     assert "num_items" in said(capsys, "stats", tmp_path, "--trust-rules")
     assert called
 
