@@ -28,7 +28,7 @@ import torch
 from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.common.setting_checks import is_integer
 from rllib_srl.learner.regularisers.rule import AT_LEAST_1, COEFF, Regulariser, Term, Training, bounded
-from rllib_srl.losses.regularisers import top_kl
+from rllib_srl.losses.retention import top_kl
 from rllib_srl.types import Group
 
 Stored = tuple[np.ndarray, np.ndarray]  # at an episode's T loss tokens: token ids int32 [T, K], log-probs fp32 [T, K]

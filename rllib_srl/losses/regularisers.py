@@ -4,7 +4,7 @@
     ewc    1/2 sum_i F_i (theta_i - theta*_i)^2                  gradient  F (theta - theta*)
            F_i = mean over episodes of (d log pi(y|x) / d theta_i)^2,  F <- decay F + F_new at the end of a stage
     lwf    KL of the policy and a frozen policy on the policy's own tokens: `losses/kl.py`
-    top_kl KL to a stored distribution over its k likeliest tokens and all others as one
+    stored  KL to stored answers: `losses/retention.py`
 
 Each is multiplied by its `coeff` elsewhere (`learner/regularisers/`).
 
@@ -15,8 +15,6 @@ section 3; Li and Hoiem 2016 (LwF), arXiv 1606.09282.
 from __future__ import annotations
 
 import torch
-
-LEAST_REST = 1e-6  # probability of all other tokens below which it does not change the loss: fp32 ends there
 
 
 def pull(
@@ -45,19 +43,3 @@ def decayed(before: torch.Tensor | None, squares: torch.Tensor, num: int, decay:
     """
     fresh = squares / num
     return fresh if before is None else decay * before + fresh
-
-
-def top_kl(stored_NK: torch.Tensor, logp_NK: torch.Tensor) -> torch.Tensor:
-    """Return sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest) [N], nats.
-
-    p_rest and q_rest are the probabilities of all other tokens together. So this is the KL between the two
-    distributions after all other tokens were merged into one, at most the KL over the whole vocabulary.
-
-    Args:
-        stored_NK: log-probs log p_k of the k likeliest tokens of the stored distribution.
-        logp_NK: log-probs log q_k of the same tokens under the policy in training, with gradient.
-    """
-    p_rest, q_rest = (1 - each.exp().sum(-1) for each in (stored_NK, logp_NK))
-    log_p, log_q = (rest.clamp(min=LEAST_REST).log() for rest in (p_rest, q_rest))
-    over_top = (stored_NK.exp() * (stored_NK - logp_NK)).sum(-1)
-    return over_top + p_rest.clamp(min=0) * (log_p - log_q)

@@ -16,7 +16,7 @@ from rllib_srl.learner.regularisers.regularisers import REGULARISERS, made
 from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
 from rllib_srl.losses.kl import k3_k2
-from rllib_srl.losses.regularisers import decayed, pull, top_kl
+from rllib_srl.losses.regularisers import decayed, pull
 
 STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
 
@@ -58,25 +58,6 @@ def test_lwf_pushes_by_the_log_ratio():
     loss = k3_k2(logp, frozen)  # d = 1, -1: exp(-d) + d - 1
     assert loss.tolist() == pytest.approx([math.exp(-1), math.e - 2], abs=1e-6)
     assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [1.0, -1.0]
-
-
-def test_top_kl_compares_the_likeliest_tokens_and_all_others_as_one():
-    # p = (1/2, 1/4 | 1/4), q = (1/4, 1/4 | 1/2): KL = 1/2 log 2 + 0 + 1/4 log(1/2) = 1/4 log 2.
-    stored = torch.tensor([[0.5, 0.25]]).log()
-    logp = torch.tensor([[0.25, 0.25]]).log().requires_grad_()
-    kl = top_kl(stored, logp)
-    assert kl.tolist() == pytest.approx([0.25 * math.log(2)])
-    # d/d log q_k = -p_k + p_rest q_k / q_rest
-    assert torch.autograd.grad(kl.sum(), logp)[0][0].tolist() == pytest.approx([-0.5 + 0.125, -0.25 + 0.125])
-    assert top_kl(stored, stored).tolist() == pytest.approx([0.0], abs=1e-7)
-
-
-def test_top_kl_is_finite_where_the_likeliest_tokens_have_all_probability():
-    stored = torch.tensor([[0.75, 0.25]]).log()
-    logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
-    kl = top_kl(stored, logp)
-    assert kl.tolist() == pytest.approx([0.75 * math.log(1.5) + 0.25 * math.log(0.5)], abs=1e-5)
-    assert torch.isfinite(torch.autograd.grad(kl.sum(), logp)[0]).all()
 
 
 def test_the_likeliest_tokens_are_those_of_the_softmax():
