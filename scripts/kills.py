@@ -4,6 +4,7 @@
     python scripts/kills.py                              runner, learner, buffer, driver: about forty minutes
     python scripts/kills.py --times 1 --kinds learner    one kill in each phase
     python scripts/kills.py --kinds engine               a worker of a vLLM engine with two (needs vLLM)
+    python scripts/kills.py --model smollm2-135m         the same with a pretrained model
 
     srl train (supervisor.py) ──> driver ──> Ray: runners, learners, buffer
                                    play   remember   learn   sync   evaluate     SIGKILL when one of them begins,
@@ -48,7 +49,7 @@ VICTIMS = {  # kind: how the title of its processes begins; "": the driver itsel
 PHASES = ("play", "remember", "learn", "sync", "evaluate")
 FIRST = 2  # iteration with a kill; before it there is no checkpoint
 FLAGS = [
-    *("--model", "tiny", "--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),
+    *("--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),
     *("--env", "compare", "--env_config", "num_shots=0", "--max_turn_tokens", "8", "--max_episode_tokens", "128"),
     *("--num_prompts_per_batch", "8", "--group_size", "4", "--checkpoint_every", "1"),
     *("--replay_reuse_fraction", "0.25", "--replay_min_buffer_size", "4"),
@@ -182,12 +183,15 @@ def digest(directory: Path) -> str:
     return hashlib.sha256((directory / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def kill_all(directory: Path, kinds: Sequence[str], phases: Sequence[str], times: int) -> list[dict[str, Any]]:
+def kill_all(
+    directory: Path, kinds: Sequence[str], phases: Sequence[str], times: int, model: str
+) -> list[dict[str, Any]]:
     """Do all kills of each kind; return a row for each."""
     kills = [(FIRST + at, phase) for at, phase in enumerate([*phases] * times)]
     rows, last = [], FIRST + len(kills)
     for is_exact in sorted({kind != "engine" for kind in kinds}):
         flags, unbroken = (LOCAL, directory / "unbroken") if is_exact else (VLLM, directory / "unbroken-vllm")
+        flags = ["--model", model, *flags]
         faults = run("driver", unbroken, last, [], flags)
         for kind in (one for one in kinds if (one != "engine") is is_exact):
             begin = time.monotonic()
@@ -195,7 +199,7 @@ def kill_all(directory: Path, kinds: Sequence[str], phases: Sequence[str], times
             found = found or differences(directory / kind, unbroken, is_exact)
             said = directory / kind / "said.txt"
             starts = said.read_text(encoding="utf-8").count("starting again from ") if said.exists() else 0
-            rows.append({"kind": kind, "kills": len(kills), "new_starts": starts, "faults": found})
+            rows.append({"model": model, "kind": kind, "kills": len(kills), "new_starts": starts, "faults": found})
             rows[-1]["seconds"] = round(time.monotonic() - begin, 1)
             print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -210,10 +214,12 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=list(VICTIMS), default=usual, metavar="KIND")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE")
     parser.add_argument("--times", type=int, default=5, help="kills of each kind in each phase (default: %(default)s)")
+    parser.add_argument("--model", default="tiny", help="model to train (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="new directory of the runs (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills_") as scratch:
-        rows = kill_all((arguments.out or Path(scratch)).absolute(), arguments.kinds, arguments.phases, arguments.times)
+        directory = (arguments.out or Path(scratch)).absolute()
+        rows = kill_all(directory, arguments.kinds, arguments.phases, arguments.times, arguments.model)
     return int(any(row["faults"] for row in rows))
 
 
