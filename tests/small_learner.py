@@ -14,7 +14,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.rollout.env_runner import TokenSpace
+from rllib_srl.rollout.token_space import TokenSpace
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 VOCABULARY = 256

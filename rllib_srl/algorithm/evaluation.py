@@ -19,7 +19,7 @@ from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.common.environments import Environment
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.rollout.env_runner import PlayOptions, RunnerBatch
+from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
 from rllib_srl.types import GroupMeta, Prompt
 
 

@@ -37,7 +37,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
-from rllib_srl.rollout.env_runner import MAX_SHOWN_ANSWERS, RunnerBatch
+from rllib_srl.rollout.batches import MAX_SHOWN_ANSWERS, RunnerBatch
 from rllib_srl.storage.disk import append
 from rllib_srl.storage.event_file import EventFile
 from rllib_srl.types import GroupMeta, StopReason

@@ -64,7 +64,7 @@ from rllib_srl.replay.journal.place import journals_of
 from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
-from rllib_srl.rollout.env_runner import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.loss_watch import LossWatch
 from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from rllib_srl.storage.local_paths import local_path

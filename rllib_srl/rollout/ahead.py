@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure, Failure
-from rllib_srl.rollout.env_runner import PlayArguments, RunnerBatch, Slice
+from rllib_srl.rollout.batches import PlayArguments, RunnerBatch, Slice
 from rllib_srl.rollout.runner_group import PendingSlice, RunnerGroup
 from rllib_srl.types import Prompt
 

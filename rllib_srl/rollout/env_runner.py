@@ -8,8 +8,6 @@ the groups that have ended, and keeps the others for the next slice, which may h
 
 The runner keeps no state that a restart would lose: prompts, seeds and weights come from the driver. The groups are a
 second return value of the same call: the driver owns return values, so they outlive the runner.
-
-`TokenSpace` is the space of token sequences that runners report to RLlib.
 """
 
 from __future__ import annotations
@@ -18,17 +16,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import gymnasium as gym
-import numpy as np
 import ray
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
@@ -42,118 +36,26 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
+from rllib_srl.rollout.batches import (
+    Loaded,
+    PlayArguments,
+    RunnerBatch,
+    Slice,
+    is_unparsed,
+    reward_sums,
+    transcript_of,
+    unpaid_answers,
+)
 from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
 from rllib_srl.rollout.player import Player, play
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.rollout.token_space import token_spaces
+from rllib_srl.types import Group, GroupMeta, Prompt
 
 if TYPE_CHECKING:
     from rllib_srl.engine.vllm_engine import VLLMEngine
 
-class TokenSpace(gym.Space[np.ndarray]):
-    """Token sequences of any length over a vocabulary.
-
-    Invariant: two spaces are equal when their vocabularies have the same size.
-    """
-
-    def __init__(self, vocab_size: int, seed: int | None = None) -> None:
-        """Create the space of sequences of ids in [0, vocab_size)."""
-        super().__init__(shape=None, dtype=np.int32, seed=seed)
-        self.vocab_size = vocab_size
-
-    def sample(self, mask: Any = None, probability: Any = None) -> np.ndarray:
-        """Return a random sequence of 1 to 8 tokens."""
-        return self.np_random.integers(0, self.vocab_size, self.np_random.integers(1, 9)).astype(np.int32)
-
-    def contains(self, x: Any) -> bool:
-        """Return whether x is a one-dimensional array of ids of the vocabulary."""
-        array = np.asarray(x)
-        is_ids = array.ndim == 1 and (array.size == 0 or np.issubdtype(array.dtype, np.integer))
-        return bool(is_ids and ((array >= 0) & (array < self.vocab_size)).all())
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """Return False: sequences of unequal length cannot be flattened."""
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenSpace) and other.vocab_size == self.vocab_size
-
-    def __repr__(self) -> str:
-        return f"TokenSpace({self.vocab_size})"
-
-
-def token_spaces(vocab_size: int) -> dict[str, Any]:
-    """Return the token spaces of a model under every key that RLlib uses."""
-    space = TokenSpace(vocab_size)
-    return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
-
-
 PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
-METRIC_PREFIXES = ("reward/", "agent/")  # of names in an info whose means are metrics
-MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
-MAX_SHOWN_CHARS = 160  # the last characters of each text in it
-
-
-class PlayOptions(TypedDict, total=False):
-    """How prompts are played: arguments of `LLMEnvRunner.play_groups` that a caller of `SRL.play` may choose."""
-
-    group_size: int
-    temperature: float
-    num_transcripts: int
-    as_groups: bool
-    with_answers: bool
-    min_episodes: int
-
-
-class PlayArguments(PlayOptions, total=False):
-    """The arguments of one call of `LLMEnvRunner.play_groups`."""
-
-    prompts: Required[Mapping[str, Prompt]]
-    seed: Required[int | None]
-    revisits: Collection[str]
-
-
-@dataclass(frozen=True)
-class RunnerBatch:
-    """The result of one `play_groups` call.
-
-    Invariant: every prompt is either in `groups` or counted in `num_dropped_groups`.
-    """
-
-    version: int
-    groups: list[GroupMeta]
-    num_dropped_groups: int
-    stop_reasons: dict[str, int]  # over all episodes, lost ones included
-    num_turns: int
-    transcripts: list[dict[str, Any]]
-    errors: list[str]  # one line for each episode that infrastructure ended
-    seconds: dict[str, float] = field(default_factory=dict)  # play_s, and its parts engine_s and environment_s
-    metrics: Any = None
-    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)  # group id -> last turns, with `with_answers`
-    num_unparsed: int = 0  # episodes without a readable answer in their last turn; see `is_unparsed`
-    reward_sums: dict[str, tuple[float, int]] = field(default_factory=dict)  # see `reward_sums`
-    unpaid: list[dict[str, str]] = field(default_factory=list)  # a few answers; see `unpaid_answers`
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The result of one `advance` call.
-
-    Invariant: each batch is that of one group, with none in it if it was dropped; a group is in one slice only.
-    """
-
-    batches: dict[str, RunnerBatch]  # by group id
-    seconds: dict[str, float]  # slice_s, and its parts engine_s and environment_s
-    num_unfinished: int  # groups
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The result of loading weights: the engine's log-probs of the canary, and get_s, load_s, engine_canary_s."""
-
-    logps: list[np.ndarray]
-    seconds: dict[str, float]
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -572,66 +474,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.drop_play()
             self.calls.close()
             self.engine.close()
-
-
-def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Return a readable transcript of an episode; the driver adds advantage and iteration."""
-    data = episode.custom_data
-    return {
-        "group_id": data["group_id"],
-        "index": data["index"],
-        "env_id": data["prompt"].env_id,
-        "prompt_id": data["prompt"].prompt_id,
-        "turns": [{"role": role, "text": text} for role, text in data["text"]],
-        "reward": float(episode.get_return()),
-        "stop_reason": data["stop_reason"].value,
-        "version": int(data["versions"][0]),
-    }
-
-
-def is_unparsed(episode: SingleAgentEpisode) -> bool:
-    """Return whether the last turn had no readable answer: stop reason UNPARSABLE, or an empty `parsed` in the info."""
-    if episode.custom_data["stop_reason"] is StopReason.UNPARSABLE:
-        return True
-    is_lost = episode.custom_data["stop_reason"].is_infrastructure
-    return not is_lost and len(episode) > 0 and episode.get_infos(-1).get("parsed") == ""
-
-
-def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
-    """Return name -> (sum, number of episodes) of the values named "reward/..." or "agent/..." in infos of last steps.
-
-    Environments that compute a reward from several functions report each one by this; of agents calls are counted.
-    """
-    sums: dict[str, tuple[float, int]] = {}
-    for episode in episodes:
-        is_lost = episode.custom_data["stop_reason"].is_infrastructure
-        for name, value in ({} if is_lost or not len(episode) else episode.get_infos(-1)).items():
-            if name.startswith(METRIC_PREFIXES) and isinstance(value, int | float):
-                total, number = sums.get(name, (0.0, 0))
-                sums[name] = (total + value, number + 1)
-    return sums
-
-
-def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str]]:
-    """Return the answer, the parsed answer and the expected answer of a few episodes; [] if any reward is above 0.
-
-    Only for environments whose info has both `parsed` and `expected`: one episode per group, at most
-    MAX_SHOWN_ANSWERS, each text cut to its last MAX_SHOWN_CHARS characters, to keep the result small.
-    """
-    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
-    if any(episode.get_return() > 0 for episode in valid):
-        return []
-    shown: dict[str, dict[str, str]] = {}
-    for episode in valid:
-        info = episode.get_infos(-1) if len(episode) else {}
-        told = {name: info.get(name) for name in ("parsed", "expected")}
-        if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in told.values()):
-            said = [text for role, text in episode.custom_data["text"] if role == "policy"]
-            texts = {"answer": said[-1] if said else "", **told}
-            shown.setdefault(
-                episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
-            )
-    return list(shown.values())
 
 
 def _unplayed(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllib_srl.rollout.env_runner import RunnerBatch
+from rllib_srl.rollout.batches import RunnerBatch
 
 MOST_LOST_ITERATIONS = 5  # in a row
 

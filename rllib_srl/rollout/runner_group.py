@@ -32,7 +32,8 @@ from rllib_srl.common.remote_calls import (
     gather,
 )
 from rllib_srl.engine.fingerprint import Fingerprint
-from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded, PlayArguments, RunnerBatch, Slice
+from rllib_srl.rollout.batches import Loaded, PlayArguments, RunnerBatch, Slice
+from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.types import listed
 
 Result = TypeVar("Result")

@@ -34,7 +34,7 @@ from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
-from rllib_srl.rollout.env_runner import RunnerBatch
+from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.storage import checkpoints
 from rllib_srl.studies.online import FirstAnswers
 from rllib_srl.studies.recording import TrialWriter, open_trial

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.engine.canary import CanaryGap, check_canary, check_fingerprints
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.rollout.env_runner import Loaded
+from rllib_srl.rollout.batches import Loaded
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 

@@ -26,7 +26,8 @@ from rllib_srl.common.remote_calls import Call, Failure
 from rllib_srl.engine.canary import update_sequences
 from rllib_srl.learner.group.learners import LearnerFailure, Learners
 from rllib_srl.learner.weight_sender import Sent
-from rllib_srl.rollout.env_runner import LLMEnvRunner, Loaded
+from rllib_srl.rollout.batches import Loaded
+from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.rollout.runner_group import PendingLoads, RunnerGroup
 from rllib_srl.types import ProcessBrokenError
 

@@ -12,7 +12,8 @@ from rllib_srl import SRL
 from rllib_srl.algorithm.srl import MAX_TRIES
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.rollout.ahead import RolloutsAhead
-from rllib_srl.rollout.env_runner import LLMEnvRunner, RunnerBatch
+from rllib_srl.rollout.batches import RunnerBatch
+from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.types import GroupMeta, Prompt
 from tests.replay.groups import a_group
 

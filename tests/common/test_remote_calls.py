@@ -23,7 +23,7 @@ from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.weight_sender import Sent
 from rllib_srl.rollout import runner_group
-from rllib_srl.rollout.env_runner import Loaded, RunnerBatch
+from rllib_srl.rollout.batches import Loaded, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.types import GroupMeta, ListedRef
 from tests.replay.groups import a_group

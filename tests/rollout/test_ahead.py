@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rllib_srl.common.remote_calls import Failure
 from rllib_srl.rollout import ahead as ahead_module
 from rllib_srl.rollout.ahead import RolloutsAhead
-from rllib_srl.rollout.env_runner import RunnerBatch, Slice
+from rllib_srl.rollout.batches import RunnerBatch, Slice
 from rllib_srl.rollout.runner_group import PendingSlice
 from rllib_srl.types import Prompt
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.rollout.env_runner import Loaded
+from rllib_srl.rollout.batches import Loaded
 from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport
 

@@ -33,7 +33,7 @@ from rllib_srl.learner.model_setup import policy_weights
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.people.lineage.conversations import SERVED
-from rllib_srl.rollout.env_runner import TokenSpace
+from rllib_srl.rollout.token_space import TokenSpace
 from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_sealed
 from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 

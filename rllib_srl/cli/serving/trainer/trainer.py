@@ -35,7 +35,8 @@ from rllib_srl.learner.model_setup import policy_weights, weights_layout
 from rllib_srl.people import gates
 from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.rollout.env_calls import EnvCalls
-from rllib_srl.rollout.player import Limits, LiveEpisode, play
+from rllib_srl.rollout.live_episode import LiveEpisode
+from rllib_srl.rollout.player import Limits, play
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import RIGHT, Prompt, passed
 
