@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, first
+from rllib_srl.replay.selection.rules import Candidates, first
 
 BASE = 0.5  # share of the epochs in which a prompt is played after one silent group
 
@@ -44,7 +44,7 @@ class GRESO:
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Take `num` of the candidates."""
-        chance_N = np.maximum(BASE**candidates.num_silent, self.least)
+        chance_N = np.maximum(BASE**candidates.num_zero_variance, self.least)
         length = max(1.0, chance_N.sum() / max(1, num))
         # One lottery number for each visit: it stays the same until the next one.
         lot_N = lottery(candidates.seq.astype(np.uint64) << np.uint64(24) | candidates.visits.astype(np.uint64))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rllib_srl.replay.selection.candidates import Candidates, safe_log, weighted
+from rllib_srl.replay.selection.rules import Candidates, safe_log, weighted
 
 
 def learnability(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:

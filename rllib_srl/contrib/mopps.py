@@ -17,7 +17,7 @@ import numpy as np
 
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, first
+from rllib_srl.replay.selection.rules import Candidates, first
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, tempered
+from rllib_srl.replay.selection.rules import Candidates, tempered
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, importance_weights, safe_log, weighted
+from rllib_srl.replay.selection.rules import Candidates, importance_weights, safe_log, weighted
 
 
 @dataclass(frozen=True)

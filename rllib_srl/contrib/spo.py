@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, weighted
+from rllib_srl.replay.selection.rules import Candidates, weighted
 
 
 @dataclass(frozen=True)

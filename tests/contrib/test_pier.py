@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.contrib.pier import PIER
-from rllib_srl.replay.selection.candidates import Candidates
+from rllib_srl.replay.selection.rules import Candidates
 from tests.replay.groups import a_buffer, a_group
 
 # weight = 1 makes c the normalised uncertainty: 0, .25, .5, .75, 1

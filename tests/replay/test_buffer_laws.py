@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.schedule.slots import Share, reuse_share
-from rllib_srl.replay.selection.candidates import weighted
+from rllib_srl.replay.selection.rules import weighted
 from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
@@ -54,7 +54,7 @@ def test_draws_are_as_frequent_as_they_should_be(rule, kind):
     generator, counts = np.random.default_rng(5), Counter()
     for _ in range(times):
         drawn = draw(size, 30, generator)
-        counts[tuple(table["seq"][drawn if kind == "items" else drawn.groups_N].tolist())] += 1
+        counts[tuple(table["seq"][drawn if kind == "items" else drawn[0]].tolist())] += 1
     assert counts.total() == times and set(counts) <= set(probabilities)
     assert fits(np.array([counts[order] for order in probabilities]), np.array(list(probabilities.values())))
 

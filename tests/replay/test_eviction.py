@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.selection.candidates import Candidates
 from rllib_srl.replay.selection.eviction import EVICTIONS, evict
+from rllib_srl.replay.selection.rules import Candidates
 
 
 def generator(seed: int = 0) -> np.random.Generator:

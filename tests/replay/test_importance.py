@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.actor import ReplayBufferActor
-from rllib_srl.replay.selection.candidates import Candidates
-from rllib_srl.replay.selection.rules import PER, SELECTIONS, loss_weights
+from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, loss_weights
 from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -12,13 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import COLUMNS, Candidates, first, weighted
-from rllib_srl.replay.selection.rules import PER, SELECTIONS, SRL, HighReward, balanced, fifo, recent, select, uniform
+from rllib_srl.replay.selection.quotas import quotas
+from rllib_srl.replay.selection.rules import (
+    COLUMNS,
+    PER,
+    SELECTIONS,
+    SRL,
+    Candidates,
+    HighReward,
+    apply,
+    balanced,
+    fifo,
+    first,
+    num_by_domain,
+    recent,
+    uniform,
+    weighted,
+)
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group
 
 GREEDY = SRL(temperature=0)
+TIMES = 20_000  # draws
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -42,7 +59,7 @@ def some(num: int, seed: int = 0, are_groups: bool = False) -> Candidates:
         "history_count": (count_N := rng.integers(0, 90, num)),
         "history_sum": count_N * rng.random(num),
         **{name: rng.random(num) for name in floats},
-        **{name: rng.integers(0, 9, num) for name in ("age", "elapsed", "uses", "visits", "num_silent")},
+        **{name: rng.integers(0, 9, num) for name in ("age", "elapsed", "uses", "visits", "num_zero_variance")},
     }
     return Candidates.of(num, are_groups, 0.5, **values)
 
@@ -52,64 +69,38 @@ def some(num: int, seed: int = 0, are_groups: bool = False) -> Candidates:
 
 def test_due_items_come_first_by_lateness_learnability_and_diversity():
     # (1 + overdue)(1 + 3 * 4p(1 - p))(1 + .5 d):  2 * 1 * 1 = 2;  1 * 4 * 1 = 4;  1 * 4 * 1.5 = 6;  early; early
-    candidates = Candidates.of(
-        5,
-        diversity_coeff=0.5,
-        overdue=[1, 0, 0, -0.1, -0.5],
-        posterior_mean=[1, 0.5, 0.5, 0.5, 0.5],
-        diversity=[0, 0, 1, 1, 1],
-        retrievability=[0.5, 0.5, 0.5, 0.95, 0.92],
-    )
-    assert GREEDY(candidates, 5, generator()).tolist() == [2, 1, 0, 4, 3]
+    columns = {"overdue": [1, 0, 0, -0.1, -0.5], "retrievability": [0.5, 0.5, 0.5, 0.95, 0.92]}
+    columns |= {"posterior_mean": [1, 0.5, 0.5, 0.5, 0.5], "diversity": [0, 0, 1, 1, 1]}
+    assert GREEDY(Candidates.of(5, diversity_coeff=0.5, **columns), 5, generator()).tolist() == [2, 1, 0, 4, 3]
 
 
-def test_srl_draws_in_proportion_to_the_priority():
-    # priorities 2, 4, 6 as above: probabilities 1/6, 1/3, 1/2; the early one is not drawn
-    columns = {"overdue": [1, 0, 0, -1], "posterior_mean": [1, 0.5, 0.5, 0.5], "diversity": [0, 0, 1, 0]}
-    candidates, rule, rng = Candidates.of(4, diversity_coeff=0.5, **columns), SRL(), generator(1)
-    count_N = np.bincount([rule(candidates, 1, rng)[0] for _ in range(10_000)], minlength=4)
-    assert fits(count_N, np.array([1 / 6, 1 / 3, 1 / 2, 0]))
-
-
-def test_srl_weighs_groups_by_signal_diversity_freshness_and_uses():
+def test_srl_weighs_groups_by_variance_diversity_freshness_and_uses():
     # (.01 + 4 var)(1 + .5 d) exp(-age / 16) / (1 + uses): .51; .765; .51 * e^-1 = .188; .255; .01
-    columns = {
-        "variance": [0.125] * 4 + [0],
-        "diversity": [0, 1, 0, 0, 0],
-        "age": [0, 0, 16, 0, 0],
-        "uses": [0, 0, 0, 1, 0],
-    }
+    columns = {"variance": [0.125] * 4 + [0], "diversity": [0, 1, 0, 0, 0]}
+    columns |= {"age": [0, 0, 16, 0, 0], "uses": [0, 0, 0, 1, 0]}
     candidates = Candidates.of(5, are_groups=True, diversity_coeff=0.5, **columns)
     assert GREEDY(candidates, 5, generator()).tolist() == [1, 0, 3, 2, 4]
-    priority_N = np.array([0.51, 0.765, 0.51 * np.exp(-1), 0.255, 0.01])
-    rule, rng = SRL(), generator(2)
-    count_N = np.bincount([rule(candidates, 1, rng)[0] for _ in range(10_000)], minlength=5)
-    assert fits(count_N, priority_N / priority_N.sum())
 
 
 def test_a_slot_goes_to_a_new_item_with_probability_epsilon():
     candidates = Candidates.of(8, is_new=[True] * 4 + [False] * 4, overdue=[0] * 4 + [100] * 4)
     rule, rng = SRL(temperature=0, epsilon_new=0.3), generator(3)
-    share = np.mean([np.mean(rule(candidates, 4, rng) < 4) for _ in range(2000)])
-    assert share == pytest.approx(0.3, abs=0.02)  # deviation .005
+    assert np.mean([np.mean(rule(candidates, 4, rng) < 4) for _ in range(2000)]) == pytest.approx(0.3, abs=0.02)
     assert (GREEDY(candidates, 4, rng) >= 4).all()
 
 
 def test_a_temperature_flattens_and_zero_takes_the_top():
     candidates = Candidates.of(2, overdue=[0, 3])  # priorities 1 : 4 (p = .5 in both)
-    rng = generator(4)
     for temperature, expected in ((2.0, 2 / 3), (1.0, 4 / 5), (0.5, 16 / 17), (0.0, 1.0)):
-        rule = SRL(temperature=temperature)
-        share = np.mean([rule(candidates, 1, rng)[0] for _ in range(2000)])
-        assert share == pytest.approx(expected, abs=0.05)
+        rule, rng = SRL(temperature=temperature), generator(4)
+        assert np.mean([rule(candidates, 1, rng)[0] for _ in range(2000)]) == pytest.approx(expected, abs=0.05)
 
 
 def test_no_due_item_starves_under_greedy():
     overdue_since, visits, rng = np.zeros(20), np.zeros(20, int), generator(12)
     recall = np.where(np.arange(20) < 4, 0.5, 1.0)  # four are worth four times the others
     for now in range(200):
-        candidates = Candidates.of(20, overdue=now - overdue_since, posterior_mean=recall)
-        index = GREEDY(candidates, 1, rng)[0]
+        index = GREEDY(Candidates.of(20, overdue=now - overdue_since, posterior_mean=recall), 1, rng)[0]
         visits[index] += 1
         overdue_since[index] = now + 1
     assert visits.min() >= 2
@@ -119,6 +110,7 @@ def test_no_due_item_starves_under_greedy():
 def test_rules_that_sort():
     assert fifo(Candidates.of(4, elapsed=[1, 5, 5, 0], seq=[0, 7, 3, 9]), 3, generator()).tolist() == [2, 1, 0]
     assert recent(Candidates.of(4, seq=[4, 9, 1, 7]), 3, generator()).tolist() == [1, 3, 0]
+    assert first(3, generator(), np.array([1, 0, 1]), np.array([0, 9, -1])).tolist() == [1, 2, 0]
     drawn = [tuple(fifo(Candidates.of(10, seq=[0] * 10), 3, generator(s))) for s in range(20)]
     assert len(set(drawn)) > 10  # ties are broken by the generator
 
@@ -135,14 +127,6 @@ def test_high_reward_draws_uniformly_among_twice_as_many():
     assert {int(HighReward(1.5)(candidates, 1, rng)[0]) for _ in range(50)} == {1, 3}  # ceil(1.5) = 2
 
 
-@pytest.mark.parametrize(("by", "priority"), [("abs_advantage", [0, 0.2, 0.5, 1, 2]), ("reward", [0, 1, 0, 1, 1])])
-def test_per_draws_by_the_advantage_or_the_grade(by, priority):
-    weight_N = (np.array(priority) + 1e-6) ** 0.6
-    candidates, rule, rng = Candidates.of(5, **{by: priority}), PER(by=by), generator(1)
-    count_N = np.bincount([rule(candidates, 1, rng)[0] for _ in range(20_000)], minlength=5)
-    assert fits(count_N, weight_N / weight_N.sum())
-
-
 def test_balanced_gives_domains_equal_slots():
     candidates = Candidates.of(100, domain=[0] * 90 + [1] * 8 + [2] * 2)
     drawn = balanced(candidates, 12, generator())
@@ -150,18 +134,63 @@ def test_balanced_gives_domains_equal_slots():
     assert np.bincount(candidates.domain[drawn]).tolist() == [5, 5, 2]
 
 
-# Draw frequencies
+# Draw frequencies: chi-square over 20,000 draws
 
 
-def test_the_second_draw_is_from_what_is_left():
-    # w = 1, 2, 5: P(first i, then j) = w_i / 8 * w_j / (8 - w_i)
-    rng, w = generator(7), np.array([1.0, 2.0, 5.0])
-    pairs = np.array([weighted(np.log(w), 2, rng) for _ in range(20_000)])
-    count = np.bincount(pairs[:, 0] * 3 + pairs[:, 1], minlength=9)
-    expected = np.array([w[i] / 8 * w[j] / (8 - w[i]) if i != j else 0 for i in range(3) for j in range(3)])
-    assert fits(count, expected)
-    count = np.bincount(np.concatenate([uniform(Candidates.of(5), 2, rng) for _ in range(5000)]), minlength=5)
-    assert fits(count, np.full(5, 0.2))
+def in_order(weights) -> dict[tuple[int, int], float]:
+    """Return the probability of each ordered pair drawn without replacement: w_i / W * w_j / (W - w_i)."""
+    total, numbers = sum(weights), range(len(weights))
+    pairs = itertools.product(numbers, numbers)
+    return {(i, j): weights[i] / total * weights[j] / (total - weights[i]) if i != j else 0.0 for i, j in pairs}
+
+
+def agrees(draw, probabilities, times=TIMES) -> bool:
+    """Return whether draws are as frequent as they should be; `draw` returns indices."""
+    counts = Counter(tuple(draw().tolist()) for _ in range(times))
+    assert set(counts) <= set(probabilities)
+    return fits(np.array([counts[key] for key in probabilities]), np.array(list(probabilities.values())))
+
+
+def test_pairs_are_drawn_in_proportion_to_what_is_left():
+    rng, candidates = generator(7), Candidates.of(5)
+    assert agrees(lambda: weighted(np.log([1.0, 2.0, 5.0]), 2, rng), in_order([1.0, 2.0, 5.0]))
+    assert agrees(lambda: uniform(candidates, 2, rng), in_order([1.0] * 5))
+    assert not agrees(lambda: uniform(candidates, 2, rng), in_order([1.0] * 4 + [1.25]))
+
+
+def test_balanced_draws_a_domain_and_then_one_of_its_candidates():
+    rng, candidates = generator(8), Candidates.of(6, domain=[0, 0, 0, 0, 5, 5])
+    assert agrees(lambda: balanced(candidates, 1, rng), {(i,): 1 / 8 if i < 4 else 1 / 4 for i in range(6)}, 4000)
+    assert agrees(lambda: balanced(candidates, 2, rng), {(i, j): 1 / 8 for i in range(4) for j in (4, 5)})
+
+
+def naive_weight(rule, row) -> float:
+    """Return the weight of one candidate as the documentation of its rule says."""
+    if isinstance(rule, PER):
+        return (abs(row[rule.by]) + 1e-6) ** rule.alpha
+    diverse = 1 + 0.5 * row["diversity"]
+    if row["are_groups"]:
+        return (rule.signal_floor + 4 * row["variance"]) * diverse * math.exp(-row["age"] / 16) / (1 + row["uses"])
+    if row["overdue"] < 0:
+        return 0.0
+    p = row["posterior_mean"]
+    return (1 + row["overdue"]) * (1 + rule.learnability_coeff * 4 * p * (1 - p)) * diverse
+
+
+@pytest.mark.parametrize("are_groups", [False, True])
+@pytest.mark.parametrize("rule", [SRL(), PER(), PER(by="reward", alpha=1.0)])
+def test_priorities_agree_with_a_naive_twin(rule, are_groups):
+    candidates = some(8, 5, are_groups)
+    rows = [{name: getattr(candidates, name)[n] for name in COLUMNS} | {"are_groups": are_groups} for n in range(8)]
+    weights = np.array([naive_weight(rule, row) for row in rows])
+    rng, single = generator(1), dict.fromkeys(((n,) for n in range(8)), 0.0)
+    single |= {(n,): weight / weights.sum() for n, weight in enumerate(weights.tolist())}
+    assert agrees(lambda: rule(candidates, 1, rng), single)
+    if isinstance(rule, SRL):  # the priority itself, where it decides
+        decided = weights > 0
+        np.testing.assert_allclose(np.exp(rule.log_priority(candidates))[decided], weights[decided])
+    else:
+        np.testing.assert_allclose(np.exp(rule.log_weight(candidates)), weights)
 
 
 def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
@@ -174,7 +203,7 @@ def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
             weighted(np.array([0, bad]), 1, generator())
 
 
-# select: contract over every rule
+# The contract over every rule
 
 
 @pytest.mark.parametrize("name", sorted(SELECTIONS.own))
@@ -188,16 +217,27 @@ def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
 )
 def test_a_batch_is_full_distinct_and_seeded(name, num, num_candidates, seed, are_groups, weights):
     candidates, rule = some(num_candidates, seed, are_groups), SELECTIONS.make(name, {})
-    draws = [select(name, rule, candidates, num, generator(seed), weights).indices for _ in range(2)]
+    nums = weights and quotas(num, weights, num_by_domain(candidates), generator(seed)).num
+    draws = [apply(name, rule, candidates, num, generator(seed), nums) for _ in range(2)]
     assert len(draws[0]) == len(np.unique(draws[0])) == min(num, num_candidates)
     assert set(draws[0]) <= set(range(num_candidates))
     np.testing.assert_array_equal(draws[0], draws[1])
 
 
-def test_select_divides_slots_among_domains():
+def test_a_rule_draws_within_the_slots_of_each_domain():
     candidates = some(300)
-    indices = select("srl", SRL(), candidates, 20, generator(), {0: 5, 1: 3, 2: 2}).indices
+    indices = apply("srl", SRL(), candidates, 20, generator(), {0: 10, 1: 6, 2: 4})
     assert np.bincount(candidates.domain[indices]).tolist() == [10, 6, 4]
+
+
+def test_a_users_rule_is_held_to_the_contract():
+    def mine(candidates, num, generator):
+        return np.zeros(num, int)
+
+    error = "selection 'mine' returned 3 indices, 1 of them distinct; expected 3 distinct ones below 5"
+    with pytest.raises(ValueError, match=error):
+        apply("selection 'mine'", mine, Candidates.of(5), 3, generator())
+    assert apply("selection 'mine'", mine, Candidates.of(5), 1, generator()).tolist() == [0]
 
 
 # Parameters
@@ -226,7 +266,7 @@ def test_a_parameter_changes_a_draw(rule, name):
 
 
 @pytest.mark.parametrize("rule", [SRL, PER, HighReward])
-def test_parameters_have_ranges_and_all_faults_are_named_at_once(rule):
+def test_parameters_have_ranges_and_all_errors_are_named_at_once(rule):
     names = [name for name, value in vars(rule()).items() if isinstance(value, float)]
     for bad in (-1, float("nan"), "much", True):
         with pytest.raises(ValueError) as caught:
@@ -243,23 +283,22 @@ class Newest:
     skipped: int = setting(0, "candidates that are passed over")
 
     def __call__(self, candidates, num, generator):
-        order = np.argsort(-candidates.seq)
-        return np.roll(order, -self.skipped)[:num]
+        return np.roll(np.argsort(-candidates.seq), -self.skipped)[:num]
 
 
-def test_a_rule_of_a_user_has_parameters_of_its_own():
+def test_a_rule_of_a_user_has_parameters():
     path = f"{__name__}:Newest"
-    given = {"selection": path, "selection_config": {"skipped": 2}, "admit": None}
-    buffer = a_buffer(**given)
+    values = {"selection": path, "selection_config": {"skipped": 2}, "admit": None}
+    buffer = a_buffer(**values)
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
     assert [prompt.prompt_id for prompt in buffer.draw_prompts(2, 2)] == ["p3", "p2"]
-    (fault,) = ReplaySettings(**{**given, "selection_config": {"skiped": 2}}).faults()
+    (error,) = ReplaySettings(**{**values, "selection_config": {"skiped": 2}}).faults()
     has = f"selection '{path}' has no parameters ['skiped']; expected some of ['skipped']"
-    assert fault == f"selection_config = {{'skiped': 2}}; {has}"
-    (fault,) = ReplaySettings(reuse_selection_config={"temperature": 1.0}).faults()
-    assert fault.endswith("selection 'uniform' has no parameters ['temperature']; expected none: it has no parameters")
-    (fault,) = ReplaySettings(selection="srl", selection_config={"temperature": -1.0}).faults()
-    assert fault.endswith("temperature = -1.0; expected a number of at least 0")
+    assert error == f"selection_config = {{'skiped': 2}}; {has}"
+    (error,) = ReplaySettings(reuse_selection_config={"temperature": 1.0}).faults()
+    assert error.endswith("selection 'uniform' has no parameters ['temperature']; expected none: it has no parameters")
+    (error,) = ReplaySettings(selection="srl", selection_config={"temperature": -1.0}).faults()
+    assert error.endswith("temperature = -1.0; expected a number of at least 0")
 
 
 # Bad input
@@ -278,19 +317,3 @@ def test_take_keeps_every_column():
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(taken, name), getattr(source, name)[[7, 2]])
     assert taken.diversity_coeff == 0.5
-
-
-def test_a_users_own_rule_is_held_to_the_contract():
-    def mine(candidates, num, generator):
-        return np.zeros(num, int)
-
-    fault = "selection 'mine' returned 3 indices, 1 of them distinct; expected 3 distinct"
-    with pytest.raises(ValueError, match=fault):
-        select("mine", mine, Candidates.of(5), 3, generator())
-    assert select("mine", mine, Candidates.of(5), 1, generator()).indices.tolist() == [0]
-    with pytest.raises(ValueError, match="selection = 'yours'; expected one of"):
-        SELECTIONS.make("yours", {})
-
-
-def test_first_sorts_by_all_columns():
-    assert first(3, generator(), np.array([1, 0, 1]), np.array([0, 9, -1])).tolist() == [1, 2, 0]

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.replay.selection.candidates import Candidates, first
 from rllib_srl.replay.selection.quotas import quotas
-from rllib_srl.replay.selection.rules import Rule
+from rllib_srl.replay.selection.rules import Candidates, Rule, apply, first, num_by_domain
 
 
 def fifo(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -49,8 +48,7 @@ def evict(
 ) -> np.ndarray:
     """Return exactly min(num, N) distinct indices to evict, by a rule, from the domains over their quota.
 
-    The N - num places that remain are divided among domains by weight, as slots are (`quotas.quotas`); a domain that
-    cannot fill its places lends them to the others.
+    The places that remain are divided among domains by weight, as slots are (`quotas.quotas`).
 
     Args:
         name: of the rule, for messages.
@@ -58,33 +56,14 @@ def evict(
         candidates: N items.
         num: items to evict.
         generator: of this eviction.
-        domain_weights: domain -> weight of its share of the memory; None leaves domains to the rule.
+        domain_weights: domain -> weight in the division of the memory; None leaves domains to the rule.
 
     Raises:
         ValueError: a rule that breaks its contract.
     """
-    num = min(num, len(candidates))
-    parts = [np.empty(0, np.int64)]
-    for inside, count in _per_domain(candidates, num, generator, domain_weights):
-        evicted = np.asarray(rule(candidates.take(inside), count, generator))
-        distinct = np.unique(evicted)
-        if len(evicted) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(inside):
-            raise ValueError(
-                f"eviction {name!r} returned {len(evicted)} indices, {len(distinct)} of them distinct; "
-                f"expected {count} distinct ones below {len(inside)}"
-            )
-        parts.append(inside[evicted])
-    return np.concatenate(parts)
-
-
-def _per_domain(
-    candidates: Candidates, num: int, generator: np.random.Generator, weights: Mapping[int, float] | None
-) -> list[tuple[np.ndarray, int]]:
-    """Return for each domain the indices of its candidates, and how many of them to evict."""
-    if weights is None:
-        return [(np.arange(len(candidates)), num)] if num else []
-    domains, counts = np.unique(candidates.domain, return_counts=True)
-    have = dict(zip(domains.tolist(), counts.tolist()))
-    places = quotas(len(candidates) - num, weights, have, generator).num
-    over = {domain: have[domain] - places[domain] for domain in have}
-    return [(np.flatnonzero(candidates.domain == domain), count) for domain, count in over.items() if count]
+    num, nums = min(num, len(candidates)), None
+    if domain_weights is not None:
+        available = num_by_domain(candidates)
+        places = quotas(len(candidates) - num, domain_weights, available, generator).num
+        nums = {domain: count - places[domain] for domain, count in available.items()}
+    return apply(f"eviction {name!r}", rule, candidates, num, generator, nums)

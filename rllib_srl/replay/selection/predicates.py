@@ -12,6 +12,7 @@ A predicate must be deterministic. It does not affect eviction.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Entry:
     is_group: bool  # a stored group, drawn for reuse; else an item, drawn for a revisit
     now: int  # the training iteration
     reward: float  # mean, in [0, 1]
-    pass_rate: float  # share of episodes that passed
+    pass_rate: float  # fraction of the episodes that passed
     variance: float  # of the rewards
     iteration: int  # in which the group was played, or the item was created
     version: int  # of the policy that played it last
@@ -49,39 +50,22 @@ class Entry:
     uses: int  # times the group was trained on again; 0 for an item
 
     @classmethod
-    def of_item(cls, row: np.void, prompt: Prompt, now: int) -> Entry:
-        """Build the entry of an item from its row."""
-        counts = {name: int(row[name]) for name in ("version", "visits", "lapses", "streak")}
+    def of(cls, row: np.void, prompt: Prompt, now: int, item: np.void | None = None) -> Entry:
+        """Build the entry of an item from its row, or that of a group from its row and its item's row."""
+        is_group = item is not None
+        created, visited = ("born", "born") if is_group else ("created", "last_review")
         return cls(
             prompt,
-            False,
+            is_group,
             now,
             reward=float(row["reward"]),
-            pass_rate=float(row["pass_rate"]),
+            pass_rate=int(row["num_success"]) / max(1, int(row["size"])) if is_group else float(row["pass_rate"]),
             variance=float(row["variance"]),
-            iteration=int(row["created"]),
-            elapsed=now - int(row["last_review"]),
-            uses=0,
-            **counts,
-        )
-
-    @classmethod
-    def of_group(cls, row: np.void, prompt: Prompt, now: int, item: np.void | None = None) -> Entry:
-        """Build the entry of a group from its row and its item's row; None: the group has no item."""
-        names = ("visits", "lapses", "streak")
-        counts = {name: 0 if item is None else int(item[name]) for name in names}
-        return cls(
-            prompt,
-            True,
-            now,
-            reward=float(row["reward"]),
-            pass_rate=int(row["num_success"]) / max(1, int(row["size"])),
-            variance=float(row["variance"]),
-            iteration=int(row["born"]),
+            iteration=int(row[created]),
             version=int(row["version"]),
-            elapsed=now - int(row["born"]),
-            uses=int(row["uses"]),
-            **counts,
+            elapsed=now - int(row[visited]),
+            uses=int(row["uses"]) if is_group else 0,
+            **{name: int((row if item is None else item)[name]) for name in ("visits", "lapses", "streak")},
         )
 
 
@@ -97,44 +81,34 @@ def domain_filter(domains: Any) -> Any:
         return domains
     if isinstance(domains, list | tuple | set | frozenset) and domains and all(isinstance(d, str) for d in domains):
         return frozenset(domains)
+    predicate = domains
     if not callable(domains):
-        if (fault := PREDICATES.fault(domains)) and not (isinstance(domains, str) and ":" in domains):
-            raise ValueError(f"domains = {domains!r}; expected {_WAYS}{_registered()}")
-        if fault:
-            raise ValueError(f"domains = {domains!r}; {fault}")
+        if error := PREDICATES.fault(domains):
+            registered = f", or the registered {', '.join(map(repr, sorted(PREDICATES)))}" if PREDICATES else ""
+            is_path = isinstance(domains, str) and ":" in domains
+            raise ValueError(f"domains = {domains!r}; {error if is_path else f'expected {_WAYS}{registered}'}")
         predicate = PREDICATES.named(domains)
-    else:
-        predicate = domains
-    if num_required(predicate) not in (1, 2):
+    if not _num_arguments(predicate):
         raise ValueError(f"domains = {domains!r}; expected a predicate of a domain, or of a domain and an `Entry`")
     return predicate
 
 
 def sees_entries(chosen: Any) -> bool:
-    """Return whether a filter of `domain_filter` is a predicate of two arguments, called for each item and group."""
-    return callable(chosen) and num_required(chosen) == 2
-
-
-def num_required(predicate: Callable[..., Any]) -> int:
-    """Return the number of positional arguments to call a predicate with; -1 if it takes none or needs a keyword.
+    """Return whether a filter of `domain_filter` is a predicate of two arguments, called for each item and group.
 
     A predicate that can be called with one argument gets the domain only, even if it has optional arguments.
     """
+    return callable(chosen) and _num_arguments(chosen) == 2
+
+
+def _num_arguments(predicate: Callable[..., Any]) -> int:
+    """Return 1 or 2, the fewest positional arguments with which a predicate can be called; 0: it takes neither."""
     try:
-        parameters = inspect.signature(predicate).parameters.values()
+        signature = inspect.signature(predicate)
     except ValueError:  # written in C, without a signature
         return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    placed = [one for one in parameters if one.kind in kinds]
-    num = sum(one.default is inspect.Parameter.empty for one in placed)
-    takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
-    must_name = any(
-        one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is inspect.Parameter.empty for one in parameters
-    )
-    if must_name or (not placed and not takes_any):
-        return -1
-    return max(1, num)
-
-
-def _registered() -> str:
-    return f", or the registered {', '.join(map(repr, sorted(PREDICATES)))}" if PREDICATES else ""
+    for num in (1, 2):
+        with contextlib.suppress(TypeError):
+            signature.bind(*range(num))
+            return num
+    return 0

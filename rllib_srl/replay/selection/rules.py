@@ -1,6 +1,6 @@
-"""Selects items to revisit and groups to reuse: named rules, applied within domain quotas.
+"""Select items to revisit and groups to reuse: named rules, functions of a table of columns.
 
-    Candidates ── quotas ──> each domain's slots ── rule ──> exactly min(num, N) distinct indices
+    Candidates (N items, or N groups), num, a generator ──rule──> exactly min(num, N) distinct indices into the N
 
 A rule is a function without parameters, or a frozen dataclass whose fields are its parameters:
 
@@ -14,36 +14,176 @@ A rule is a function without parameters, or a frozen dataclass whose fields are 
 With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. An import path or
 "contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule, the others are baselines.
 
-Sources: Schaul et al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(1 - p) for problems).
+Sources: Kool et al. 2019, arXiv 1903.06059 section 2.3 (`weighted`: the num largest of log w + Gumbel noise); Schaul et
+al. 2016, arXiv 1511.05952 (priorities, importance weights); arXiv 2601.02648 (p(1 - p) for problems).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_checks import check_within
 from rllib_srl.common.setting_tables import setting
-from rllib_srl.replay.selection.candidates import Candidates, first, importance_weights, tempered, weighted
 from rllib_srl.replay.selection.quotas import quotas
 
-__all__ = ["PER", "SELECTIONS", "SRL", "Candidates", "HighReward", "Rule", "Selected", "loss_weights", "select"]
-
-Rule = Callable[[Candidates, int, np.random.Generator], np.ndarray]
 AT_LEAST_0 = (0, math.inf, "a number of at least 0")
 ABOVE_0 = (1e-9, math.inf, "a number above 0")
-SHARE = (0, 1, "a number in [0, 1]")
+FRACTION = (0, 1, "a number in [0, 1]")
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """The items (revisit, eviction) or groups (reuse) among which a rule chooses.
+
+    Invariant: every column has as many entries as `seq`, all of them finite.
+    """
+
+    seq: np.ndarray  # order of insertion, int64; the smallest came first
+    domain: np.ndarray  # int64
+    pass_rate: np.ndarray  # fraction of the episodes of the last visit that passed
+    reward: np.ndarray  # mean of the last visit, in [0, 1]
+    variance: np.ndarray  # of its rewards (population), in [0, .25]
+    abs_advantage: np.ndarray  # mean |advantage| of a group; of an item: deviation of the rewards of its last visit
+    nll: np.ndarray  # mean -log-prob of the policy's tokens, nats per token
+    num_success: np.ndarray  # episodes that passed, of ...
+    group_size: np.ndarray  # ... the episodes of the last visit
+    diversity: np.ndarray  # in [0, 1]
+    age: np.ndarray  # iterations since a group was played; of an item: since it was created
+    elapsed: np.ndarray  # iterations since the last visit; of a group: since it was played
+    overdue: np.ndarray  # (now - due) / interval; below 0: not due yet
+    retrievability: np.ndarray  # predicted recall, in [0, 1]
+    uses: np.ndarray  # number of reuses of a group
+    visits: np.ndarray  # of the item
+    is_new: np.ndarray  # never revisited; of a group: never reused
+    posterior_mean: np.ndarray  # of recall, in [0, 1]
+    num_zero_variance: np.ndarray  # groups of equal rewards in a row, at most 8
+    history_sum: np.ndarray  # discounted sum of the rewards of all visits ...
+    history_count: np.ndarray  # ... and their discounted number
+    are_groups: bool = False
+    diversity_coeff: float = 0.0  # strength of diversity in draws, a setting of the memory
+
+    def __post_init__(self) -> None:
+        """Check the invariant.
+
+        Raises:
+            ValueError: naming every column that is too long, too short or not finite.
+        """
+        errors = []
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if len(column) != len(self.seq):
+                errors.append(f"{name} has {len(column)} entries, seq has {len(self.seq)}")
+            # The sum takes half the time of looking at each entry; a stride of 0 marks a default, which is finite.
+            elif column.dtype.kind == "f" and column.strides != (0,) and not np.isfinite(column.sum()):
+                errors.append(f"{name} has {np.count_nonzero(~np.isfinite(column))} entries that are not finite")
+        if errors:
+            raise ValueError("candidates do not fit together: " + "; ".join(errors))
+
+    @classmethod
+    def of(cls, num: int, are_groups: bool = False, diversity_coeff: float = 0.0, **columns: Any) -> Candidates:
+        """Build `num` candidates from some columns.
+
+        `seq` defaults to 0, 1, 2, ...; `pass_rate`, `reward` and the columns of recall to .5; all others to 0.
+
+        Raises:
+            ValueError: unknown columns, or columns that break the class invariant.
+        """
+        if unknown := sorted(set(columns) - set(COLUMNS)):
+            raise ValueError(f"columns = {unknown}; expected some of {list(COLUMNS)}")
+        columns.setdefault("seq", np.arange(num))
+        filled = {
+            name: np.asarray(columns[name], dtype)
+            if name in columns
+            else np.broadcast_to(np.array(_DEFAULTS.get(name, 0), dtype), num)  # takes no memory
+            for name, dtype in COLUMNS.items()
+        }
+        return cls(**filled, are_groups=are_groups, diversity_coeff=diversity_coeff)
+
+    def take(self, indices: np.ndarray) -> Candidates:
+        """Return the candidates at `indices`, in that order."""
+        columns = {name: getattr(self, name)[indices] for name in COLUMNS}
+        return Candidates(**columns, are_groups=self.are_groups, diversity_coeff=self.diversity_coeff)
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.seq)
+
+
+_NAMES = [column.name for column in fields(Candidates) if column.name not in ("are_groups", "diversity_coeff")]
+_INTEGERS = ("seq", "domain", "num_success", "group_size", "age", "elapsed", "uses", "visits", "num_zero_variance")
+COLUMNS: dict[str, Any] = dict.fromkeys(_NAMES, np.float64) | dict.fromkeys(_INTEGERS, np.int64) | {"is_new": np.bool_}
+_DEFAULTS = dict.fromkeys(("pass_rate", "reward", "retrievability", "posterior_mean"), 0.5)
+
+Rule = Callable[[Candidates, int, np.random.Generator], np.ndarray]
+
+# --- ways to draw, of which rules are made ---------------------------------------------------------
+
+
+def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:
+    """Return the indices of the `num` smallest by the first column, then the second, ...; ties in random order."""
+    tie_N = generator.random(len(columns_N[0]))
+    first_K: np.ndarray = np.lexsort((tie_N, *columns_N[::-1]))[:num]
+    return first_K
+
+
+def weighted(log_weight_N: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw `num` without replacement, each in proportion to the remaining weights (Plackett-Luce).
+
+    Candidates of weight 0 (log -inf) come last, in random order.
+
+    Raises:
+        ValueError: a weight that is nan or infinite.
+    """
+    if np.isnan(log_weight_N).any() or np.isposinf(log_weight_N).any():
+        raise ValueError(f"log weights = {log_weight_N}; expected finite numbers or -inf")
+    key_N = log_weight_N + generator.gumbel(size=len(log_weight_N))
+    possible = np.flatnonzero(key_N > -np.inf)
+    ranked = possible[np.argsort(-key_N[possible])[:num]]
+    if len(ranked) == num:
+        return ranked
+    return np.concatenate([ranked, generator.permutation(np.flatnonzero(key_N == -np.inf))[: num - len(ranked)]])
+
+
+def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generator, temperature: float) -> np.ndarray:
+    """Draw in proportion to priority ** (1 / temperature); at 0 take the highest first, ties in random order."""
+    if temperature == 0:
+        return first(num, generator, -log_priority_N)
+    return weighted(log_priority_N / temperature, num, generator)
+
+
+def safe_log(value_N: np.ndarray) -> np.ndarray:
+    """Return the logarithm, -inf where the value is 0 or below."""
+    log_N: np.ndarray = np.log(value_N, where=value_N > 0, out=np.full(len(value_N), -np.inf))
+    return log_N
+
+
+def importance_weights(log_weight_N: np.ndarray, indices: np.ndarray, beta: float) -> np.ndarray:
+    """Return (N P_i) ** -beta / max_j (N P_j) ** -beta of candidates that `weighted` has drawn, in (0, 1].
+
+    The maximum is over all candidates of positive probability P; a candidate of probability 0, drawn to fill a batch,
+    has weight 1. Difference from the source: beta is constant, not annealed.
+    """
+    is_possible_N = np.isfinite(log_weight_N)
+    if not is_possible_N.any():
+        return np.ones(len(indices))
+    above_K: np.ndarray = log_weight_N[indices] - log_weight_N[is_possible_N].min()
+    weight_K: np.ndarray = np.exp(-beta * np.maximum(above_K, 0.0))
+    return weight_K
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class SRL:
-    """Draw new candidates with probability `epsilon_new` a slot, the rest by priority.
+    """Draw new candidates with probability `epsilon_new` a slot, the others by priority.
 
     due item   (1 + overdue) (1 + c_l 4 p (1 - p)) (1 + c_d diversity), p the posterior mean of its recall
     group      (signal_floor + 4 variance) (1 + c_d diversity) exp(-age / age_scale) / (1 + uses)
@@ -59,12 +199,8 @@ class SRL:
     age_scale: float = setting(16.0, "iterations in which the priority of a group falls by a factor e")
 
     def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            ValueError: naming every parameter out of its range.
-        """
-        within = {"temperature": AT_LEAST_0, "epsilon_new": SHARE, "learnability_coeff": AT_LEAST_0}
+        """Check the parameters; an error names every one out of its range."""
+        within = {"temperature": AT_LEAST_0, "epsilon_new": FRACTION, "learnability_coeff": AT_LEAST_0}
         check_within(self, within | {"signal_floor": ABOVE_0, "age_scale": ABOVE_0})
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -74,8 +210,8 @@ class SRL:
         if num_new == 0:
             return self._by_priority(candidates, num, generator)
         drawn = generator.choice(new, num_new, replace=False)
-        rest = np.setdiff1d(np.arange(len(candidates)), drawn)
-        return np.concatenate([drawn, rest[self._by_priority(candidates.take(rest), num - num_new, generator)]])
+        others = np.setdiff1d(np.arange(len(candidates)), drawn)
+        return np.concatenate([drawn, others[self._by_priority(candidates.take(others), num - num_new, generator)]])
 
     def _by_priority(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         log_priority_N = self.log_priority(candidates)
@@ -86,22 +222,19 @@ class SRL:
         if len(drawn) == num:
             return drawn
         early = np.flatnonzero(candidates.overdue < 0)
-        filled = early[first(num - len(drawn), generator, candidates.retrievability[early])]
-        return np.concatenate([drawn, filled])
+        return np.concatenate([drawn, early[first(num - len(drawn), generator, candidates.retrievability[early])]])
 
     def log_priority(self, candidates: Candidates) -> np.ndarray:
         """Return the logarithm of each candidate's priority."""
+        log_priority_N: np.ndarray
         log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
-            log_signal_N = np.log(self.signal_floor + 4 * candidates.variance)
-            of_groups_N: np.ndarray = (
-                log_signal_N + log_diversity_N - candidates.age / self.age_scale - np.log1p(candidates.uses)
-            )
-            return of_groups_N
+            log_priority_N = np.log(self.signal_floor + 4 * candidates.variance) + log_diversity_N
+            return log_priority_N - candidates.age / self.age_scale - np.log1p(candidates.uses)
         recall_N = candidates.posterior_mean
         log_learnability_N = np.log1p(self.learnability_coeff * 4 * recall_N * (1 - recall_N))
-        of_items_N: np.ndarray = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
-        return of_items_N
+        log_priority_N = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
+        return log_priority_N
 
 
 @dataclass(frozen=True)
@@ -118,26 +251,22 @@ class PER:
     by: str = setting("abs_advantage", 'priority: "abs_advantage", or "reward" such as the grade by a rubric')
 
     def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            ValueError: naming every parameter out of its range.
-        """
-        check_within(self, {"alpha": AT_LEAST_0, "beta": SHARE})
+        """Check the parameters; an error names every one out of its range."""
+        check_within(self, {"alpha": AT_LEAST_0, "beta": FRACTION})
         if self.by not in ("abs_advantage", "reward"):
             raise ValueError(f"by = {self.by!r}; expected 'abs_advantage' or 'reward'")
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""
-        return weighted(self._log_weight(candidates), num, generator)
+        return weighted(self.log_weight(candidates), num, generator)
 
     def loss_weights(self, candidates: Candidates, indices: np.ndarray) -> np.ndarray:
         """Return the importance weights of drawn candidates."""
-        return importance_weights(self._log_weight(candidates), indices, self.beta)
+        return importance_weights(self.log_weight(candidates), indices, self.beta)
 
-    def _log_weight(self, candidates: Candidates) -> np.ndarray:
-        priority_N = np.abs(getattr(candidates, self.by))
-        log_weight_N: np.ndarray = self.alpha * np.log(priority_N + PER_EPSILON)
+    def log_weight(self, candidates: Candidates) -> np.ndarray:
+        """Return the logarithm of each candidate's weight in a draw."""
+        log_weight_N: np.ndarray = self.alpha * np.log(np.abs(getattr(candidates, self.by)) + PER_EPSILON)
         return log_weight_N
 
 
@@ -155,11 +284,7 @@ class HighReward:
     factor: float = setting(2.0, "draws among so many times the slots; 1 takes the highest")
 
     def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            ValueError: it is out of its range.
-        """
+        """Check the parameter."""
         check_within(self, {"factor": (1, math.inf, "a number of at least 1")})
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -184,8 +309,9 @@ def recent(candidates: Candidates, num: int, generator: np.random.Generator) -> 
 
 def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
     """Divide the slots equally among domains, and draw uniformly within each."""
-    domains = np.unique(candidates.domain)
-    return _in_domains(uniform, candidates, num, generator, dict.fromkeys(domains.tolist(), 1.0), {})[0]
+    available = num_by_domain(candidates)
+    nums = quotas(num, dict.fromkeys(available, 1.0), available, generator).num
+    return apply("selection 'balanced'", uniform, candidates, num, generator, nums)
 
 
 _OWN: dict[str, Any] = {
@@ -199,53 +325,49 @@ _OWN: dict[str, Any] = {
 }
 SELECTIONS: Rules[Any] = Rules("selection", _OWN)  # rules without parameters, and classes of rules
 
-# Rules of prompts to which it matters how long an item is due; with one of your own only a spacing rule says so.
+# Rules of prompts to which it matters how long an item is due; with a user's rule only a spacing rule says so.
 BY_DUE = ("srl", "fifo")
 DATELESS = tuple(name for name in _OWN if name != "srl")  # rules that read neither due dates nor predicted recall
 
-Carry = Mapping[int, float]  # fractions of slots of each domain, in [-1, 1], carried to the next draw by rounding
+# --- rules within domain quotas -------------------------------------------------------------------
 
 
-class Selected(NamedTuple):
-    """The drawn indices, and the carry for the next call of `select`."""
-
-    indices: np.ndarray
-    carry: Carry = field(default_factory=dict)
-
-
-def select(
-    name: str,
+def apply(
+    title: str,
     rule: Rule,
     candidates: Candidates,
     num: int,
     generator: np.random.Generator,
-    domain_weights: Mapping[int, float] | None = None,
-    carry: Carry | None = None,
-) -> Selected:
-    """Draw exactly min(num, N) distinct candidates, by a rule, within domain quotas.
-
-    Args:
-        name: of the rule, for messages.
-        rule: as `SELECTIONS.make` returns it.
-        candidates: N items or groups.
-        num: slots to fill.
-        generator: of this draw.
-        domain_weights: domain -> weight of its share of the slots; None: no quotas.
-        carry: `Selected.carry` of the previous call.
+    nums: Mapping[int, int] | None = None,
+) -> np.ndarray:
+    """Draw exactly min(num, N) distinct candidates by a rule, or from each domain as many as `nums` says.
 
     Raises:
-        ValueError: a rule that breaks its contract.
+        ValueError: a rule that breaks its contract; the message begins with `title`.
     """
-    num = min(num, len(candidates))
-    drawn, left = _in_domains(rule, candidates, num, generator, domain_weights, carry or {})
-    distinct = np.unique(drawn)
-    in_range = len(drawn) == 0 or (distinct[0] >= 0 and distinct[-1] < len(candidates))
-    if len(drawn) != num or len(distinct) != num or not in_range:
-        raise ValueError(
-            f"selection {name!r} returned {len(drawn)} indices, {len(distinct)} of them distinct; "
-            f"expected {num} distinct ones below {len(candidates)}"
-        )
-    return Selected(drawn, left)
+    every = np.arange(len(candidates))
+    parts = [(every, min(num, len(every)))]
+    if nums is not None:
+        parts = [(np.flatnonzero(candidates.domain == domain), count) for domain, count in nums.items()]
+    drawn = [np.empty(0, np.int64)]
+    for inside, count in parts:
+        if count == 0:
+            continue
+        indices = np.asarray(rule(candidates if nums is None else candidates.take(inside), count, generator))
+        distinct = np.unique(indices)
+        if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(inside):
+            raise ValueError(
+                f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
+                f"expected {count} distinct ones below {len(inside)}"
+            )
+        drawn.append(inside[indices])
+    return np.concatenate(drawn)
+
+
+def num_by_domain(candidates: Candidates) -> dict[int, int]:
+    """Return domain -> number of its candidates, in order."""
+    domains, counts = np.unique(candidates.domain, return_counts=True)
+    return dict(zip(domains.tolist(), counts.tolist(), strict=True))
 
 
 def loss_weights(
@@ -253,40 +375,21 @@ def loss_weights(
 ) -> np.ndarray:
     """Return the loss weight of each drawn group, in (0, 1]: 1 for a rule without the method `loss_weights`.
 
-    The weights correct for the rule's preferences within a domain. Domain shares are intended and are not corrected.
+    The weights correct for the rule's preferences within a domain. Quotas of domains are intended and not corrected.
 
     Args:
-        rule: as for `select`, as are `candidates` and `domain_weights`.
-        indices: drawn by `select`.
+        rule: as `SELECTIONS.make` returns it.
+        candidates: among which it has drawn.
+        indices: what it has drawn.
+        domain_weights: of the quotas; None: there were none.
     """
     of_rule: Callable[[Candidates, np.ndarray], np.ndarray] | None = getattr(rule, "loss_weights", None)
+    weight_N = np.ones(len(indices))
     if not candidates.are_groups or not len(indices) or of_rule is None:
-        return np.ones(len(indices))
+        return weight_N
     if domain_weights is None:
         return of_rule(candidates, indices)
-    weight_N = np.ones(len(indices))
     for domain in np.unique(candidates.domain[indices]):
         inside, is_drawn_N = np.flatnonzero(candidates.domain == domain), candidates.domain[indices] == domain
         weight_N[is_drawn_N] = of_rule(candidates.take(inside), np.searchsorted(inside, indices[is_drawn_N]))
     return weight_N
-
-
-def _in_domains(
-    rule: Rule,
-    candidates: Candidates,
-    num: int,
-    generator: np.random.Generator,
-    weights: Mapping[int, float] | None,
-    carry: Carry,
-) -> tuple[np.ndarray, Carry]:
-    """Apply a rule within each domain's slots; return the indices and the domains' carry."""
-    if weights is None:
-        return np.asarray(rule(candidates, num, generator)), carry
-    domains, counts = np.unique(candidates.domain, return_counts=True)
-    slots = quotas(num, weights, dict(zip(domains.tolist(), counts.tolist())), generator, carry)
-    parts = [np.empty(0, np.int64)]
-    for domain, count in slots.num.items():
-        if count > 0:
-            inside = np.flatnonzero(candidates.domain == domain)
-            parts.append(inside[rule(candidates.take(inside), count, generator)])
-    return np.concatenate(parts), slots.carry

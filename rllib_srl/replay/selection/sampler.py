@@ -1,6 +1,6 @@
 """Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
 
-    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> select -> slots
+    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> rule, within domain quotas -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
 """
@@ -14,26 +14,24 @@ import numpy as np
 
 from rllib_srl.replay.history import discounts
 from rllib_srl.replay.schedule.recall import Recall
-from rllib_srl.replay.selection.candidates import MOST_CANDIDATES, Candidates
 from rllib_srl.replay.selection.eviction import EVICTIONS, evict
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
-from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, SELECTIONS, Carry, Rule, loss_weights, select
+from rllib_srl.replay.selection.quotas import Carry, quotas
+from rllib_srl.replay.selection.rules import (
+    BY_DUE,
+    DATELESS,
+    SELECTIONS,
+    Candidates,
+    apply,
+    loss_weights,
+    num_by_domain,
+)
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store.items import ItemStore
 from rllib_srl.replay.store.records import rows_at
 from rllib_srl.types import History
 
-
-class DrawnGroups(NamedTuple):
-    """Slots of drawn groups, and the loss weight of each (`rules.loss_weights`)."""
-
-    groups_N: np.ndarray
-    weight_N: np.ndarray
-
-
-class _Chosen(NamedTuple):
-    indices: np.ndarray
-    weight_N: np.ndarray
+MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
 
 
 class Draws:
@@ -53,23 +51,14 @@ class Draws:
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
         self._diversity_coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
-        self._rules: dict[str, tuple[str, Rule]] = {
-            "items": (settings.selection, SELECTIONS.make(settings.selection, settings.selection_config)),
-            "groups": (
-                settings.reuse_selection,
-                SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
-            ),
+        self._rules = {
+            "items": SELECTIONS.make(settings.selection, settings.selection_config),
+            "groups": SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
         }
         self._eviction = EVICTIONS.make(settings.eviction, {})
         self._carries: dict[str, Carry] = {"items": {}, "groups": {}}
 
-    def items(
-        self,
-        num: int,
-        now: int,
-        generator: np.random.Generator,
-        without: Sequence[int] = (),
-    ) -> np.ndarray:
+    def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
         """Return the slots of `num` items to revisit, fewer only if fewer may be played.
 
         Args:
@@ -79,32 +68,30 @@ class Draws:
             without: slots that are already in the batch.
         """
         store, settings = self._store, self._settings
-        domains = self.domains()
+        domains = self._domains()
 
-        def pooled(size: int) -> np.ndarray:
-            found = store.pool(now, size, generator, domains, settings.min_recall_interval, self._is_by_due)
-            return self._wanted_items(found[~np.isin(found, np.array(without, found.dtype))], now)
+        def pool_of(size: int) -> np.ndarray:
+            rest = settings.min_recall_interval
+            slots_N: np.ndarray = store.pool(now, size, generator, domains, rest, self._is_by_due)
+            return slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
 
-        pool = pooled(size := max(num + len(without), MOST_CANDIDATES))
-        if self._sees_entries and len(pool) < num and size < len(store):
-            pool = pooled(len(store))  # items that pass the predicate may be anywhere
-        if not len(pool) or num < 1:
+        def entry_of(slot: int) -> Entry:
+            return Entry.of(store.items[slot], store.prompt_of(slot), now)
+
+        pool_N = self._filtered(pool_of, entry_of, num, num + len(without), len(store))
+        if not len(pool_N) or num < 1:
             return np.empty(0, np.int64)
-        candidates = self.item_candidates(pool, now)
+        candidates = self.item_candidates(pool_N, now)
         if not settings.fill_with_not_due:
             due = np.flatnonzero(candidates.overdue >= 0)
-            pool, candidates = pool[due], candidates.take(due)
-        slots_K: np.ndarray = pool[self._select("items", candidates, num, generator).indices]
-        return slots_K
+            pool_N, candidates = pool_N[due], candidates.take(due)
+        indices, _ = self._select("items", settings.selection, candidates, num, generator)
+        return pool_N[indices]
 
     def groups(
-        self,
-        num: int,
-        now: int,
-        generator: np.random.Generator,
-        must_vary: bool = True,
-    ) -> DrawnGroups:
-        """Return `num` groups to reuse, fewer only if fewer may be reused.
+        self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots of `num` groups to reuse and their loss weights, fewer only if fewer may be reused.
 
         Args:
             num: groups wanted.
@@ -113,50 +100,50 @@ class Draws:
             must_vary: leave out groups whose rewards are all equal.
         """
         store, settings = self._store, self._settings
-        domains = self.domains(are_groups=True)
+        domains = self._domains(are_groups=True)
 
-        def pooled(size: int) -> np.ndarray:
-            found = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
-            return self._wanted_groups(found, now)
+        def pool_of(size: int) -> np.ndarray:
+            return store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
 
-        pool = pooled(size := max(num, MOST_CANDIDATES))
-        if self._sees_entries and len(pool) < num and size < store.num_groups:
-            pool = pooled(store.num_groups)
-        if not len(pool) or num < 1:
-            return DrawnGroups(np.empty(0, np.int64), np.empty(0))
-        drawn = self._select("groups", self.group_candidates(pool, now), num, generator)
-        return DrawnGroups(pool[drawn.indices], drawn.weight_N)
+        def entry_of(group: int) -> Entry:
+            row = store.groups[group]
+            return Entry.of(row, store.prompt_of(row["slot"]), now, store.items[row["slot"]])
+
+        pool_N = self._filtered(pool_of, entry_of, num, num, store.num_groups)
+        if not len(pool_N) or num < 1:
+            return np.empty(0, np.int64), np.empty(0)
+        candidates = self.group_candidates(pool_N, now)
+        indices, weight_N = self._select("groups", settings.reuse_selection, candidates, num, generator)
+        return pool_N[indices], weight_N
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
-        pool = self._store.any_items(MOST_CANDIDATES, generator)
-        candidates = self.item_candidates(pool, now)
-        weights = self._weights(candidates)
-        name = self._settings.eviction
-        slots_K: np.ndarray = pool[evict(name, self._eviction, candidates, num, generator, weights)]
+        pool_N = self._store.any_items(MOST_CANDIDATES, generator)
+        candidates = self.item_candidates(pool_N, now)
+        name, weights = self._settings.eviction, self._weights(candidates)
+        slots_K: np.ndarray = pool_N[evict(name, self._eviction, candidates, num, generator, weights)]
         return slots_K
+
+    # --- candidates ------------------------------------------------------------------------------
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
-        rows_N = rows_at(self._store.items, slots_N)
-        interval_N = np.maximum(1.0, rows_N["due"] - rows_N["last_review"])
+        rows_N, settings = rows_at(self._store.items, slots_N), self._settings
         newest_N = np.full(len(rows_N), rows_N["version"].max(initial=0))
-        how = (self._settings.history_by, self._settings.history_half_life)
-        rho_N = discounts(*how, rows_N, newest_N, float(rows_N["history_clock"].max(initial=0.0)))
+        clock = float(rows_N["history_clock"].max(initial=0.0))
+        rho_N = discounts(settings.history_by, settings.history_half_life, rows_N, newest_N, clock)
         return Candidates.of(
             len(slots_N),
             diversity_coeff=self._diversity_coeff,
-            **_shared(rows_N),
-            **_of_item(rows_N),
+            **self._columns(rows_N, rows_N, now),
             pass_rate=rows_N["pass_rate"],
             group_size=rows_N["group_size"],
             abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
             age=now - rows_N["created"],
             elapsed=now - rows_N["last_review"],
-            overdue=(now - rows_N["due"]) / interval_N,
-            **self._recalled(rows_N, now),
+            overdue=(now - rows_N["due"]) / np.maximum(1.0, rows_N["due"] - rows_N["last_review"]),
             is_new=rows_N["visits"] <= 1,
-            num_silent=rows_N["num_silent"],
+            num_zero_variance=rows_N["num_silent"],
             history_sum=rho_N * rows_N["history_sum"],
             history_count=rho_N * rows_N["history_count"],
         )
@@ -164,32 +151,30 @@ class Draws:
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of groups."""
         rows_N = rows_at(self._store.groups, groups_N)
-        items_N = rows_at(self._store.items, rows_N["slot"])
         return Candidates.of(
             len(groups_N),
             are_groups=True,
             diversity_coeff=self._diversity_coeff,
-            **_shared(rows_N),
-            **_of_item(items_N),
+            **self._columns(rows_N, rows_at(self._store.items, rows_N["slot"]), now),
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
             group_size=rows_N["size"],
             abs_advantage=rows_N["abs_advantage"],
             age=now - rows_N["born"],
             elapsed=now - rows_N["born"],
-            **self._recalled(items_N, now),
             uses=rows_N["uses"],
             is_new=rows_N["uses"] == 0,
         )
 
-    def _recalled(self, items_N: np.ndarray, now: int) -> dict[str, Any]:
-        """Return the columns of recall; none if nothing reads them."""
-        if not self._reads_recall:
-            return {}
-        alpha_N, beta_N = items_N["alpha"].astype(np.float64), items_N["beta"].astype(np.float64)
-        return {
-            "retrievability": self._recall.recall_of(items_N, now),
-            "posterior_mean": alpha_N / (alpha_N + beta_N),
-        }
+    def _columns(self, rows_N: np.ndarray, items_N: np.ndarray, now: int) -> dict[str, Any]:
+        """Return the columns that items and groups share, those of recall only if something reads them."""
+        columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
+        columns |= {name: items_N[name] for name in ("domain", "diversity", "visits")}
+        columns["seq"] = rows_N["seq"].astype(np.int64)
+        if self._reads_recall:
+            alpha_N, beta_N = items_N["alpha"].astype(np.float64), items_N["beta"].astype(np.float64)
+            columns["retrievability"] = self._recall.recall_of(items_N, now)
+            columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
+        return columns
 
     def why(self, slot: int, now: int) -> dict[str, Any]:
         """Return the facts behind a draw of an item: lateness, predicted recall, lapses, diversity."""
@@ -208,44 +193,65 @@ class Draws:
             **({n: round(float(row[n]), 4) for n in ("novelty", "diversity")} if self._measures_diversity else {}),
         }
 
-    def domains(self, are_groups: bool = False) -> Collection[int] | None:
+    # --- filter, quotas --------------------------------------------------------------------------
+
+    def _domains(self, are_groups: bool = False) -> Collection[int] | None:
         """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
-        if self._filter is None or self._sees_entries:
+        chosen, names = self._filter, self._store.domains
+        if chosen is None or self._sees_entries:
             return None
-        every = enumerate(self._store.domains)
-        return [number for number, name in every if self.is_wanted(name, are_groups)]
+        if chosen == "last":
+            return range(len(names))[-2:][:1]
+        if chosen == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
+            newest = None if are_groups else self._store.header.newest_domain
+            return [number for number, name in enumerate(names) if name != newest]
+        is_chosen: Callable[[str], bool] = chosen if callable(chosen) else chosen.__contains__
+        return [number for number, name in enumerate(names) if is_chosen(name)]
 
-    def is_wanted(self, domain: str, are_groups: bool = False) -> bool:
-        """Return whether items, or groups, of a domain (by name) may be drawn."""
-        if self._filter is None or self._sees_entries:
-            return True
-        if self._filter == "last":
-            return domain in self._store.domains[-2:][:1]
-        if self._filter == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
-            return are_groups or domain != self._store.header.newest_domain
-        is_wanted: Callable[[str], bool] = self._filter if callable(self._filter) else self._filter.__contains__
-        return is_wanted(domain)
+    def _filtered(
+        self, pool_of: Callable[[int], np.ndarray], entry_of: Callable[[int], Entry], num: int, size: int, total: int
+    ) -> np.ndarray:
+        """Return a pool without what the predicate rejects; if too few pass, the pool is everything.
 
-    def _wanted_items(self, slots_N: np.ndarray, now: int) -> np.ndarray:
-        if not self._sees_entries or not len(slots_N):
-            return slots_N
-        store = self._store
-        entries = (Entry.of_item(store.items[slot], store.prompt_of(slot), now) for slot in slots_N.tolist())
-        return slots_N[[self._is_entry_wanted(entry) for entry in entries]]
+        Args:
+            pool_of: size -> slots.
+            entry_of: slot -> entry.
+            num: slots wanted.
+            size: least size of the pool.
+            total: size of everything.
+        """
+        size = max(size, MOST_CANDIDATES)
+        pool_N = pool_of(size)
+        if not self._sees_entries:
+            return pool_N
 
-    def _wanted_groups(self, groups_N: np.ndarray, now: int) -> np.ndarray:
-        if not self._sees_entries or not len(groups_N):
-            return groups_N
-        rows_N, items = self._store.groups[groups_N], self._store.items
-        slots = rows_N["slot"].tolist()
-        entries = (
-            Entry.of_group(row, self._store.prompt_of(slot), now, items[slot])
-            for row, slot in zip(rows_N, slots, strict=True)
-        )
-        return groups_N[[self._is_entry_wanted(entry) for entry in entries]]
+        def passing(slots_N: np.ndarray) -> np.ndarray:
+            entries = map(entry_of, slots_N.tolist())
+            return slots_N[np.array([bool(self._filter(entry.prompt.domain, entry)) for entry in entries], bool)]
 
-    def _is_entry_wanted(self, entry: Entry) -> bool:
-        return bool(self._filter(entry.prompt.domain, entry))
+        pool_N = passing(pool_N)
+        return passing(pool_of(total)) if len(pool_N) < num and size < total else pool_N
+
+    def _select(
+        self, kind: str, name: str, candidates: Candidates, num: int, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices drawn by the rule of "items" or "groups", and their loss weights."""
+        rule, weights, nums, carry = self._rules[kind], self._weights(candidates), None, self._carries[kind]
+        if weights is not None:
+            nums, carry = quotas(num, weights, num_by_domain(candidates), generator, carry)
+        indices = apply(f"selection {name!r}", rule, candidates, num, generator, nums)
+        if len(indices) == num:
+            self._carries[kind] = carry
+        return indices, loss_weights(rule, candidates, indices, weights)
+
+    def _weights(self, candidates: Candidates) -> dict[int, float] | None:
+        weights = self._settings.domain_quotas
+        if weights is None:
+            return None
+        if weights == "equal":
+            return dict.fromkeys(num_by_domain(candidates), 1.0)
+        ids = {name: self._store.domain_id(name) for name in weights}
+        return {number: float(weights[name]) for name, number in ids.items() if number is not None}
 
     def get_state(self) -> dict[str, Any]:
         """Return the carried fractions of slots, as JSON types."""
@@ -254,38 +260,6 @@ class Draws:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._carries = {name: {int(d): float(c) for d, c in carry} for name, carry in state.items()}
-
-    def _select(
-        self,
-        kind: str,
-        candidates: Candidates,
-        num: int,
-        generator: np.random.Generator,
-    ) -> _Chosen:
-        name, rule = self._rules[kind]
-        weights = self._weights(candidates)
-        chosen = select(name, rule, candidates, num, generator, weights, self._carries[kind])
-        if len(chosen.indices) == num:
-            self._carries[kind] = chosen.carry
-        return _Chosen(chosen.indices, loss_weights(rule, candidates, chosen.indices, weights))
-
-    def _weights(self, candidates: Candidates) -> dict[int, float] | None:
-        quotas = self._settings.domain_quotas
-        if quotas is None:
-            return None
-        if quotas == "equal":
-            return dict.fromkeys(np.unique(candidates.domain).tolist(), 1.0)
-        ids = {name: self._store.domain_id(name) for name in quotas}
-        return {number: float(quotas[name]) for name, number in ids.items() if number is not None}
-
-
-def _shared(rows_N: np.ndarray) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
-    return columns | {"seq": rows_N["seq"].astype(np.int64)}
-
-
-def _of_item(rows_N: np.ndarray) -> dict[str, Any]:
-    return {name: rows_N[name] for name in ("domain", "diversity", "visits")}
 
 
 class DrawnAnswer(NamedTuple):
