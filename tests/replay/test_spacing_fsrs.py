@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
-from rllib_srl.replay.schedule.spacing.fsrs import DEFAULT_W, HIGHEST_W, LOWEST_W
+from rllib_srl.replay.schedule.spacing import DEFAULT_W, HIGHEST_W, LOWEST_W, SpacingState, make_spacing
 
 fsrs = pytest.importorskip("fsrs", reason="py-fsrs is the oracle of these tests")
 

@@ -1,0 +1,401 @@
+"""Spacing rules: compute when an item is due again.
+
+    rule = make_spacing("fsrs", desired_retention=0.9)
+    state --review(grade, elapsed)--> state                 pure, vectorised: items are independent
+    state --retrievability(elapsed)--> recall in [0, 1]     non-increasing in time; desired_retention at the interval
+
+Time is a float number of days; the caller converts iterations to days. A grade of 1 (Again) is a failure, 2 (Hard),
+3 (Good) and 4 (Easy) are successes. A success never shortens the interval.
+
+A rule is a frozen dataclass whose fields are its parameters, a subclass of `SpacingRule`. A user-defined rule is one
+registered class, `SPACINGS["mine"] = Mine`, or any callable that takes keyword arguments and returns an object with
+the methods of `SpacingRule`.
+
+All rules but `fsrs` and `none` model no forgetting. Their recall follows the simplest curve that agrees with their
+intervals, the exponential: R = desired_retention^(elapsed / interval). The rule's own interval is the stability S, the
+days until recall is 0.9; another retention stretches it, interval = S ln(desired_retention) / ln(0.9).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rllib_srl.common.rules import Rules
+from rllib_srl.common.setting_tables import setting
+
+MIN_STABILITY, MAX_STABILITY = 1e-3, 1e12  # days; the upper bound keeps products finite
+HARD, EASY = 2, 4  # grades
+_DAYS = (1e-3, 1e6)
+
+
+@dataclass(frozen=True)
+class SpacingState:
+    """Scheduling state of N items. Invariant: equal lengths, finite values; all are 0 for an item never reviewed."""
+
+    stability_N: np.ndarray  # float64: days after which recall has fallen to 0.9 (fixed: the interval)
+    difficulty_N: np.ndarray  # float64: the rule's second number: difficulty of fsrs, 1 to 10; easiness of sm2; else 0
+    interval_N: np.ndarray  # float64: days from the last review to the next: the *base* interval, before diversity
+    reps_N: np.ndarray  # int64: reviews
+    lapses_N: np.ndarray  # int64: failures that followed a success
+    streak_N: np.ndarray  # int64: successes in a row; below 0: failures in a row
+
+    @classmethod
+    def new(cls, num: int) -> SpacingState:
+        """Return `num` items that were never reviewed."""
+        return cls(*(np.zeros(num, dtype) for dtype in _DTYPES.values()))
+
+    @classmethod
+    def of(cls, table: Mapping[str, np.ndarray] | np.ndarray) -> SpacingState:
+        """Copy the state out of a table's columns "stability", "difficulty", ...: a dict or a structured array."""
+        columns: Any = table
+        return cls(*(np.array(columns[name], dtype) for name, dtype in _DTYPES.items()))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the arrays by column name; the inverse of `of`."""
+        return {name: getattr(self, f"{name}_N") for name in _DTYPES}
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.reps_N)
+
+
+_DTYPES: dict[str, Any] = dict.fromkeys(("stability", "difficulty", "interval"), np.float64)
+_DTYPES |= dict.fromkeys(("reps", "lapses", "streak"), np.int64)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Input of a review, one row an item. Invariant: rows match those of the reviewed state."""
+
+    grade_N: np.ndarray  # int64, 1 to 4
+    elapsed_N: np.ndarray  # float64 days since the last review; 0 for new items
+    is_new_N: np.ndarray
+    is_success_N: np.ndarray
+    streak_N: np.ndarray  # after the visit
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpacingRule(ABC):
+    """A rule that sets intervals. Invariant: immutable; every parameter is within its range in `RANGES`."""
+
+    desired_retention: float = setting(0.9, "recall at which an item becomes due")
+    maximum_interval: float = setting(36_500.0, "days")
+
+    name: ClassVar[str]
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {}  # parameter -> (low, high), both inclusive
+
+    def __post_init__(self) -> None:
+        """Check every parameter.
+
+        Raises:
+            ValueError: naming all parameters out of range at once.
+        """
+        if errors := self._errors():
+            raise ValueError("; ".join(errors))
+
+    def _errors(self) -> list[str]:
+        errors = []
+        if not 0 < self.desired_retention < 1:
+            errors.append(f"desired_retention = {self.desired_retention}; expected more than 0 and less than 1")
+        for name, (low, high) in {"maximum_interval": (1e-3, math.inf), **self.RANGES}.items():
+            if not low <= getattr(self, name) <= high:
+                errors.append(f"{name} = {getattr(self, name)}; expected {low:g} to {high:g}")
+        return errors
+
+    def review(self, state: SpacingState, grade_N: Any, elapsed_N: Any) -> SpacingState:
+        """Return the states after one visit of each item.
+
+        Args:
+            state: before the visit.
+            grade_N: 1 to 4.
+            elapsed_N: days since the last review, at least 0; ignored for new items.
+
+        Raises:
+            ValueError: naming all arrays of a wrong shape or with invalid values.
+        """
+        grade_N, elapsed_N = _checked(state, grade_N, elapsed_N)
+        is_new_N, is_success_N = state.reps_N == 0, grade_N >= 2
+        streak_N = np.where(is_success_N, np.maximum(state.streak_N, 0) + 1, np.minimum(state.streak_N, 0) - 1)
+        visit = Visit(grade_N, np.where(is_new_N, 0.0, elapsed_N), is_new_N, is_success_N, streak_N)
+        stability_N, difficulty_N = self._next(state, visit)
+        stability_N = np.minimum(stability_N, MAX_STABILITY)
+        return SpacingState(
+            stability_N=stability_N,
+            difficulty_N=difficulty_N,
+            interval_N=np.minimum(self._days(stability_N), self.maximum_interval),
+            reps_N=state.reps_N + 1,
+            lapses_N=state.lapses_N + (~is_success_N & (state.streak_N > 0)),
+            streak_N=streak_N,
+        )
+
+    def retrievability(self, state: SpacingState, elapsed_N: np.ndarray) -> np.ndarray:
+        """Return the probability of recall after `elapsed_N` days, in [0, 1]; 0 for items never reviewed."""
+        is_new_N = state.reps_N == 0
+        stability_N = np.where(is_new_N, 1.0, state.stability_N)
+        recall_N = self._recall(stability_N, np.where(is_new_N, 0.0, np.maximum(elapsed_N, 0.0)))
+        return np.where(is_new_N, 0.0, recall_N)
+
+    @abstractmethod
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        """Return stability and difficulty after a visit."""
+
+    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+        """Return the probability of recall; stability is positive."""
+        recall_N: np.ndarray = self.desired_retention ** (elapsed_N / self._days(stability_N))
+        return recall_N
+
+    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+        """Return the days after which recall is `desired_retention`."""
+        return stability_N * (math.log(self.desired_retention) / math.log(0.9))
+
+
+def _checked(state: SpacingState, grade_N: Any, elapsed_N: Any) -> tuple[np.ndarray, np.ndarray]:
+    grade_N, elapsed_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64)
+    errors = [
+        f"{name} has shape {array.shape}, the state has {len(state)} items"
+        for name, array in (("grade_N", grade_N), ("elapsed_N", elapsed_N))
+        if array.shape != (len(state),)
+    ]
+    if bad := sorted(set(np.unique(grade_N).tolist()) - {1, 2, 3, 4}):
+        errors.append(f"grade_N holds {bad[:5]}; expected 1 to 4")
+    if elapsed_N.shape == (len(state),):
+        bad_N = (state.reps_N > 0) & ~((elapsed_N >= 0) & np.isfinite(elapsed_N))
+        if bad_N.any():
+            errors.append(f"elapsed_N holds {elapsed_N[bad_N][:5].tolist()}; expected finite days, at least 0")
+    if errors:
+        raise ValueError("; ".join(errors))
+    return grade_N.astype(np.int64), elapsed_N
+
+
+# --- FSRS-6 ---------------------------------------------------------------------------------------
+
+# fmt: off
+DEFAULT_W = (0.212, 1.2931, 2.3065, 8.2956, 6.4133, 0.8334, 3.0194, 0.001, 1.8722, 0.1666, 0.796,
+             1.4835, 0.0614, 0.2629, 1.6483, 0.6014, 1.8729, 0.5425, 0.0912, 0.0658, 0.1542)
+LOWEST_W = (0.001, 0.001, 0.001, 0.001, 1.0, 0.001, 0.001, 0.001, 0.0, 0.0, 0.001,
+            0.001, 0.001, 0.001, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.1)
+HIGHEST_W = (100.0, 100.0, 100.0, 100.0, 10.0, 4.0, 4.0, 0.75, 4.5, 0.8, 3.5,
+             5.0, 0.25, 0.9, 4.0, 1.0, 6.0, 2.0, 2.0, 0.8, 0.8)
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSRS(SpacingRule):
+    """FSRS-6: a power-law forgetting curve over stability S and difficulty D, fitted to human learners.
+
+        R(t, S) = (1 + F t / S)^-w20,  F = 0.9^(-1/w20) - 1, so that R(S, S) = 0.9
+        I(S, r) = S / F (r^(-1/w20) - 1)
+        first review   S = w[G-1]                         D = D0(G) = w4 - e^(w5 (G-1)) + 1, in [1, 10]
+        success        S (1 + e^w8 (11-D) S^-w9 (e^(w10 (1-R)) - 1) (w15 if Hard) (w16 if Easy))
+        failure        min(w11 D^-w12 ((S+1)^w13 - 1) e^(w14 (1-R)), S / e^(w17 w18))
+        within a day   S f, f = e^(w17 (G-3+w18)) S^-w19, at least 1 on success
+        difficulty     w7 D0(4) + (1-w7) (D - w6 (G-3) (10-D) / 9), in [1, 10]; stability is updated with the old D
+
+    Differences from py-fsrs 6.3.2 without learning steps and fuzz:
+    1. Time is a float: elapsed days are not truncated, intervals are not rounded and may be shorter than a day. After
+       whole days stability and difficulty are the same.
+    2. "Within a day" is less than 1.0 days: R changes smoothly up to there and S jumps.
+    3. Stability is at most 1e12 days; py-fsrs has no bound.
+
+    Invariant: each of the 21 parameters is within the bounds of py-fsrs.
+
+    Source: Ye et al., "FSRS-6", github.com/open-spaced-repetition/py-fsrs, fsrs/scheduler.py, version 6.3.2;
+    Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing spaced repetition scheduling".
+    """
+
+    w: tuple[float, ...] = setting(DEFAULT_W, "the 21 weights")
+
+    name: ClassVar[str] = "fsrs"
+
+    def __post_init__(self) -> None:
+        """Convert `w` from any sequence to a tuple, and check all parameters."""
+        object.__setattr__(self, "w", tuple(float(x) for x in self.w))
+        super().__post_init__()
+
+    def _errors(self) -> list[str]:
+        if len(self.w) != len(DEFAULT_W):
+            return [*super()._errors(), f"w has {len(self.w)} entries; expected {len(DEFAULT_W)}"]
+        bounds = enumerate(zip(self.w, LOWEST_W, HIGHEST_W))
+        of_w = [f"w{i} = {x}; expected {low:g} to {high:g}" for i, (x, low, high) in bounds if not low <= x <= high]
+        return super()._errors() + of_w
+
+    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+        recall_N: np.ndarray = (1 + self._decay_of(0.9) * elapsed_N / stability_N) ** -self.w[20]
+        return recall_N
+
+    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+        return stability_N / self._decay_of(0.9) * self._decay_of(self.desired_retention)
+
+    def _decay_of(self, recall: float) -> float:
+        return float(recall ** (-1 / self.w[20]) - 1)
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        w, is_new_N, grade_N = self.w, visit.is_new_N, visit.grade_N
+        s_N = np.where(is_new_N, 1.0, state.stability_N)  # avoids division by the zeros of new items
+        d_N = np.where(is_new_N, 1.0, state.difficulty_N)
+        forgotten_N = 1 - self._recall(s_N, visit.elapsed_N)
+
+        bonus_N = np.where(grade_N == HARD, w[15], np.where(grade_N == EASY, w[16], 1.0))
+        gain_N = np.exp(w[8]) * (11 - d_N) * s_N ** -w[9] * np.expm1(forgotten_N * w[10]) * bonus_N
+        failed_N = w[11] * d_N ** -w[12] * ((s_N + 1) ** w[13] - 1) * np.exp(forgotten_N * w[14])
+        failed_N = np.minimum(failed_N, s_N / np.exp(w[17] * w[18]))
+        later_N = np.where(visit.is_success_N, s_N * (1 + gain_N), failed_N)
+
+        factor_N = np.exp(w[17] * (grade_N - 3 + w[18])) * s_N ** -w[19]
+        within_a_day_N = s_N * np.where(visit.is_success_N, np.maximum(factor_N, 1.0), factor_N)
+        old_N = np.where(visit.elapsed_N < 1, within_a_day_N, later_N)
+        stability_N = np.where(is_new_N, np.array(w)[grade_N - 1], old_N)
+
+        moved_N = d_N - w[6] * (grade_N - 3) * (10 - d_N) / 9
+        harder_N = w[7] * self._first_difficulty(EASY) + (1 - w[7]) * moved_N
+        difficulty_N = np.clip(np.where(is_new_N, self._first_difficulty(grade_N), harder_N), 1.0, 10.0)
+        return np.maximum(stability_N, MIN_STABILITY), difficulty_N
+
+    def _first_difficulty(self, grade_N: np.ndarray | int) -> Any:
+        return self.w[4] - np.exp(self.w[5] * (np.asarray(grade_N) - 1)) + 1
+
+
+# --- rules without a forgetting curve -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SM2(SpacingRule):
+    """The rule of 1987: intervals of 1 day, 6 days, then the last interval times the item's easiness factor EF.
+
+        I(1) = 1, I(2) = 6, I(n) = I(n-1) EF      n: successes in a row; a failure starts again at I(1), EF unchanged
+        EF' = EF + 0.1 - (5-q) (0.08 + 0.02 (5-q)), at least 1.3; EF = 2.5 at first; q = grade + 1
+
+    I(n) uses the EF from before the update. Differences from the source: intervals are not rounded up; items graded
+    below q = 4 are not repeated at the end of a session; qualities 0 and 1 do not occur.
+
+    Invariant: difficulty holds EF, at least 1.3; stability holds I(n).
+
+    Source: Wozniak 1990, "Optimization of learning", master's thesis, section 3.2.
+    """
+
+    name: ClassVar[str] = "sm2"
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        easiness_N = np.where(visit.is_new_N, 2.5, state.difficulty_N)
+        grown_N = np.where(visit.streak_N == 2, 6.0, state.stability_N * easiness_N)
+        missed_N = 4 - visit.grade_N  # 5 - q
+        eased_N = np.maximum(1.3, easiness_N + 0.1 - missed_N * (0.08 + 0.02 * missed_N))
+        return np.where(visit.streak_N > 1, grown_N, 1.0), np.where(visit.is_success_N, eased_N, easiness_N)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leitner(SpacingRule):
+    """Boxes of growing intervals: a success moves an item to the next box, a failure back to the first.
+
+    New items are in the first box.
+
+    Source: Leitner 1972, "So lernt man lernen".
+    """
+
+    boxes: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0, 16.0), "days, growing")
+
+    name: ClassVar[str] = "leitner"
+
+    def __post_init__(self) -> None:
+        """Convert `boxes` from any sequence to a tuple, and check all parameters."""
+        object.__setattr__(self, "boxes", tuple(float(x) for x in self.boxes))
+        super().__post_init__()
+
+    def _errors(self) -> list[str]:
+        if self.boxes and all(a < b for a, b in zip((0.0, *self.boxes), self.boxes)):
+            return super()._errors()
+        return [*super()._errors(), f"boxes = {self.boxes}; expected days > 0, each more than the last"]
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        boxes = np.array(self.boxes)
+        old_N = np.where(visit.is_new_N, boxes[0], state.stability_N)
+        next_N = boxes[np.minimum(np.searchsorted(boxes, old_N, side="right"), len(boxes) - 1)]
+        # An item beyond the last box (the boxes were changed) stays where it is: success never shortens.
+        return np.where(visit.is_success_N, np.maximum(next_N, old_N), boxes[0]), np.zeros(len(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(SpacingRule):
+    """The same interval after every review; `desired_retention` sets only the predicted recall after it."""
+
+    interval: float = setting(4.0, "days")
+
+    name: ClassVar[str] = "fixed"
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {"interval": _DAYS}
+
+    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+        return stability_N
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(state), self.interval), np.zeros(len(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expanding(SpacingRule):
+    """A gap that grows by `factor` with each success and is reset to `first` after a failure.
+
+    Differences from the source:
+    1. Gaps and intervals are not rounded.
+    2. A failure resets the gap. The source's code waits one epoch and keeps the gap, and resets it with each new task.
+    3. An item is one prompt; the source has one gap for the whole buffer.
+
+    Source: Bhattacharya et al. 2025, arXiv 2507.21109 ("TFC-SR"), and the notebook of github.com/pritalb/tfc-sr.
+    """
+
+    first: float = setting(1.0, "days")
+    factor: float = setting(1.5, "factor of the gap after a success")
+
+    name: ClassVar[str] = "expanding"
+    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {"first": _DAYS, "factor": (1.0, 100.0)}
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        old_N = np.where(visit.is_new_N, self.first, state.stability_N)
+        return np.where(visit.is_success_N, old_N * self.factor, self.first), np.zeros(len(state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSpacing(SpacingRule):
+    """Items are always due; recall is `desired_retention` at any time."""
+
+    name: ClassVar[str] = "none"
+
+    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+        return np.full(len(stability_N), self.desired_retention)
+
+    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+        return np.zeros(len(stability_N))
+
+    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(len(state)), np.zeros(len(state))
+
+
+_OWN: dict[str, Callable[..., SpacingRule]] = {
+    rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, NoSpacing)
+}
+SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", _OWN)
+
+
+def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
+    """Build a spacing rule.
+
+    Args:
+        name: a key of `SPACINGS` or an import path.
+        desired_retention: recall at which an item becomes due, in (0, 1).
+        parameters: of the rule, by field name.
+
+    Raises:
+        ValueError: an unknown name, unknown parameters, or values outside their ranges.
+    """
+    rule = SPACINGS.named(name)
+    known = inspect.signature(rule).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    if (unknown := sorted(set(parameters) - set(known))) and not takes_any:
+        raise ValueError(f"spacing {name!r} has no parameters {unknown}; expected some of {sorted(known)}")
+    return rule(desired_retention=desired_retention, **parameters)
