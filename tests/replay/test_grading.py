@@ -16,14 +16,13 @@ from rllib_srl.replay.schedule.grading import (
     by_pass_rate,
     by_rating,
     by_reward,
-    cut,
     posterior,
 )
 
 
-def grade_group(num_success, size, alpha=0.5, beta=0.5, prior=(0.5, 0.5), memory=0.25, min_graded=2) -> SimpleNamespace:
+def grade_group(num_success, size, alpha=0.5, beta=0.5, min_graded=2) -> SimpleNamespace:
     """Grade one group by its pass rate."""
-    alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta, prior, memory)
+    alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta)
     evidence = Evidence(size_N=np.array([size]), alpha_N=alpha_N, beta_N=beta_N)
     grade = int(by_pass_rate(evidence, min_graded=min_graded)[0])
     (alpha,), (beta,) = alpha_N.tolist(), beta_N.tolist()
@@ -43,36 +42,25 @@ def test_pass_rates_of_new_items(size, grades) -> None:
     assert [grade_group(s, size).grade for s in range(size + 1)] == grades
 
 
-def test_earlier_visits_count_by_a_share() -> None:
+def test_a_quarter_of_earlier_visits_counts() -> None:
     first = grade_group(8, 8)
     assert (first.alpha, first.beta) == (8.5, 0.5)
     # a quarter of 8 earlier successes is 2: (.5 + 2 + 2) / (1 + 2 + 8) = .409, where 2 of 8 alone were .278
     second = grade_group(2, 8, first.alpha, first.beta)
     assert (second.alpha, second.beta, second.grade) == (4.5, 6.5, 2)
     assert second.recall == pytest.approx(0.409, abs=1e-3)
-    assert grade_group(2, 8, first.alpha, first.beta, memory=0.0).grade == 1
     assert grade_group(0, 8, first.alpha, first.beta).grade == 1  # 2.5 / 11: forgetting shows at once
     assert posterior(8, 8, alpha_N=0.5, beta_N=8.5) == (8.5, 2.5)  # failures are forgotten as successes are
-    # nothing forgotten: counts add up, whatever their order
-    a, b = posterior([3], [8], *posterior([6], [8], memory=1.0), memory=1.0)
-    assert (a[0], b[0]) == (9.5, 7.5)
 
 
-def test_a_prior_holds_small_groups_back() -> None:
-    assert grade_group(2, 2, alpha=2, beta=2, prior=(2, 2)).grade == 3  # (2 + 2) / 6
-    assert grade_group(8, 8, alpha=2, beta=2, prior=(2, 2)).grade == 3  # 10 / 12 = .83
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16), st.integers(0, 16), st.integers(0, 16))), st.floats(0, 1)
-)
-def test_many_are_graded_as_one_by_one_and_more_success_is_no_worse(rows, memory) -> None:
+@given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16), st.integers(0, 16), st.integers(0, 16))))
+def test_many_are_graded_as_one_by_one_and_more_success_is_no_worse(rows) -> None:
     s, extra, s0, f0 = np.array(rows, int).reshape(-1, 4).T
     n, alpha, beta = s + extra, 0.5 + s0, 0.5 + f0
-    after = posterior(s, n, alpha, beta, memory=memory)
+    after = posterior(s, n, alpha, beta)
     grade_N = by_pass_rate(Evidence(size_N=n, alpha_N=after[0], beta_N=after[1]), min_graded=0)
-    assert grade_N.tolist() == [grade_group(*row, memory=memory, min_graded=0).grade for row in zip(s, n, alpha, beta)]
-    better = posterior(s + 1, n + 1, alpha, beta, memory=memory)
+    assert grade_N.tolist() == [grade_group(*row, min_graded=0).grade for row in zip(s, n, alpha, beta)]
+    better = posterior(s + 1, n + 1, alpha, beta)
     assert (by_pass_rate(Evidence(size_N=n, alpha_N=better[0], beta_N=better[1]), min_graded=0) >= grade_N).all()
 
 
@@ -82,15 +70,11 @@ def test_too_few_episodes_grade_nothing() -> None:
     assert by_reward(Evidence(size_N=[1, 2], reward_N=[1.0, 1.0])).tolist() == [0, 4]
 
 
-def test_mean_rewards() -> None:
+def test_mean_rewards_and_likelihoods() -> None:
     evidence = Evidence(size_N=np.full(5, 8), reward_N=np.array([0.0, 0.35, 0.649, 0.65, 0.9]))
     assert by_reward(evidence).tolist() == [1, 2, 2, 3, 4]
-    assert by_reward(evidence, bounds=(0.1, 0.2, 0.3)).tolist() == [1, 4, 4, 4, 4]
-
-
-def test_likelihoods() -> None:
-    change = np.array([-2.0, -0.5, -0.2, 0.0, 0.1, np.nan])
-    assert by_likelihood(Evidence(logp_change_N=change)).tolist() == [1, 2, 2, 3, 4, 0]
+    change_N = np.array([-2.0, -0.5, -0.2, 0.0, 0.1, np.nan])
+    assert by_likelihood(Evidence(logp_change_N=change_N)).tolist() == [1, 2, 2, 3, 4, 0]
 
 
 def test_ratings() -> None:
@@ -111,12 +95,3 @@ def test_ratings() -> None:
 def test_every_grade_names_the_evidence_it_lacks(name) -> None:
     with pytest.raises(ValueError, match=f"grade = '{name}' reads .*_N; expected one value a visit"):
         GRADES[name](Evidence(num_success_N=np.ones(2)), min_graded=2)
-
-
-def test_bad_numbers_are_named_all_at_once() -> None:
-    with pytest.raises(ValueError, match=r"prior = \(0, 1\).*; memory = 2.*; num_success = 3.0, size = 2.0"):
-        posterior(3, 2, prior=(0, 1), memory=2)
-    with pytest.raises(ValueError, match=r"lengths \{'size_N': 1, 'reward_N': 2\}"):
-        Evidence(size_N=np.ones(1), reward_N=np.ones(2))
-    with pytest.raises(ValueError, match=r"bounds = \(0.5, 0.5, 0.9\); expected three rising numbers"):
-        cut(np.ones(1), (0.5, 0.5, 0.9))

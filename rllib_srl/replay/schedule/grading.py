@@ -6,15 +6,15 @@
     human rating                             /
 
 A group of G episodes is a noisy test of recall: 2 successes of 2 are weaker evidence than 8 of 8. The Beta posterior
-of an item's recall accounts for that. It keeps a share `memory` of earlier evidence, because the policy has changed
-since; s of n episodes are successes:
+of an item's recall accounts for that. It keeps a fraction m = `MEMORY` of earlier evidence, because the policy has
+changed since; s of n episodes are successes:
 
-    alpha' = a + memory (alpha - a) + s,    beta' = b + memory (beta - b) + (n - s)        a, b: prior
+    alpha' = a + m (alpha - a) + s,    beta' = b + m (beta - b) + (n - s)        a, b: prior
 
 With Jeffreys' prior and no earlier visits, 0 to 2 successes of 8 are Again, 3 to 5 Hard, 6 and 7 Good, 8 Easy; of 4,
 0 and 1 are Again, then one grade each; 2 of 2 are at most Good.
 
-A user-defined grade is one registered function: `GRADES["mine"] = function(evidence, **parameters) -> grade_N`.
+A user-defined grade is one registered function: `GRADES["mine"] = function(evidence, min_graded) -> grade_N`.
 
 Sources: Jeffreys 1946, Proc. R. Soc. A 186, "An invariant form for the prior probability in estimation problems";
 Ye et al., github.com/open-spaced-repetition/py-fsrs (the grades).
@@ -23,14 +23,14 @@ Ye et al., github.com/open-spaced-repetition/py-fsrs (the grades).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from rllib_srl.common.rules import Rules
 
 PRIOR = (0.5, 0.5)  # Jeffreys': a, b
-MEMORY = 0.25  # share of earlier evidence that is kept at a new visit
+MEMORY = 0.25  # fraction of earlier evidence that is kept at a new visit
 BOUNDS = (0.35, 0.65, 0.9)  # lowest recall of Hard, Good and Easy
 # Nats a token: the geometric mean of the token probabilities changed by a factor of exp(-0.5) = 0.6, 0.9 and 1.1.
 LIKELIHOOD_BOUNDS = (-0.5, -0.1, 0.1)
@@ -39,10 +39,7 @@ RATING_SCALES = {"ordinal": (1.0, 5.0), "binary": (0.0, 1.0), "normalised": (0.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of N visits, one array a column; None for columns that were not measured.
-
-    Invariant (checked in `__post_init__`): all columns have the same length. `need` checks that a column was measured.
-    """
+    """Evidence of N visits, one array a column; None for columns that were not measured."""
 
     num_success_N: np.ndarray | None = None
     size_N: np.ndarray | None = None  # valid episodes
@@ -51,16 +48,6 @@ class Evidence:
     reward_N: np.ndarray | None = None  # mean over the group, in [0, 1]
     logp_change_N: np.ndarray | None = None  # nats a token; nan where no success is stored
     rating_N: np.ndarray | None = None  # nan where there is no rating
-
-    def __post_init__(self) -> None:
-        """Check the lengths.
-
-        Raises:
-            ValueError: the lengths differ; the message lists them all.
-        """
-        lengths = {name: len(column) for name, column in self._columns().items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of evidence have lengths {lengths}; expected one length")
 
     def need(self, grade: str, *names: str) -> list[np.ndarray]:
         """Return the columns that a grade reads, as float64.
@@ -72,18 +59,12 @@ class Evidence:
             raise ValueError(f"grade = {grade!r} reads {', '.join(missing)}; expected one value a visit")
         return [np.asarray(getattr(self, name), np.float64) for name in names]
 
-    def _columns(self) -> dict[str, np.ndarray]:
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in named.items() if column is not None}
-
 
 def posterior(
     num_success_N: np.ndarray,
     size_N: np.ndarray,
     alpha_N: np.ndarray | float = PRIOR[0],
     beta_N: np.ndarray | float = PRIOR[1],
-    prior: tuple[float, float] = PRIOR,
-    memory: float = MEMORY,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return alpha and beta of the Beta posterior of recall after a visit.
 
@@ -92,95 +73,50 @@ def posterior(
         size_N: valid episodes.
         alpha_N: before the visit; default: the prior, for a new item.
         beta_N: before the visit; default: the prior.
-        prior: a and b, each above 0.
-        memory: share of earlier evidence that is kept, in [0, 1]; 1 keeps all of it, 0 none.
-
-    Raises:
-        ValueError: naming all arguments out of range.
     """
+    a, b = PRIOR
     num_success_N, size_N = np.asarray(num_success_N, np.float64), np.asarray(size_N, np.float64)
-    faults = []
-    if not min(prior) > 0:
-        faults.append(f"prior = {prior}; expected two numbers above 0")
-    if not 0 <= memory <= 1:
-        faults.append(f"memory = {memory}; expected 0 to 1")
-    if not ((num_success_N >= 0) & (num_success_N <= size_N)).all():
-        faults.append(f"num_success = {num_success_N}, size = {size_N}; expected 0 <= num_success <= size")
-    if faults:
-        raise ValueError("; ".join(faults))
-    a, b = prior
     return (
-        a + memory * (np.asarray(alpha_N, np.float64) - a) + num_success_N,
-        b + memory * (np.asarray(beta_N, np.float64) - b) + (size_N - num_success_N),
+        a + MEMORY * (np.asarray(alpha_N, np.float64) - a) + num_success_N,
+        b + MEMORY * (np.asarray(beta_N, np.float64) - b) + (size_N - num_success_N),
     )
 
 
-def by_pass_rate(evidence: Evidence, bounds: tuple[float, float, float] = BOUNDS, min_graded: int = 2) -> np.ndarray:
-    """Grade by the posterior mean of recall, alpha / (alpha + beta).
-
-    Args:
-        evidence: with size, alpha and beta.
-        bounds: lowest posterior mean of Hard, Good and Easy, rising.
-        min_graded: valid episodes below which a visit is not graded.
-
-    Raises:
-        ValueError: a column is missing, or bounds do not rise.
-    """
+def by_pass_rate(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
+    """Grade by the posterior mean of recall, alpha / (alpha + beta); 0 below `min_graded` valid episodes."""
     size_N, alpha_N, beta_N = evidence.need("pass_rate", "size_N", "alpha_N", "beta_N")
-    return np.where(size_N >= min_graded, cut(alpha_N / (alpha_N + beta_N), bounds), 0)
+    return np.where(size_N >= min_graded, _cut(alpha_N / (alpha_N + beta_N)), 0)
 
 
-def by_reward(evidence: Evidence, bounds: tuple[float, float, float] = BOUNDS, min_graded: int = 2) -> np.ndarray:
-    """Grade by the mean reward of the group, for rewards that are not binary.
-
-    Args: as for `by_pass_rate`, with bounds on the mean reward. Evidence with size and reward.
-
-    Raises:
-        ValueError: a column is missing, or bounds do not rise.
-    """
+def by_reward(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
+    """Grade by the mean reward of the group, for rewards that are not binary; 0 below `min_graded` valid episodes."""
     size_N, reward_N = evidence.need("reward", "size_N", "reward_N")
-    return np.where(size_N >= min_graded, cut(reward_N, bounds), 0)
+    return np.where(size_N >= min_graded, _cut(reward_N), 0)
 
 
-def by_likelihood(
-    evidence: Evidence, bounds: tuple[float, float, float] = LIKELIHOOD_BOUNDS, min_graded: int = 2
-) -> np.ndarray:
+def by_likelihood(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
     """Estimate a grade without playing, from the change of a stored success's likelihood since it was generated.
 
-    The change is the mean over its tokens of logp - behaviour_logp. It is only a proxy for recall: the policy may
-    have learned another solution.
-
-    Args:
-        evidence: with logp_change; nan is graded 0.
-        bounds: lowest change of Hard, Good and Easy, nats a token, rising.
-        min_graded: ignored; no episode is played.
-
-    Raises:
-        ValueError: the column is missing, or bounds do not rise.
+    The change is the mean over its tokens of logp - behaviour_logp; nan is graded 0. It is only a proxy for recall:
+    the policy may have learned another solution. `min_graded` is ignored, as no episode is played.
     """
     (change_N,) = evidence.need("likelihood", "logp_change_N")
-    return np.where(np.isnan(change_N), 0, cut(change_N, bounds))
+    return np.where(np.isnan(change_N), 0, _cut(change_N, LIKELIHOOD_BOUNDS))
 
 
-def by_rating(
-    evidence: Evidence,
-    bounds: tuple[float, float, float] = BOUNDS,
-    min_graded: int = 2,
-    scale: str = "normalised",
-) -> np.ndarray:
-    """Grade by a human rating.
+def by_rating(evidence: Evidence, min_graded: int = 2, scale: str = "normalised") -> np.ndarray:
+    """Grade by a human rating; nan is graded 0, and `min_graded` ignored, as a rating is of one answer.
 
-    With the default bounds the ordinal ratings 1 to 5 become the grades 1, 1, 2, 3, 4. A binary rating of 1 is Good,
-    because one bit cannot tell Good from Easy.
+    The ordinal ratings 1 to 5 become the grades 1, 1, 2, 3, 4. A binary rating of 1 is Good, because one bit cannot
+    tell Good from Easy.
 
     Args:
-        evidence: with rating; nan is graded 0.
-        bounds: lowest rating of Hard, Good and Easy, scaled to [0, 1], rising.
-        min_graded: ignored; a rating is of one answer.
-        scale: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1).
+        evidence: with rating.
+        min_graded: ignored.
+        scale: a key of `RATING_SCALES`.
 
     Raises:
-        ValueError: the column is missing, the scale is unknown or ratings lie outside it, or bounds do not rise.
+        ValueError: the column is missing, the scale is unknown or ratings lie outside it.
     """
     (rating_N,) = evidence.need("rating", "rating_N")
     if scale not in RATING_SCALES:
@@ -192,7 +128,7 @@ def by_rating(
         bad_N |= is_rated_N & ~np.isin(rating_N, (0, 1))
     if bad_N.any():
         raise ValueError(f"rating = {rating_N[bad_N][:5].tolist()}; expected {low:g} to {high:g} ({scale})")
-    grade_N = np.where(rating_N > 0, 3, 1) if scale == "binary" else cut((rating_N - low) / (high - low), bounds)
+    grade_N = np.where(rating_N > 0, 3, 1) if scale == "binary" else _cut((rating_N - low) / (high - low))
     return np.where(is_rated_N, grade_N, 0)
 
 
@@ -205,12 +141,6 @@ _OWN: dict[str, Callable[..., np.ndarray]] = {
 GRADES: Rules[Callable[..., np.ndarray]] = Rules("grade", _OWN)
 
 
-def cut(value_N: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
-    """Return 1 plus the number of bounds that are at most the value.
-
-    Raises:
-        ValueError: the bounds are not three rising numbers.
-    """
-    if len(bounds) != 3 or not bounds[0] < bounds[1] < bounds[2]:
-        raise ValueError(f"bounds = {bounds}; expected three rising numbers: lowest of Hard, Good and Easy")
+def _cut(value_N: np.ndarray, bounds: tuple[float, float, float] = BOUNDS) -> np.ndarray:
+    """Return 1 plus the number of bounds that are at most the value."""
     return 1 + np.searchsorted(np.asarray(bounds), value_N, side="right")

@@ -33,7 +33,7 @@ class Graded:
 
 
 class Recall:
-    """Grades visits and sets due dates in an `ItemStore`."""
+    """Grades visits and sets due dates in an `ItemStore`; slots are distinct, and further fields one array each."""
 
     def __init__(self, settings: ReplaySettings, store: ItemStore) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
@@ -47,19 +47,12 @@ class Recall:
         return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
 
     def visit(self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any) -> list[Graded]:
-        """Grade items by their played groups, and review them.
-
-        Args:
-            slots: of the items, distinct.
-            facts: summary of the group played for each item.
-            now: the training iteration.
-            fields: further fields to write, whether the visit is graded or not; one array each.
-        """
+        """Grade items by the group played for each, and review them at `now`; write `fields`, graded or not."""
         rows_N = rows_at(self._store.items, slots)
         columns = {name: np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")}
         is_new_N = rows_N["reps"] == 0
-        a_N, b_N = (np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR))
-        alpha_N, beta_N = posterior(columns["num_success"], columns["size"], a_N, b_N)
+        before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
+        alpha_N, beta_N = posterior(columns["num_success"], columns["size"], *before)
         evidence = Evidence(
             alpha_N=alpha_N,
             beta_N=beta_N,
@@ -67,48 +60,28 @@ class Recall:
             **{f"{name}_N": column for name, column in columns.items()},
         )
         grade_N = np.asarray(self._grade(evidence, min_graded=self._settings.min_graded), np.int64)
-        is_graded_N = grade_N > 0
-        fields["alpha"] = np.where(is_graded_N, alpha_N, rows_N["alpha"])
-        fields["beta"] = np.where(is_graded_N, beta_N, rows_N["beta"])
+        fields["alpha"] = np.where(grade_N > 0, alpha_N, rows_N["alpha"])
+        fields["beta"] = np.where(grade_N > 0, beta_N, rows_N["beta"])
         return self.review(slots, grade_N, now, **fields)
 
     def review(self, slots: Sequence[int], grade_N: np.ndarray, now: int, **fields: Any) -> list[Graded]:
-        """Review items with given grades, and set their due dates.
-
-        Args:
-            slots: of the items, distinct.
-            grade_N: 1 to 4, or 0 for no review.
-            now: the training iteration.
-            fields: further fields to write, whether an item is reviewed or not; one array each.
-        """
+        """Review items at `now` by grades of 1 to 4, or 0 for no review; write `fields`, reviewed or not."""
         rows_N = rows_at(self._store.items, slots)
-        state, is_graded_N = SpacingState.of(rows_N), grade_N > 0
-        elapsed_N, is_first_N = now - rows_N["last_review"].astype(np.int64), rows_N["reps"] == 0
-        interval_N = self._intervals(rows_N)
-        after = self.rule.review(state, np.maximum(grade_N, 1), elapsed_N / self._settings.iterations_per_day)
-        changed = {
-            name: np.where(is_graded_N, column, getattr(state, f"{name}_N")) for name, column in after.columns().items()
-        }
-        last_review_N = np.where(is_graded_N, now, rows_N["last_review"])
-        self.change(slots, last_review=last_review_N, **changed, **fields)
-        return [
-            Graded(
-                int(grade_N[n]),
-                bool(after.lapses_N[n] > state.lapses_N[n]),
-                "new" if is_first_N[n] else timing_of(now, float(rows_N["due"][n]), float(interval_N[n])),
-            )
-            if is_graded_N[n]
-            else Graded(0)
-            for n in range(len(slots))
-        ]
+        state, is_graded_N, interval_N = SpacingState.of(rows_N), grade_N > 0, self._intervals(rows_N)
+        elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
+        after = self.rule.review(state, np.maximum(grade_N, 1), elapsed_N)
+        fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.columns().items()}
+        fields["last_review"] = np.where(is_graded_N, now, rows_N["last_review"])
+        self.change(slots, **fields)
+        graded = []
+        for n, grade in enumerate(grade_N.tolist()):
+            timing = timing_of(now, float(rows_N["due"][n]), float(interval_N[n])) if state.reps_N[n] else "new"
+            is_lapse = bool(after.lapses_N[n] > state.lapses_N[n])
+            graded.append(Graded(grade, is_lapse, timing) if grade else Graded(0))
+        return graded
 
     def change(self, slots: Sequence[int], **fields: Any) -> None:
-        """Write fields of items, and update their due dates.
-
-        Args:
-            slots: of the items, distinct.
-            fields: one array each.
-        """
+        """Write fields of items, and update their due dates."""
         rows_N = filled(rows_at(self._store.items, slots), fields)
         self._store.update_many(slots, **fields, due=rows_N["last_review"] + self._intervals(rows_N))
 
