@@ -230,7 +230,8 @@ class SRL:
         log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
             log_priority_N = np.log(self.signal_floor + 4 * candidates.variance) + log_diversity_N
-            return log_priority_N - candidates.age / self.age_scale - np.log1p(candidates.uses)
+            log_priority_N = log_priority_N - candidates.age / self.age_scale - np.log1p(candidates.uses)
+            return log_priority_N
         recall_N = candidates.posterior_mean
         log_learnability_N = np.log1p(self.learnability_coeff * 4 * recall_N * (1 - recall_N))
         log_priority_N = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N

@@ -72,8 +72,9 @@ class Draws:
 
         def pool_of(size: int) -> np.ndarray:
             rest = settings.min_recall_interval
-            slots_N: np.ndarray = store.pool(now, size, generator, domains, rest, self._is_by_due)
-            return slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
+            slots_N = store.pool(now, size, generator, domains, rest, self._is_by_due)
+            others_N: np.ndarray = slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
+            return others_N
 
         def entry_of(slot: int) -> Entry:
             return Entry.of(store.items[slot], store.prompt_of(slot), now)
@@ -86,7 +87,8 @@ class Draws:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool_N, candidates = pool_N[due], candidates.take(due)
         indices, _ = self._select("items", settings.selection, candidates, num, generator)
-        return pool_N[indices]
+        slots_K: np.ndarray = pool_N[indices]
+        return slots_K
 
     def groups(
         self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
@@ -227,7 +229,9 @@ class Draws:
 
         def passing(slots_N: np.ndarray) -> np.ndarray:
             entries = map(entry_of, slots_N.tolist())
-            return slots_N[np.array([bool(self._filter(entry.prompt.domain, entry)) for entry in entries], bool)]
+            is_chosen_N = [bool(self._filter(entry.prompt.domain, entry)) for entry in entries]
+            passing_N: np.ndarray = slots_N[np.array(is_chosen_N, bool)]
+            return passing_N
 
         pool_N = passing(pool_N)
         return passing(pool_of(total)) if len(pool_N) < num and size < total else pool_N
