@@ -71,7 +71,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
 
 def test_every_folder_to_install_is_a_package() -> None:
     packages = {name.replace(".", "/") for name in find_packages(str(REPO), include=["rllib_srl*"])}
-    assert {"rllib_srl/envs/math", "rllib_srl/tune_configs", "rllib_srl/replay/schedule/spacing"} <= packages
+    assert {"rllib_srl/envs/math", "rllib_srl/tune_configs", "rllib_srl/replay/schedule"} <= packages
     folders = [REPO / "rllib_srl", *(REPO / "rllib_srl" / name for name in ("envs", "tune_configs"))]  # two are links
     modules = {path.parent for folder in folders for path in folder.rglob("*.py")}
     assert {str(folder.relative_to(REPO)) for folder in modules} == packages
