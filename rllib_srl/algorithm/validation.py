@@ -325,6 +325,11 @@ def _sharded(config: Any) -> Iterator[str]:
             f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel} with fsdp_tensor_parallel = "
             f"{config.fsdp_tensor_parallel}; expected 1 of one of the two"
         )
+    if config.replay_retain and (split := [name for name, size in sizes.items() if is_integer(size, 2)]):
+        yield (
+            f"replay_retain = {config.replay_retain!r} with {split[0]} = {sizes[split[0]]}; expected 1: the likeliest "
+            "tokens are found in a whole head, for whole answers"
+        )
     if config.fsdp_gather_dtype not in ("float32", "bfloat16"):
         yield f"fsdp_gather_dtype = {config.fsdp_gather_dtype!r}; expected 'float32' or 'bfloat16'"
     elif config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16":

@@ -215,9 +215,11 @@ class MicroBatch(TypedDict, Generic[Array]):
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`
     stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
     num_top: NotRequired[int]  # likeliest tokens that the forward pass returns; in the first pass only
-    stored_tokens: NotRequired[Array]  # int64 [N, K]; of reused groups, with the next two
-    stored_top: NotRequired[Array]  # [N, K], nats, their log-probs when the group was first trained on
-    is_stored: NotRequired[Array]  # bool [N], where there are any
+    top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it does
+    stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two
+    stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
+    stored_sampled: NotRequired[Array]  # [N], nats, those of `target`
+    is_noted: NotRequired[bool]  # whether the KL of these answers was reported
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next two
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     value_target: NotRequired[Array]  # [N]; with "gae"

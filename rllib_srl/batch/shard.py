@@ -9,7 +9,7 @@ The scale of each token's loss is fixed here for the whole batch over all shards
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -20,6 +20,9 @@ from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.loss_weights import Scale, token_scales
 from rllib_srl.batch.parts import PartRef, part_of
 from rllib_srl.types import Group, GroupMeta, ListedRef
+
+if TYPE_CHECKING:
+    from rllib_srl.batch.retention import RetentionPart
 
 REUSE = "reuse"  # origin of a stored group that is trained on again; all other origins: played this iteration
 
@@ -66,6 +69,7 @@ class TrainingShard(MultiAgentBatch):
         self.origins = list(origins)
         self.scales = list(scales)
         self.num_reused_tokens = num_reused_tokens
+        self.retention: RetentionPart | None = None  # None: `replay_retain` is 0
 
     @property
     def is_reused_P(self) -> np.ndarray:

@@ -9,7 +9,8 @@ all-reduce; no second copy of the gradient is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -53,3 +54,15 @@ def summed(gradients: Sequence[torch.Tensor], num_learners: int, num_copies: int
         flat /= num_copies
     parts = flat.split([gradient.numel() for gradient in gradients])
     return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+@contextmanager
+def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Accumulate gradients from zero inside the context; those from before are added to them at its end."""
+    before = {parameter: parameter.grad for parameter in parameters}
+    for parameter in before:
+        parameter.grad = None
+    yield
+    for parameter, gradient in before.items():
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad

@@ -80,17 +80,20 @@ def row_scores(
 def top_tokens(
     hidden_UD: torch.Tensor, weight_VD: torch.Tensor, num: int, scale: Scale
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the likeliest tokens of each row, int64 [U, K], and their log-probs, fp32 [U, K], without gradient.
+    """Return the likeliest tokens of each row, int64 [U, k], and their log-probs, fp32 [U, k], without gradient.
 
     Args:
         hidden_UD: last hidden states.
         weight_VD: weight of the head, which has no bias.
-        num: K, at most V.
+        num: k, at most V.
         scale: softcap and temperature.
     """
     device = hidden_UD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
     tokens, logps = [], []
+    if not num:
+        none = hidden_UD.new_zeros((len(hidden_UD), 0))
+        return none.long(), none
     with torch.no_grad():
         weight = weight_VD.to(dtype)
         for rows in hidden_UD.split(max(1, TILE.get(device, GPU_TILE) // len(weight))):

@@ -3,6 +3,7 @@
     shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py, scoring.py
     log-probs without gradient, if the loss needs whole-batch statistics         batch_statistics.py
     for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py, critic.py
+    likewise for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
     norm of their gradient over all learners                                     gradients.py
     for each played micro-batch: forward, loss, backward, added to the same gradient
     sum gradients over learners -> clip -> step              RLlib's grad_clip and learning-rate schedule apply
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from rllib_srl.learner.batch_statistics import set_batch_statistics
 from rllib_srl.learner.critic import Critic, set_token_advantages
 from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
-from rllib_srl.learner.gradients import gradients_of, norm, set_gradients, summed
+from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.learner.reference import Reference
@@ -47,6 +48,10 @@ from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
 from rllib_srl.learner.trie_attention import num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
+from rllib_srl.types import Target
+
+if TYPE_CHECKING:  # loaded if a run asks for it
+    from rllib_srl.learner.retention import StoredAnswers
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
@@ -61,6 +66,7 @@ class GRPOTorchLearner(TorchLearner):
         critic: value head; None without `use_critic`.
         reference: anchor of the KL; None without a KL term.
         regularisers: terms that keep the policy near what it has learned.
+        retention: stored answers that are held; None with `replay_retain` = 0.
         can_share_prefixes: whether micro-batches are tries; False pads.
     """
 
@@ -68,6 +74,7 @@ class GRPOTorchLearner(TorchLearner):
     critic: Critic | None
     reference: Reference | None
     regularisers: Regularisers
+    retention: StoredAnswers | None
     can_share_prefixes: bool
 
     # --- build --------------------------------------------------------------------------------
@@ -110,6 +117,11 @@ class GRPOTorchLearner(TorchLearner):
                 f"fsdp.sequence_parallel = {config.sequence_parallel}; expected a model whose log-probs in tries "
                 "are exact, or 1: only the tokens of tries are split"
             )
+        self.retention = None
+        if config.flat().replay_retain:
+            from rllib_srl.learner.retention import StoredAnswers
+
+            self.retention = StoredAnswers(config, self.scorer, self.can_share_prefixes, self._empty_passes)
 
     def _make_module(self) -> Any:
         module = super()._make_module()
@@ -143,7 +155,7 @@ class GRPOTorchLearner(TorchLearner):
     ) -> Iterable[TrainingShard]:
         """Lay the shard out once; each epoch is one `_update`, over all its micro-batches."""
         shard: TrainingShard = training_data.batch
-        self._seconds = dict.fromkeys(TIMERS, 0.0)
+        self._seconds = dict.fromkeys(TIMERS if self.retention is None else (*TIMERS, "retention_s"), 0.0)
         with self._timed("layout_s"):
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
@@ -158,6 +170,9 @@ class GRPOTorchLearner(TorchLearner):
                 num_empty = self._num_empty(len(passes)) if self._has_kl(is_reused) else 0
                 self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
                 self._run_empty_of_reference(num_empty)
+        if self.retention is not None:
+            with self._timed("retention_s"):
+                self._has_held = self.retention.begin(shard, groups, self._micro_batches[False])
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
@@ -199,6 +214,10 @@ class GRPOTorchLearner(TorchLearner):
             if self.reference is not None:
                 self.reference.logp(self._empty_pass())
 
+    def _empty_passes(self, num_passes: int) -> list[MicroBatch[torch.Tensor]]:
+        """Return the passes that this learner must add to so many; a collective, as `_num_empty`."""
+        return [self._empty_pass()] * self._num_empty(num_passes)
+
     def _empty_pass(self) -> MicroBatch[torch.Tensor]:
         """Return a micro-batch for a pass in which this learner only contributes its shard of the weights."""
         return self.scorer.tensors(micro_batch([bare_episode([0, 0], 0)], self.can_share_prefixes))
@@ -214,6 +233,9 @@ class GRPOTorchLearner(TorchLearner):
             gradients, penalties = self.regularisers.add_to(self._summed_gradients())
             sums = self._sums_over_learners(sums)
             stats = statistics(sums) | penalties | self.regularisers.metrics(sums)
+            if self.retention is not None:
+                norm = float(self._norm(gradients)) if self._has_held else 0.0
+                stats["retention/gradient_share"] = self._held_norm / norm if norm else 0.0
         with self._timed("optimizer_s"):
             self.apply_gradients(self.postprocess_gradients(dict(zip(self._params, gradients, strict=True))))
         total_loss = stats.pop("total_loss")
@@ -238,6 +260,10 @@ class GRPOTorchLearner(TorchLearner):
             with self._timed("reduce_s"):
                 reused_norm = float(self._norm(self._summed_gradients()))
         self._log("reuse/gradient_norm", reused_norm)
+        if self.retention is not None and self._has_held:
+            with self._timed("retention_s"), apart(self._params.values()):
+                self.retention.backward()
+                self._held_norm = float(self._norm(self._summed_gradients()))
         self._run(self._micro_batches[False], sums)
         with self._timed("forward_backward_s"):
             self.regularisers.backward(sums)
@@ -271,6 +297,8 @@ class GRPOTorchLearner(TorchLearner):
         """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
         self.regularisers.keep(one, fwd_out)
+        if self.retention is not None:
+            self.retention.keep(one, fwd_out)
         if one["is_reused"]:
             noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
             self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
@@ -333,6 +361,14 @@ class GRPOTorchLearner(TorchLearner):
             the loss tokens of its successes; `num_over_gap`, number of episodes above `replay_max_logp_gap`.
         """
         return self._diagnostics.take_drift()
+
+    def take_targets(self) -> list[Target]:
+        """Return and clear the targets of this learner's right answers in the last update."""
+        return self.retention.take() if self.retention is not None else []
+
+    def retention_report(self) -> dict[str, list[float]]:
+        """Return and clear the sums of the answers that this learner held; see `StoredAnswers.report`."""
+        return self.retention.report() if self.retention is not None else {}
 
     def take_embeddings(self) -> dict[str, np.ndarray]:
         """Return and clear the embeddings of this iteration's played groups in this learner's shard.

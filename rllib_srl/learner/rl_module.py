@@ -199,14 +199,15 @@ def token_logps(
     Args:
         model: a Hugging Face causal language model.
         batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
-            (> 0); `num_top` asks for the likeliest tokens, `stored_tokens` [N, K] for the log-probs of given ones.
+            (> 0); `num_top` asks for the likeliest tokens where `top_at` [M] says, `stored_tokens` [N, k] for the
+            log-probs of given ones.
         with_hidden: also return the hidden states, for `episode_means` and the critic.
 
     Returns:
         `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
         `hidden` [U, D], the detached last hidden states of the U distinct predictors, and `row` [N], the index in [0,
-        U) of each token's predictor; neither is a copy. With `num_top` also `top_tokens` and `top_logp` [N, K], without
-        gradient; with `stored_tokens` also `stored_logp` [N, K], with gradient.
+        U) of each token's predictor; neither is a copy. With `num_top` also `top_tokens` and `top_logp` [M, k], without
+        gradient; with `stored_tokens` also `stored_logp` [N, k], with gradient.
 
     Raises:
         ValueError: the head has a bias.
@@ -231,17 +232,18 @@ def token_logps(
     score = split_token_scores if is_spread(weight_VD) else token_scores
     out = {}
     if "stored_tokens" in batch:  # one pass of the head for all of them
-        stored_NK = batch["stored_tokens"]
-        rows = torch.cat([row_N, row_N.repeat_interleave(stored_NK.shape[1])])
-        tokens = torch.cat([target_N, stored_NK.flatten()])
+        stored_Nk = batch["stored_tokens"]
+        rows = torch.cat([row_N, row_N.repeat_interleave(stored_Nk.shape[1])])
+        tokens = torch.cat([target_N, stored_Nk.flatten()])
         logp, entropy = score(hidden_UD, weight_VD, rows, tokens, scale)
         logp_N, entropy_N = logp[: len(row_N)], entropy[: len(row_N)]
-        out["stored_logp"] = logp[len(row_N) :].view(stored_NK.shape)
+        out["stored_logp"] = logp[len(row_N) :].view(stored_Nk.shape)
     else:
         logp_N, entropy_N = score(hidden_UD, weight_VD, row_N, target_N, scale)
-    if num_top := batch.get("num_top", 0):
-        tokens_UK, logp_UK = top_tokens(hidden_UD, weight_VD, num_top, scale)
-        out |= {"top_tokens": tokens_UK[row_N], "top_logp": logp_UK[row_N]}
+    if "num_top" in batch:
+        wanted_U, at_M = torch.unique(row_N[batch["top_at"]], return_inverse=True)
+        tokens_Uk, logp_Uk = top_tokens(hidden_UD[wanted_U], weight_VD, batch["num_top"], scale)
+        out |= {"top_tokens": tokens_Uk[at_M], "top_logp": logp_Uk[at_M]}
     if mesh is not None:
         logp_N, entropy_N = (of_all(one, is_own_N, mesh) for one in (logp_N, entropy_N))
     out |= {"logp": logp_N, "entropy": entropy_N}

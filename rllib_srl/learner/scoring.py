@@ -83,6 +83,11 @@ class Scorer:
             )
             return fwd_out
 
+    def reshard(self) -> None:
+        """Free gathered weights after passes without gradient: FSDP2 keeps them until a backward pass."""
+        if self._is_sharded:
+            self._policy.reshard()
+
     def score(
         self,
         sequences: list[list[int]],
@@ -102,6 +107,5 @@ class Scorer:
         batch = self.tensors(micro_batch(episodes, share_prefixes))
         with torch.no_grad():
             logp_N = self.forward(batch, is_exact, weights)["logp"].float().cpu().numpy()
-        if self._is_sharded:
-            self._policy.reshard()  # FSDP2 keeps gathered weights until a backward pass
+        self.reshard()
         return np.split(logp_N, np.cumsum([len(ids) - 1 for ids in sequences])[:-1])

@@ -40,6 +40,18 @@ class ReplaySettings:
         'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
     )
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)")
+    retain: float = setting(
+        0.0,
+        "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
+        of="retain.weight", is_head=True,
+    )
+    retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers")
+    retain_top_k: int = setting(
+        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", of="retain.top_k"
+    )
+    retain_window: int = setting(
+        5, "a domain is held unless it was among the fresh prompts of so many last iterations", of="retain.window"
+    )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
     groups_per_item: int = setting(2, "number of newest groups kept per item")
     max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk")
@@ -255,6 +267,9 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
 NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
 
 _AT_LEAST = {
+    "retain_answers": 1,
+    "retain_top_k": 0,
+    "retain_window": 1,
     "capacity": 0,
     "groups_per_item": 1,
     "max_bytes": 1,
@@ -267,6 +282,7 @@ _AT_LEAST = {
 _WITHIN: dict[str, tuple[float, float, str]] = {
     "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
     "reuse_fraction": (0, 1 - 1e-9, "a number in [0, 1)"),
+    "retain": (0, math.inf, "a number of at least 0"),
     "desired_retention": (1e-9, 1 - 1e-9, "a number in (0, 1)"),
     "iterations_per_day": (1e-9, math.inf, "a number above 0"),
     "pass_reward": (-math.inf, math.inf, "a number"),
@@ -360,6 +376,8 @@ def _place(settings: ReplaySettings) -> Iterator[str]:
 
 def _together(settings: ReplaySettings) -> Iterator[str]:
     fractions = (settings.revisit_fraction, settings.reuse_fraction)
+    if settings.capacity == 0 and settings.retain:
+        yield f"retain = {settings.retain!r} with capacity = 0; expected 0 without a memory, which stores the answers"
     if settings.capacity == 0 and any(fractions):
         yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
     if settings.embedding == "policy" and settings.near_duplicate is not None:
@@ -371,6 +389,10 @@ def _together(settings: ReplaySettings) -> Iterator[str]:
 
 def _without_effect(settings: ReplaySettings) -> Iterator[str]:
     """Yield errors for parameters of a part that is off."""
+    if settings.retain == 0:
+        for name in ("retain_answers", "retain_top_k", "retain_window"):
+            if (value := getattr(settings, name)) != TABLE[name].default:
+                yield f"{name} = {value!r}; expected it only with retain above 0"
     if not settings.has_due_dates:
         for name in ("desired_retention", "iterations_per_day"):
             if (value := getattr(settings, name)) != TABLE[name].default:

@@ -9,7 +9,7 @@ from tests.algorithm.test_resume import assert_same, go_on
 from tests.small_memory import memory_config
 
 GERE = {"texts_per_step": 2, "max_tokens": 16}
-ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "contrib.esr": 0.5, "contrib.gere": GERE}
+ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "contrib.gere": GERE}
 STAGES = [
     {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 2},
     {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 2},
@@ -38,7 +38,7 @@ def distance(state, weights):
 @pytest.mark.slow
 def test_coefficients_of_zero_are_the_run_without(config, build):
     plain = go_on(build(config), 3)
-    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "contrib.esr": 0}
+    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}}
     assert_same(go_on(build(config, regularisers=nothing), 3), plain)
 
 

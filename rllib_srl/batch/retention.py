@@ -1,0 +1,109 @@
+"""Plan what an update does for retention: answers that are held, and answers whose targets are taken. No tokens here.
+
+    held      stored right answers, drawn from the memory: their KL joins the loss
+    taken     right answers that this update trains on: their first pass gives targets
+    scored    right answers of groups without spread, which are not trained on: a pass without gradient
+
+Targets are taken from groups that the present weights played (lag 0): the policy that gave an answer is the one that
+is held. At most `PER_GROUP` answers of a group: many prompts tell more of a skill than many answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.batch.layout import balanced_shards
+from rllib_srl.batch.parts import PartRef, part_meta
+from rllib_srl.types import GroupMeta
+
+RETAIN = "retain"  # origin of a stored answer that is held at its target
+PER_GROUP = 2  # answers of a group whose targets are taken
+MOST_SCORED = 16  # answers of an update that are scored without gradient
+
+
+@dataclass(frozen=True)
+class RetentionPart:
+    """One learner's part. Invariant: `scales` and `num_held_tokens` are those of the whole batch over all learners."""
+
+    held: tuple[Any, ...]  # `GroupMeta.ref` of each held answer, a group of one episode with its target
+    scales: tuple[float, ...]  # factor of the KL at each of its tokens
+    scored: tuple[PartRef, ...]
+    taken: frozenset[tuple[str, int]]  # group id and episode, of the stored group
+    num_held_tokens: int
+
+
+def episodes_in(ref: Any, size: int) -> Sequence[int]:
+    """Return the numbers that the `size` episodes behind a reference have in the stored group."""
+    return ref.episodes if isinstance(ref, PartRef) else range(size)
+
+
+def right_answers(group: GroupMeta, pass_reward: float, version: int, without: Collection[int] = ()) -> list[int]:
+    """Return the episodes of a group, or a part of one, whose targets are taken, at most `PER_GROUP`.
+
+    Args:
+        group: a played group.
+        pass_reward: least reward of a right answer, if the environment has none.
+        version: of the weights in training; episodes of other versions are left out.
+        without: numbers of episodes in the stored group that are not stored.
+    """
+    is_taken_G = group.is_success_G(pass_reward) & (group.versions_G2 == version).all(1) & (group.num_loss_tokens_G > 0)
+    if group.has_reward_G is not None:
+        is_taken_G &= group.has_reward_G
+    numbers = episodes_in(group.ref, len(is_taken_G))
+    return [int(g) for g in np.flatnonzero(is_taken_G) if numbers[g] not in without][:PER_GROUP]
+
+
+def plan(
+    held: Sequence[GroupMeta],
+    scales: Sequence[float],
+    played: Sequence[tuple[GroupMeta, Collection[int]]],
+    trained: Sequence[GroupMeta],
+    num_shards: int,
+    pass_reward: float,
+    version: int,
+) -> list[RetentionPart]:
+    """Return the part of each learner.
+
+    Args:
+        held: drawn answers.
+        scales: of each of them; see `losses.retention.scales`.
+        played: groups of this iteration that are stored, each with the episodes of it that are not.
+        trained: groups, or parts of them, with a gradient in this update.
+        num_shards: number of parts.
+        pass_reward: as in `right_answers`.
+        version: as in `right_answers`.
+    """
+    left_out = {group.group_id: without for group, without in played}
+    taken = {
+        (group.group_id, episodes_in(group.ref, len(group.rewards_G))[g])
+        for group in trained
+        if group.group_id in left_out and group.origin != "reuse"
+        for g in right_answers(group, pass_reward, version, left_out[group.group_id])
+    }
+    are_trained = {group.group_id for group in trained}
+    rows = [
+        [part_meta(group, [g]) for g in right_answers(group, pass_reward, version, without)]
+        for group, without in played
+        if group.group_id not in are_trained
+    ]
+    # One answer of each group before a second one of any.
+    scored = [one for turn in zip_longest(*rows) for one in turn if one is not None][:MOST_SCORED]
+    held_parts, scored_parts = (
+        balanced_shards([int(one.lengths_G.sum()) for one in metas], num_shards) for metas in (held, scored)
+    )
+    num_tokens = int(sum(one.num_loss_tokens_G.sum() for one in held))
+    return [
+        RetentionPart(
+            tuple(held[i].ref for i in own),
+            tuple(scales[i] for i in own),
+            tuple(scored[i].ref for i in others),
+            frozenset(taken),
+            num_tokens,
+        )
+        for own, others in zip(held_parts, scored_parts, strict=True)
+    ]

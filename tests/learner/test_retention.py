@@ -1,0 +1,247 @@
+"""Retention in the learner: the gradient by value, any split, targets as the learner computes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl.batch.parts import part_meta, part_of
+from rllib_srl.batch.retention import MOST_SCORED, PER_GROUP, plan, right_answers
+from rllib_srl.batch.shard import build_shards
+from rllib_srl.learner.group.learners import Learners
+from rllib_srl.losses.retention import Retention, scales
+from rllib_srl.types import TARGET, GroupMeta, Prompt
+from tests.small_learner import (
+    ADVANTAGES,
+    GROUPS,
+    VOCABULARY,
+    learner_config,
+    learner_group,
+    make_group,
+    relative_gap,
+)
+
+WEIGHT = 0.7
+STORED = [make_group(11, 5, [6]), make_group(12, 9, [3]), make_group(13, 2, [4]), make_group(14, 5, [1])]
+
+
+def held_answers(top_k):
+    """Return groups of one episode with random targets, of two domains."""
+    retention, rng = Retention(1.0, top_k), torch.Generator().manual_seed(top_k)
+    held = []
+    for number, group in enumerate(STORED):
+        tokens = torch.tensor(group.token_ids_N[group.loss_mask_N].astype(np.int64))
+        logits = torch.randn(len(tokens), VOCABULARY, generator=rng)
+        target = retention.target(logits, tokens, group.group_id)
+        prompt = Prompt("world", str(number), domain="ab"[number % 2])
+        held.append(replace(group, prompt=prompt, origin="retain", extra={TARGET: target}))
+    return held
+
+
+def config_of(model_dir, top_k=4, **training):
+    config = learner_config(model_dir).training(optimizer_name="sgd", lr=0.0, grad_clip=None, **training)
+    retain = {"weight": WEIGHT, "top_k": top_k}
+    return config.replay(retain=retain, revisit_fraction=0, reuse_fraction=0, capacity=100)
+
+
+def update(group, played, advantages, held=(), silent=()):
+    """Train once; return the gradient of the first learner, its statistics, targets and reports."""
+    metas = [GroupMeta.of(one, ray.put(one)) for one in played]
+    stored = [GroupMeta.of(one, ray.put(one)) for one in held]
+    factors = scales([m.num_loss_tokens_G.sum() for m in stored], [m.prompt.domain for m in stored], WEIGHT)
+    num_shards = group.config.num_shards
+    shards = build_shards(metas, advantages, num_shards, 30)
+    all_played = [(meta, ()) for meta in (*metas, *(GroupMeta.of(one, ray.put(one)) for one in silent))]
+    for shard, part in zip(shards, plan(stored, factors, all_played, metas, num_shards, 0.9, 0), strict=True):
+        shard.retention = part
+    learners = Learners(group)
+    results = learners.update(shards, {}, group.config.num_epochs, 120)
+    stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
+    targets = [one.get() for one in group.foreach_learner(lambda learner: learner.take_targets())]
+    reports = [one.get() for one in group.foreach_learner(lambda learner: learner.retention_report())]
+    gradients = [one.get() for one in group.foreach_learner(lambda learner: learner.gradients())]
+    return gradients[0], stats, [target for some in targets for target in some], reports
+
+
+@pytest.fixture
+def run(random_llama_dir, ray_here):
+    groups = []
+
+    def go(*arguments, change=lambda config: config, top_k=4, **more):
+        groups.append(learner_group(change(config_of(random_llama_dir, top_k))))
+        return update(groups[-1], *arguments, **more)
+
+    yield go
+    for group in groups:
+        group.shutdown()
+
+
+def logits_of(model, group):
+    """Return the logits that predict the written tokens of a group of one episode, by Hugging Face's own pass."""
+    ids = torch.tensor(group.token_ids_N.astype(np.int64))
+    return model(ids[None]).logits[0, :-1][torch.tensor(group.loss_mask_N[1:])]
+
+
+def by_hand(model_dir, held, top_k):
+    """Return the gradient of the term, its KL by domain, and Delta by domain."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    kl, gap, lengths = {"a": [], "b": []}, {"a": [], "b": []}, {"a": [], "b": []}
+    for group in held:
+        domain, target = group.prompt.domain, group.extra[TARGET]
+        logp_TV = logits_of(model, group).log_softmax(-1)
+        tokens = torch.tensor(group.token_ids_N[group.loss_mask_N].astype(np.int64))
+        sampled, stored = logp_TV[torch.arange(len(tokens)), tokens], torch.tensor(target.sampled_logp_T).float()
+        if top_k:
+            p, ids_Tk = torch.tensor(target.logp_Tk).float().exp(), torch.tensor(target.ids_Tk).long()
+            q = logp_TV.gather(1, ids_Tk).exp()
+            rest_p, rest_q = 1 - p.sum(1), 1 - q.sum(1)
+            kl_T = (p * (p / q).log()).sum(1) + rest_p * (rest_p / rest_q).log()
+        else:
+            kl_T = (sampled - stored).exp() - (sampled - stored) - 1
+        kl[domain].append(kl_T.sum())
+        gap[domain].append((stored - sampled).sum().item())
+        lengths[domain].append(len(tokens))
+    # Per answer, divided by the domain's mean length, summed over domains.
+    loss = WEIGHT * sum(torch.stack(kl[domain]).mean() / np.mean(lengths[domain]) for domain in kl)
+    loss.backward()
+    gradient = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    return gradient, {domain: sum(kl[domain]).item() for domain in kl}, {domain: sum(gap[domain]) for domain in gap}
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 4])
+def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
+    held = held_answers(top_k)
+    plain, *_ = run(GROUPS, ADVANTAGES, top_k=top_k)
+    both, stats, _, (report,) = run(GROUPS, ADVANTAGES, held, top_k=top_k)
+    want, kl, gap = by_hand(random_llama_dir, held, top_k)
+    assert relative_gap({name: both[name] - plain[name] for name in both}, want) < 1e-4
+    norm = {name: np.linalg.norm(np.concatenate([g.ravel() for g in some.values()])) for name, some in
+            (("want", want), ("both", both))}
+    assert stats["retention/gradient_share"] == pytest.approx(norm["want"] / norm["both"], rel=1e-3)
+    for domain in "ab":
+        assert report[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
+        lambda config: config.training(prefix_sharing=False),
+        lambda config: config.training(micro_batch_tokens=10_000),
+    ],
+    ids=["two learners", "padded", "one pass"],
+)
+def test_the_split_changes_nothing(run, change):
+    one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held_answers(4))
+    other, _, others, reports = run(GROUPS, ADVANTAGES, held_answers(4), change=change)
+    assert relative_gap(other, one) < 1e-5
+    assert {(t.group_id, t.episode) for t in targets} == {(t.group_id, t.episode) for t in others}
+    for domain in "ab":
+        rows = [each.get(domain, [0, 0, 0]) for each in reports]
+        assert np.sum(rows, 0).tolist() == pytest.approx(report[domain], rel=1e-4)
+
+
+def test_targets_are_the_learners_log_probs(run, random_llama_dir):
+    from transformers import AutoModelForCausalLM
+
+    right = [replace(group, rewards_G=np.arange(group.size) % 2 == 1) for group in GROUPS]
+    silent = replace(make_group(31, 4, [5, 2]), rewards_G=np.ones(2, np.float32))
+    cold = {"change": lambda config: config.env_runners(temperature=0.6)}
+    _, _, targets, _ = run(right, ADVANTAGES, silent=[silent], **cold)
+    wanted = {(g.group_id, e) for g in (*right, silent) for e in np.flatnonzero(g.rewards_G)[:PER_GROUP]}
+    assert {(t.group_id, t.episode) for t in targets} == wanted
+    model = AutoModelForCausalLM.from_pretrained(random_llama_dir, dtype=torch.float32)
+    groups = {group.group_id: group for group in (*right, silent)}
+    for target in targets:
+        one = part_of(groups[target.group_id], [target.episode])
+        logp_TV = (logits_of(model, one) / 0.6).log_softmax(-1).detach()
+        tokens = one.token_ids_N[one.loss_mask_N].astype(np.int64)
+        assert (target.ids_Tk == logp_TV.topk(4).indices.numpy()).mean() > 0.95  # near ties may change places
+        assert np.allclose(target.logp_Tk, logp_TV.topk(4).values, atol=4e-3)
+        assert np.allclose(target.sampled_logp_T, logp_TV[range(len(tokens)), tokens], atol=4e-3)
+
+
+def test_an_answer_at_its_target_has_no_gradient(run):
+    right = [replace(group, rewards_G=np.ones(group.size, np.float32)) for group in GROUPS]
+    silent = [np.zeros(group.size) for group in right]
+    _, _, targets, _ = run(right, silent, top_k=16)
+    by_id = {group.group_id: group for group in right}
+    held = [replace(part_of(by_id[t.group_id], [t.episode]), extra={TARGET: t}) for t in targets]
+    gradient, _, _, (report,) = run(right, silent, held, top_k=16)
+    far, *_ = run(right, silent, held_answers(16), top_k=16)
+    size = {name: sum(float((g**2).sum()) for g in some.values()) for name, some in (("at", gradient), ("far", far))}
+    assert size["at"] < 1e-5 * size["far"]
+    assert report[""][0] == len(held) and abs(report[""][1]) < 2e-3 * len(held)
+
+
+# --- the plan: no learner ---------------------------------------------------------------------------
+
+
+def meta(seed=1, rewards=(1, 1, 0, 1), **changes):
+    group = make_group(seed, 4, [2] * len(rewards))
+    group = replace(group, rewards_G=np.array(rewards, np.float32), **changes)
+    return GroupMeta.of(group, group)
+
+
+def test_two_right_answers_of_the_present_weights_are_taken():
+    assert right_answers(meta(), 0.9, 0) == [0, 1]
+    assert right_answers(meta(), 0.9, 1) == []  # weights have moved on
+    mixed = np.array([[0, 1], [1, 1], [1, 1], [1, 1]])
+    assert right_answers(meta(versions_G2=mixed), 0.9, 1) == [1, 3]
+    assert right_answers(meta(), 0.9, 0, without={0}) == [1, 3]
+    part = part_meta(meta(), [1, 2, 3])
+    assert right_answers(part, 0.9, 0, without={1}) == [2]  # episode 3 of the stored group
+
+
+def test_parts_of_groups_name_episodes_of_the_stored_group():
+    part = part_meta(meta(), [1, 3])
+    (found,) = plan([], [], [(meta(), ())], [part], 1, 0.9, 0)
+    assert found.taken == {("g1", 1), ("g1", 3)} and found.scored == ()
+
+
+def test_one_answer_of_each_silent_group_is_scored_before_a_second():
+    played = [(meta(seed, (1, 1, 1)), ()) for seed in range(MOST_SCORED - 2)]
+    (found,) = plan([], [], played, [], 1, 0.9, 0)
+    assert len(found.scored) == MOST_SCORED
+    assert sorted(ref.episodes[0] for ref in found.scored) == [0] * (MOST_SCORED - 2) + [1] * 2
+    assert plan([], [], played, [], 1, 0.9, 7)[0].scored == ()  # played by other weights
+
+
+def test_shards_share_the_answers_and_agree_on_their_number():
+    held = [GroupMeta.of(group, group) for group in held_answers(0)]
+    parts = plan(held, [1.0, 2.0, 3.0, 4.0], [], [], 2, 0.9, 0)
+    assert sorted(scale for part in parts for scale in part.scales) == [1.0, 2.0, 3.0, 4.0]
+    assert {part.num_held_tokens for part in parts} == {6 + 3 + 4 + 1}
+    assert sorted(one.group_id for part in parts for one in part.held) == ["g11", "g12", "g13", "g14"]
+
+
+def test_a_split_head_is_refused(random_llama_dir):
+    config = config_of(random_llama_dir).learners(num_learners=2).training(fsdp={"tensor_parallel": 2})
+    with pytest.raises(ValueError, match=r"replay_retain.weight = 0.7 with fsdp.tensor_parallel = 2; expected 1"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    ("retain", "line"),
+    [
+        (-1, "replay_retain = -1; expected a number of at least 0"),
+        ({"top_k": 4}, "replay_retain.top_k = 4; expected it only with retain above 0"),
+        ({"weight": 1, "answers": 0}, "replay_retain.answers = 0; expected an integer of at least 1"),
+        ({"weight": 1, "top_k": 10**6}, "replay_retain.top_k = 1000000; expected at most"),
+    ],
+)
+def test_a_wrong_value_is_named(random_llama_dir, retain, line):
+    with pytest.raises(ValueError, match=line):
+        learner_config(random_llama_dir).replay(retain=retain).validate()
+
+
+def test_without_a_memory_nothing_can_be_held(random_llama_dir):
+    with pytest.raises(ValueError, match=r"replay_retain = 1.0 with capacity = 0; expected 0 without a memory"):
+        learner_config(random_llama_dir).replay(retain=1.0, capacity=0).validate()
