@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -232,6 +234,22 @@ def test_hooks_are_asked_in_order(way, monkeypatch):
     assert admit(GOOD, AdmissionSettings(admit=["secrets", name]), decode=decode) is None
 
 
+def in_thread(function):
+    """Return what a function raises in another thread."""
+    errors = []
+
+    def call():
+        try:
+            function()
+        except AdmissionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(30)
+    return errors
+
+
 @pytest.mark.parametrize(
     ("hook", "line"),
     [
@@ -246,6 +264,19 @@ def test_a_hook_that_fails_or_hangs_is_named(hook, line, monkeypatch):
     name = f"{__name__}:{hook.__name__}"
     with pytest.raises(AdmissionError, match=f"^replay_admit = '{name}', group g: {line}$"):
         admit(GOOD, AdmissionSettings(admit=name), decode=decode)
+
+
+def test_a_hook_is_stopped_in_any_thread(monkeypatch):
+    monkeypatch.setattr(hooks, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setitem(hooks.ADMISSIONS, "slow", lambda group, decode: time.sleep(60))
+    monkeypatch.setitem(hooks.ADMISSIONS, "five", fives)
+    for name in ("slow", f"{__name__}:failing"):
+        (error,) = in_thread(lambda name=name: admit(GOOD, AdmissionSettings(admit=name), decode=decode))
+        line = "no answer within 0.2 s" if name == "slow" else "raised KeyError: 'x'"
+        assert str(error).startswith(f"replay_admit = {name!r}, group g: {line}; expected")
+    refusals = []
+    assert in_thread(lambda: refusals.append(admit(LEAKY, AdmissionSettings(admit="five"), decode=decode))) == []
+    assert refusals == [Refusal("five", (0, 1))]
 
 
 def test_the_table_of_reasons_is_complete():

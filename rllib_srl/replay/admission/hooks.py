@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -81,7 +81,7 @@ def detector_of(admit: Any) -> Detector | None:
 
 
 def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
-    """Return what a hook says of a group.
+    """Return the refusal of a group by a hook.
 
     Raises:
         AdmissionError: the hook raised, took longer than `TIME_LIMIT_S`, or returned something else.
@@ -90,43 +90,61 @@ def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
     if hook is ADMISSIONS.own.get(name):
         return hook(group, decode)
     about = f"replay_admit = {name!r}, group {group.group_id}"
+    call = _by_signal if threading.current_thread() is threading.main_thread() else _in_thread
     try:
-        with _time_limit(TIME_LIMIT_S):
-            found = hook(group, decode)
+        refusal = call(partial(hook, group, decode))
     except _TimeUp:
         raise AdmissionError(f"{about}: no answer within {TIME_LIMIT_S:g} s; expected a faster function") from None
     except Exception as error:  # of any type: it is a user's function
         raise AdmissionError(f"{about}: raised {type(error).__name__}: {error}; expected a Refusal or None") from error
-    if found is None:
+    if refusal is None:
         return None
-    if not isinstance(found, Refusal) or not _REASON.fullmatch(str(found.reason)):
-        raise AdmissionError(f"{about}: returned {str(found)[:80]}; expected Refusal('lower_case', episodes) or None")
-    if not set(found.episodes) <= set(range(group.size)):
-        raise AdmissionError(f"{about}: episodes {found.episodes!r}; expected some of 0 to {group.size - 1}")
-    return found
+    if not isinstance(refusal, Refusal) or not _REASON.fullmatch(str(refusal.reason)):
+        raise AdmissionError(f"{about}: returned {str(refusal)[:80]}; expected Refusal('lower_case', episodes) or None")
+    if not set(refusal.episodes) <= set(range(group.size)):
+        raise AdmissionError(f"{about}: episodes {refusal.episodes!r}; expected some of 0 to {group.size - 1}")
+    return refusal
 
 
 class _TimeUp(BaseException):
     """A hook took too long. Not an Exception, which a hook may catch."""
 
 
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `_TimeUp` in the block after some seconds; also in a regular expression that backtracks without end.
-
-    Only the main thread gets signals: in another one there is no limit but the timeout of the call to the memory.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _by_signal(hook: Callable[[], Any]) -> Any:
+    """Call a hook in the main thread; a signal interrupts it, also in a regular expression without end."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _TimeUp
 
     handler = signal.signal(signal.SIGALRM, stop)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT_S)
     try:
-        yield
+        return hook()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)  # the timer of somebody else runs on, up to `seconds` late
+        signal.setitimer(signal.ITIMER_REAL, left)  # another timer of the process runs on, up to `TIME_LIMIT_S` late
         signal.signal(signal.SIGALRM, handler)
+
+
+def _in_thread(hook: Callable[[], Any]) -> Any:
+    """Call a hook in a daemon thread; abandon it on timeout.
+
+    A regular expression holds Python's lock: one that backtracks without end blocks this thread too, until the call to
+    the memory times out.
+    """
+    answers: list[tuple[Any, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            answers.append((hook(), None))
+        except BaseException as error:
+            answers.append((None, error))
+
+    thread = threading.Thread(target=call, name="replay_admit", daemon=True)
+    thread.start()
+    thread.join(TIME_LIMIT_S)
+    if not answers:
+        raise _TimeUp
+    answer, error = answers[0]
+    if error is not None:
+        raise error
+    return answer

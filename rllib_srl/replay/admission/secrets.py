@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,18 +27,12 @@ from rllib_srl.types import Group
 PERSONAL = ("email", "phone", "credit_card")
 
 
-@dataclass(frozen=True, order=True)
-class Span:
+class Span(NamedTuple):
     """One secret: characters `start` to `end` of a text. Invariant: 0 <= start < end."""
 
     start: int
     end: int
     kind: str
-
-    @property
-    def is_personal(self) -> bool:
-        """Return whether the span is personal data, not a credential."""
-        return self.kind in PERSONAL
 
 
 Detector = Callable[[str], list[Span]]
@@ -46,15 +40,15 @@ Detector = Callable[[str], list[Span]]
 
 def detect(text: str) -> list[Span]:
     """Return all spans of the default kinds, in order; overlapping spans are merged and get the kind of the first."""
-    found = [*_private_keys(text), *_passwords(text)]
+    spans = [*_private_keys(text), *_passwords(text)]
     if _has_any(text, _NEEDLES):
         for kind, needles, pattern in _PATTERNS:
             if _has_any(text, needles):
-                found += [Span(*match.span(), kind) for match in pattern.finditer(text)]
+                spans += [Span(*match.span(), kind) for match in pattern.finditer(text)]
     if _FOUR_DIGITS.search(text):  # a cheap precondition of the two slow patterns
-        found += [Span(*match.span(), "phone") for match in _PHONE.finditer(text)]
-        found += [Span(*match.span(), "credit_card") for match in _CARD.finditer(text) if _is_luhn(match.group())]
-    return _merged(found)
+        spans += [Span(*match.span(), "phone") for match in _PHONE.finditer(text)]
+        spans += [Span(*match.span(), "credit_card") for match in _CARD.finditer(text) if _is_luhn(match.group())]
+    return _merged(spans)
 
 
 def _has_any(text: str, needles: Sequence[str]) -> bool:
@@ -63,16 +57,12 @@ def _has_any(text: str, needles: Sequence[str]) -> bool:
 
 def detect_credentials(text: str) -> list[Span]:
     """Return the spans of `detect` that are not personal data."""
-    return [span for span in detect(text) if not span.is_personal]
+    return [span for span in detect(text) if span.kind not in PERSONAL]
 
 
 def redact(text: str, detector: Detector = detect) -> str:
     """Return the text with each secret replaced by its kind in brackets, as in "[aws_key]"."""
-    pieces, done = [], 0
-    for span in _merged(detector(text)):
-        pieces += [text[done : span.start], f"[{span.kind}]"]
-        done = span.end
-    return "".join([*pieces, text[done:]])
+    return redact_turns([text], detector)[0]
 
 
 def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]:
@@ -80,22 +70,23 @@ def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]
 
     For a secret that spans several turns, the kind is inserted in the turn where the secret begins.
     """
-    # Also search each turn alone: a match begins only at the start of a word, which joining turns may hide.
     starts = list(accumulate(map(len, turns), initial=0))[:-1]
-    found = [(start, span) for start, turn in zip(starts, turns, strict=True) for span in detector(turn)]
-    apart = [Span(start + span.start, start + span.end, span.kind) for start, span in found]
-    spans = _merged([*detector("".join(turns)), *apart])
-    pieces: list[list[str]] = [[] for _ in turns]
-    for piece, turn, start in zip(pieces, turns, starts, strict=True):
-        end, done = start + len(turn), start
+    spans = detector("".join(turns))
+    if len(turns) > 1:  # also search each turn alone: a match begins at the start of a word, which joining may hide
+        alone = [(start, span) for start, turn in zip(starts, turns, strict=True) for span in detector(turn)]
+        spans = [*spans, *(Span(start + span.start, start + span.end, span.kind) for start, span in alone)]
+    spans = _merged(spans)
+    redacted = []
+    for turn, start in zip(turns, starts, strict=True):
+        pieces, end, done = [], start + len(turn), start
         for span in spans:
             if span.end <= start or span.start >= end:
                 continue
-            piece.append(turn[done - start : max(span.start, start) - start])
-            piece += [f"[{span.kind}]"] if span.start >= start else []
+            pieces.append(turn[done - start : max(span.start, start) - start])
+            pieces += [f"[{span.kind}]"] if span.start >= start else []
             done = min(span.end, end)
-        piece.append(turn[done - start :])
-    return ["".join(piece) for piece in pieces]
+        redacted.append("".join([*pieces, turn[done - start :]]))
+    return redacted
 
 
 def secret_episodes(
@@ -108,23 +99,23 @@ def secret_episodes(
         decode: token ids -> text, including special tokens, so that texts they separate are not joined.
         detector: text -> spans.
     """
-    found, clean = [], set[bytes]()
+    episodes, clean = [], set[bytes]()
     for g in range(group.size):
-        data = group.stream(g).tobytes()
-        if data in clean:  # short answers are often identical
+        ids_T = group.stream(g)
+        if (data := ids_T.tobytes()) in clean:  # short answers are often identical
             continue
-        ids = group.stream(g).tolist()
-        shown = detector(decode(ids))
-        if not shown:  # the usual case, at the cost of one decode
+        ids = ids_T.tolist()
+        whole = detector(decode(ids))
+        if not whole:  # the usual case, at the cost of one decode
             clean.add(data)
             continue
         text, starts_T, ends_T = token_spans(ids, decode)
         # If piecewise decoding hides a secret that the whole text shows, take the whole stream to be safe.
-        spans = detector(text) or [Span(0, len(text), shown[0].kind)]
+        spans = detector(text) or [Span(0, len(text), whole[0].kind)]
         written_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
         if any((written_T & (starts_T < span.end) & (ends_T > span.start)).any() for span in spans):
-            found.append(g)
-    return tuple(found)
+            episodes.append(g)
+    return tuple(episodes)
 
 
 _MAX_PENDING = 8  # upper bound on the tokens of one character, which has at most 4 bytes; a token has at least 1
@@ -282,7 +273,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if merged and span.start < merged[-1].end:
-            merged[-1] = replace(merged[-1], end=max(merged[-1].end, span.end))
+            merged[-1] = merged[-1]._replace(end=max(merged[-1].end, span.end))
         else:
             merged.append(span)
     return merged
