@@ -41,9 +41,9 @@ WITHOUT_RAY_BUT = (  # what crosses to another process, or is a class of RLlib
 # What the folders beside the package import; they are installed below it.
 MAY_IMPORT = {
     "envs": {
-        "aiohttp", "bm25s", "docstring_parser", "faiss", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
-        "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "textarena", "textworld",
-        "typing_extensions", "verifiers", "websockets",
+        "bm25s", "docstring_parser", "faiss", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
+        "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "starlette", "textarena",
+        "textworld", "typing_extensions", "uvicorn", "verifiers", "websockets",
     },
     "tune_configs": {"rllib_srl", "ray"},
 }  # fmt: skip

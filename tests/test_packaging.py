@@ -60,7 +60,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
-    extras = {"cpu", "gpu", "agents", "dashboard", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
+    extras = {"cpu", "gpu", "agents", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
     extras |= {"faiss-gpu", "dev", "verifiers"}
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
@@ -91,7 +91,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
     optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "sklearn", "textarena", "textworld", "vllm"}
-    optional |= {"h11", "mlflow", "starlette", "trackio", "uvicorn", "verifiers", "wandb", "websockets"}
+    optional |= {"httpx", "mlflow", "trackio", "verifiers", "wandb", "websockets"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:
             assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"
@@ -162,7 +162,7 @@ def test_a_project_with_folders_of_the_same_names_plays_ours(unpacked: Path, tmp
 
 @pytest.mark.parametrize(
     ("extra", "pinned_in"),
-    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), ("dashboard", "plain"), (None, "cpu")],
+    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")],
 )
 def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, extra: str, pinned_in: str) -> None:
     pins = pins_of("base") | pins_of(pinned_in)

@@ -6,52 +6,38 @@
 The server does not know the engine. A request becomes a `Call` of the session that its token names, and waits for
 whoever plays the episode. A token is valid until its session is closed; without one there is nothing to read but 401.
 A library that keeps one key for all episodes sends the key of the process, and the name of an episode in a header.
-Bodies are limited to `MAX_BODY_BYTES`, calls of a session that wait to `MAX_WAITING`.
+Calls of a session that wait are limited to `MAX_WAITING`, all else as in `web.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
+import json
 import logging
 import os
 import queue
 import secrets
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import SAMPLING, ChatRequest, RequestError, read_request
-from rllib_srl.envs.agents.responses import Answer, completion, error_body, events
+from rllib_srl.envs.agents.responses import Answer, completion, events
+from rllib_srl.envs.agents.web import Refusal, digest_of
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 4 << 20
 MAX_WAITING = 64  # calls of one episode that wait at the same time; further ones get 429
-HEAD_TIMEOUT_S = 60.0  # for a connection without a whole head of a request, the first one or another
-BODY_TIMEOUT_S = 30.0  # to receive a body
 CALL_TIMEOUT_S = 3600.0  # of a call; episodes end long before
-START_TIMEOUT_S = 30.0
-WRITE_TIMEOUT_S = 30.0  # to write an answer
 SESSION_HEADER = "X-Session-ID"  # names the episode of a call with the key of the process
-MODEL = "policy"  # the name under which the model is listed; requests may use any
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A call that gets no turn."""
-
-    status: int
-    code: str
-    message: str
 
 
 class Call:
@@ -83,7 +69,7 @@ class Call:
         """
         self.end(answer)
         try:
-            return self._is_written.result(WRITE_TIMEOUT_S)
+            return self._is_written.result(web.WRITE_TIMEOUT_S)
         except TimeoutError:
             return False
 
@@ -180,13 +166,13 @@ class Endpoint:
         self._named: dict[str, Session] = {}
         self.key = secrets.token_urlsafe(32)  # of calls that name their episode by `SESSION_HEADER`
         self._numbers = itertools.count()
-        self._has_started = threading.Event()
-        self._fault: BaseException | None = None
         self._warned: set[str] = set()
-        self.url = ""
-        threading.Thread(target=self._serve, daemon=True, name="agent-endpoint").start()
-        if not self._has_started.wait(START_TIMEOUT_S) or self._fault is not None:
-            raise RuntimeError(f"the endpoint for agents did not start: {self._fault or 'timeout'}")
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+        ]
+        app = web.application(routes, refusals={RequestError: web.refused_request})
+        self.url = f"http://{web.serve_in_thread(app, 'agent-endpoint')}/v1"
 
     def open(self) -> Session:
         """Return a new session."""
@@ -207,82 +193,50 @@ class Endpoint:
             self._named.pop(name, None)
         session.close()
 
-    def _serve(self) -> None:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(self._start())
-        except BaseException as error:  # the constructor raises it
-            self._fault = error
-            self._has_started.set()
-            return
-        self._has_started.set()
-        loop.run_forever()
-
-    async def _start(self) -> None:
-        hush_malformed_requests()
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[as_json])
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        runner = runner_of(app, shutdown_timeout_s=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/v1"
-
-    def _session_of(self, request: web.Request) -> Session | None:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        if secrets.compare_digest(digest_of(token.strip()), digest_of(self.key)):
-            return self._named.get(request.headers.get(SESSION_HEADER, ""))
-        return self._sessions.get(digest_of(token.strip()))
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        if self._session_of(request) is None:
-            return failed(_UNKNOWN)
-        listed = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rllib_srl"}
-        return web.json_response({"object": "list", "data": [listed]})
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(request)
+    def _session_of(self, request: Request) -> Session:
+        token = web.bearer_of(request.headers)
+        if web.is_same(token, self.key):
+            session = self._named.get(request.headers.get(SESSION_HEADER, ""))
+        else:
+            session = self._sessions.get(digest_of(token))
         if session is None:
-            return failed(_UNKNOWN)
+            expected = "expected the header 'Authorization: Bearer KEY' with the key of an episode"
+            raise Refusal(401, "invalid_api_key", expected)
+        return session
+
+    async def _models(self, request: Request) -> Response:
+        self._session_of(request)
+        return JSONResponse(web.MODELS)
+
+    async def _chat(self, request: Request) -> Response:
+        session = self._session_of(request)
+        call = Call(read_request(await web.body_of(request)))
+        self._warn(call.request)
+        media_type = "text/event-stream" if call.request.stream else "application/json"
+        headers: dict[str, str] = {}
+        return web.Stream(self._answered(request, session, call, headers), media_type, headers)
+
+    async def _answered(
+        self, request: Request, session: Session, call: Call, headers: dict[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces of the answer, and report to the call whether they were written."""
+        asked, number = call.request, f"{next(self._numbers):08d}"
         try:
-            asked = read_request(await body_of(request))
-        except RequestError as error:
-            return failed(Refusal(400, "invalid_request", str(error)), error.param)
-        self._warn(asked)
-        call = Call(asked)
-        outcome: Answer | Refusal | None = session.put(call)
-        try:
-            outcome = outcome or await call.outcome()
+            outcome: Answer | Refusal = session.put(call) or await call.outcome()
             if isinstance(outcome, Refusal):
-                return failed(outcome)
+                raise outcome
             await asyncio.sleep(0)  # the loop looks at its connections: this one may have been closed
-            return await self._answered(request, call, outcome)
+            if asked.stream:
+                for event in events(outcome, asked, number):
+                    yield event
+            else:
+                body = json.dumps(completion(outcome, asked, number), ensure_ascii=False).encode()
+                headers["content-length"] = str(len(body))
+                yield body
+            call.written(web.is_open(request))  # a client may close the connection after the last piece
         finally:
             session.done(call)
             call.written(False)
-
-    async def _answered(self, request: web.Request, call: Call, answer: Answer) -> web.StreamResponse:
-        """Write an answer, and report it to the call once it is written; a closed connection raises."""
-        number = f"{next(self._numbers):08d}"
-        asked = call.request
-        response: web.StreamResponse
-        if not asked.stream:
-            response = web.json_response(completion(answer, asked, number))
-            await response.prepare(request)
-            await response.write_eof()
-            call.written(_is_open(request))
-            return response
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for event in events(answer, asked, number):
-            await response.write(event)
-        call.written(_is_open(request))  # a client may close the connection after the last event
-        await response.write_eof()
-        return response
 
     def _warn(self, asked: ChatRequest) -> None:
         """Log once for each of `SAMPLING` that an agent gives."""
@@ -292,72 +246,6 @@ class Endpoint:
                 "the agent's %s is not used: the policy is sampled by the settings of the run (%s)",
                 name, ", ".join(SAMPLING),
             )  # fmt: skip
-
-
-def _is_open(request: web.Request) -> bool:
-    return request.transport is not None and not request.transport.is_closing()
-
-
-_UNKNOWN = Refusal(401, "invalid_api_key", "expected the header 'Authorization: Bearer KEY' with the key of an episode")
-
-
-@web.middleware
-async def as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Write the server's own errors, such as 404 and 413, as OpenAI's server does."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        return failed(Refusal(error.status, error.reason.lower().replace(" ", "_"), error.reason))
-
-
-def runner_of(app: web.Application, shutdown_timeout_s: float) -> web.AppRunner:
-    """Return the server of an application, which closes connections that wait for a head for `HEAD_TIMEOUT_S`.
-
-    Args:
-        app: the application.
-        shutdown_timeout_s: for requests under way at the end.
-    """
-    how: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "keepalive_timeout": HEAD_TIMEOUT_S}
-    return web.AppRunner(app, **how, shutdown_timeout=shutdown_timeout_s)
-
-
-def failed(refusal: Refusal, param: str | None = None) -> web.Response:
-    body = error_body(refusal.status, refusal.message, refusal.code, param)
-    return web.json_response(body, status=refusal.status)
-
-
-async def body_of(request: web.Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RequestError: it cannot be read, or the client has gone.
-        web.HTTPRequestTimeout: it does not arrive within `BODY_TIMEOUT_S`.
-    """
-    try:
-        return await asyncio.wait_for(request.read(), BODY_TIMEOUT_S)
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    except (web.RequestPayloadError, ConnectionError) as error:  # its Content-Encoding or Transfer-Encoding; no client
-        raise RequestError(f"the body cannot be read: {' '.join(str(error).split())}") from None
-
-
-def hush_malformed_requests() -> None:
-    """Keep requests that are no HTTP out of the log: aiohttp writes a traceback with their bytes, secrets included.
-
-    Whoever sent one has the reply, with status 400.
-    """
-    logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
-
-
-def _is_no_malformed_request(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def digest_of(token: str) -> bytes:
-    """Return a hash: a look-up by it reveals nothing of other tokens by its duration."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 _lock = threading.Lock()

@@ -22,11 +22,12 @@ from typing import Any
 import gymnasium
 
 from rllib_srl.envs import text
-from rllib_srl.envs.agents.endpoint import Call, Ended, Refusal, endpoint
+from rllib_srl.envs.agents.endpoint import Call, Ended, endpoint
 from rllib_srl.envs.agents.programs import Program, bypass_proxy
 from rllib_srl.envs.agents.requests import plain_message
 from rllib_srl.envs.agents.responses import answer_of
 from rllib_srl.envs.agents.tasks import Tasks
+from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
 HISTORY = ("split", "refuse")

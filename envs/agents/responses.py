@@ -132,13 +132,6 @@ def events(answer: Answer, request: ChatRequest, number: str) -> Iterator[bytes]
     yield b"data: [DONE]\n\n"
 
 
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error, as OpenAI's server writes it."""
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def _head(request: ChatRequest, number: str, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": request.model}
 

@@ -218,7 +218,7 @@ def test_a_running_server_rolls_back_and_pauses(tmp_path: Path) -> None:
         async with served_with(tmp_path) as parts:
             stores, place = parts.stores, parts.place
             (place.directory / "token").write_text(GATEWAY_TOKEN)
-            url = str(parts.client.make_url("/v1"))
+            url = str(parts.client.base_url.join("/v1"))
             write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
 
             def fill() -> None:

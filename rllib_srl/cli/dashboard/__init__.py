@@ -16,11 +16,10 @@ has a token, made anew at each start: without it nothing can be read. The page i
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 HOST, PORT = "127.0.0.1", 8642
 MOST_CONNECTIONS = 64
 KEEP_ALIVE_S, GRACE_S = 5, 3
-MISSING = "the page needs starlette and uvicorn: pip install 'rllib_srl[dashboard]'"
 
 
 def add_flags(parser: argparse._ActionsContainer) -> None:
@@ -64,20 +62,6 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ValueError: the address cannot be used.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
-    except OSError as error:
-        reason = f"{host}:{port} cannot be used: {error.strerror or error}"
-        raise ValueError(f"{reason}; expected another --port (0: a free one), or another --host") from error
-
-
 def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, tab: str = "") -> int:
     """Serve the page of a run, or of a served model, until Ctrl-C.
 
@@ -89,38 +73,29 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
 
     Raises:
         RunError: the directory holds neither.
-        ValueError: a flag is not for this page, the address cannot be used, or a package is missing.
+        ValueError: a flag is not for this page, or the address cannot be used.
     """
+    from rllib_srl.cli.dashboard.access import Access
     from rllib_srl.cli.dashboard.live_run import check_is_run
     from rllib_srl.cli.serving.place import Place
+    from rllib_srl.envs.agents.web import Server, listen
 
     is_served = Place(arguments.directory).is_one
     if not is_served:
         check_is_run(arguments.directory)
-    try:
-        import uvicorn
-
-        from rllib_srl.cli.dashboard.access import Access
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise ValueError(MISSING) from error
-    listening = bound(arguments.host, arguments.port)
+    listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
     make = _served_page if is_served else _run_page
     title, app = make(arguments, decode, may_rate, access)
-    how: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "on", "log_level": "warning"}
-    how |= {"access_log": False, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}  # a log has the token
-    how |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": GRACE_S}
-    server = uvicorn.Server(uvicorn.Config(app, **how))
+    server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     print(f"{title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
     print(f"http://{shown}:{port}/{tab}?token={access.token}", flush=True)
     if not listening.getsockname()[0].startswith(("127.", "::1")):
         print("others on the network can reach this address, and the connection is not encrypted", file=sys.stderr)
     with listening, suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+        server.run()
     return 0
 
 

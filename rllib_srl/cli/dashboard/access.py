@@ -19,6 +19,8 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rllib_srl.envs.agents.web import is_same
+
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -43,11 +45,11 @@ class Access:
 
     def has_token(self, text: str) -> bool:
         """Return whether a text is the token."""
-        return _is_same(text, self.token)
+        return is_same(text, self.token)
 
     def has_form_key(self, text: str) -> bool:
         """Return whether a text is the key of the page's forms."""
-        return _is_same(text, self.form_key)
+        return is_same(text, self.form_key)
 
     def in_cookie(self, headers: Headers) -> bool:
         """Return whether a request has the token in its cookie."""
@@ -100,7 +102,3 @@ def _token_in(query: bytes) -> str:
         return parse_qs(query.decode("ascii", "replace"), max_num_fields=50).get("token", [""])[0]
     except ValueError:
         return ""
-
-
-def _is_same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())

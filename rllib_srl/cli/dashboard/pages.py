@@ -24,6 +24,7 @@ from starlette.routing import Route
 from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
 from rllib_srl.cli.dashboard.page_views import PAGE, PageViews
 from rllib_srl.cli.episodes import printable
+from rllib_srl.envs.agents.web import body_of
 from rllib_srl.studies.report.blocks import STYLES, Notice
 from rllib_srl.studies.report.charts import COLOURS, DASHES
 
@@ -121,11 +122,7 @@ class Pages:
             raise HTTPException(403, self.read_only)
         if is_of_another_site(request.headers):
             raise HTTPException(403, "this request comes from the page of another site")
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LARGEST_FORM:
-                raise HTTPException(413, f"a form has at most {LARGEST_FORM} bytes")
+        body = await body_of(request, LARGEST_FORM)
         try:
             form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20))
         except ValueError:

@@ -17,14 +17,13 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
-
 from rllib_srl.cli.serving.place import Stores
-from rllib_srl.cli.serving.relay import Collected, Sampling, forwarded
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
+from rllib_srl.cli.serving.translation import Collected, Sampling, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.envs.agents.requests import read_request
+from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.wrappers.self_label import agreement, plain_vote
 from rllib_srl.people.lineage.conversations import Conversation, ConversationsError
 from rllib_srl.people.rating_store import RatingsError
@@ -34,7 +33,6 @@ logger = logging.getLogger(__name__)
 RATER = "majority"
 POLL_S = 1.0
 LOOK_S = 0.02  # between two looks whether somebody asks meanwhile
-SAMPLE_TIMEOUT_S = 900.0
 _SAMPLE = "-s"  # between the id of a conversation and the number of a sample
 
 
@@ -64,7 +62,7 @@ class SelfLabels:
             try:
                 if not (self._is_idle() and await self.turn()):
                     await asyncio.sleep(POLL_S)
-            except (OSError, RatingsError, ConversationsError, ServerError, NotReady, aiohttp.ClientError) as error:
+            except (OSError, RatingsError, ConversationsError, ServerError, NotReady, Refusal) as error:
                 logger.warning("the vote waits: %s", error)
                 await asyncio.sleep(10 * POLL_S)
 
@@ -101,21 +99,18 @@ class SelfLabels:
         """Sample an answer.
 
         Raises:
-            ServerError: the engine refuses or fails.
+            Refusal: the engine refuses the request.
+            ServerError: the engine fails.
         """
         asked = read_request(json.dumps({"model": RATER, "messages": list(first.messages)}).encode())
-        limit = aiohttp.ClientTimeout(total=SAMPLE_TIMEOUT_S)
         with self._serving.answering() as (number, served_name):
             answer = Collected(name, number)
             body, why_not = forwarded(asked, self._usual, served_name)
-            async with self._serving.server.session.post(
-                "/v1/chat/completions", json=body, timeout=limit
-            ) as upstream:
-                if upstream.status != 200:
-                    if upstream.status < 500:  # it will not be taken later, either
-                        self._done.add(first.id)
-                    raise ServerError(f"vLLM answers with {upstream.status}: {(await upstream.text())[:300]}")
-                answer.take(await upstream.json())
+            try:
+                answer.take(await self._serving.server.chat(body))
+            except Refusal:  # it will not be taken later, either
+                self._done.add(first.id)
+                raise
         tokens, why = answer.tokens(why_not)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         return Conversation(name, number, at, first.messages, answer.text, answer.finish_reason or "cut", tokens, why)

@@ -24,18 +24,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aiohttp import web
-
 from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
 from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
-from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.trainer.trainer import Examiner
 from rllib_srl.cli.serving.training import SEED, Training
+from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
@@ -43,7 +41,7 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.envs.agents.endpoint import runner_of
+from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.rollout.transcript import make_transcript
 
 CONTEXT = 4096  # most tokens of a conversation
@@ -141,24 +139,24 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
     stores = Stores(place)
     serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(place, stores, serving, settings, keep, arguments.train_after)
-    runner = runner_of(Gateway(place.token(), serving, stores, training, usual).app, STOP_TIMEOUT_S)
-    (place.directory / SERVER).unlink(missing_ok=True)  # of one that was killed
+    gateway = Gateway(place.token(), serving, stores, training, usual)
+    address = place.directory / SERVER
+    address.unlink(missing_ok=True)  # of one that was killed
     try:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
-        port = runner.addresses[0][1]
-        print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
-        with _explained(place):
-            await serving.start()
-        url = f"http://127.0.0.1:{port}/v1"
-        write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
-        print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
-        votes = SelfLabels(stores, serving, training, usual, arguments.self_label, arguments.self_label_after)
-        return await _until_stopped(place, serving, training, votes if arguments.self_label else None)
+        async with Server(gateway.app, listen("127.0.0.1", arguments.port), STOP_TIMEOUT_S) as http:
+            print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
+            with _explained(place):
+                await serving.start()
+            url = f"http://127.0.0.1:{http.port}/v1"
+            write_json(address, {"url": url, "pid": os.getpid()})
+            print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
+            votes = SelfLabels(stores, serving, training, usual, arguments.self_label, arguments.self_label_after)
+            try:
+                return await _until_stopped(place, serving, training, votes if arguments.self_label else None)
+            finally:
+                address.unlink(missing_ok=True)
     finally:
-        (place.directory / SERVER).unlink(missing_ok=True)
         training.kill()
-        await runner.cleanup()
         await server.stop()
         stores.close()
 

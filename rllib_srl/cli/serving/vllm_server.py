@@ -4,6 +4,7 @@
     await server.start()                              until it answers
     await server.load("v3", directory)                an adapter, while requests run
     await server.continuations("v3", expected)        for the canary
+    await server.chat(body)                           an answer; server.chat_events(body) yields one in pieces
 
 Nothing listens on a port, so no request reaches the engine but through the gateway.
 
@@ -18,26 +19,30 @@ Traps (vLLM 0.32):
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import httpx
 
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation
+from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.kept_process import start_kept
 
 BASE = "v0"  # the served name of the model itself
 MAX_ADAPTERS = 2  # the active one, and the one that follows it
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 900.0
+PIECE_TIMEOUT_S = 300.0  # between two pieces of an answer
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.5
 _LONGEST_SOCKET = 107  # bytes of a path; Linux
@@ -73,18 +78,18 @@ class VLLMServer:
         self._log, self._has_template = log, has_template
         self._process: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._client: httpx.AsyncClient | None = None
 
     @property
-    def session(self) -> aiohttp.ClientSession:
+    def client(self) -> httpx.AsyncClient:
         """Return the connection to the server.
 
         Raises:
             ServerError: it was not started.
         """
-        if self._session is None:
+        if self._client is None:
             raise ServerError("the engine is not running; try again")
-        return self._session
+        return self._client
 
     def has_ended(self) -> bool:
         """Return whether the process is gone."""
@@ -120,15 +125,14 @@ class VLLMServer:
 
     def connect(self, socket: Path) -> None:
         """Use the server behind a socket; `start` does so with its own, and `stop` ends the connection."""
-        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-        connector = aiohttp.UnixConnector(str(socket))
-        self._session = aiohttp.ClientSession("http://engine", connector=connector, timeout=timeout)
+        transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=CALL_TIMEOUT_S)
 
     async def stop(self) -> None:
         """End the process and all that it started."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
         if self._process is not None:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):  # SIGKILL follows
@@ -172,24 +176,57 @@ class VLLMServer:
             found.append(ServedContinuation(list(choice["token_ids"]), list(listed["token_logprobs"]), top))
         return found
 
+    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the reply to a chat.
+
+        Raises:
+            Refusal: the engine refuses the request.
+            ServerError: the engine fails.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                reply = await self.client.post("/v1/chat/completions", json=body, timeout=PIECE_TIMEOUT_S)
+            _check_answered(reply)
+            return dict(reply.json())
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            raise _cut(error) from error
+
+    async def chat_events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a chat; its errors are those of `chat`, and events that vLLM sends as errors."""
+        deadline = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+        try:
+            async with self.client.stream("POST", "/v1/chat/completions", json=body, timeout=PIECE_TIMEOUT_S) as reply:
+                if reply.status_code != 200:
+                    await reply.aread()
+                _check_answered(reply)
+                rest = b""
+                async for piece in reply.aiter_bytes():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        if (value := event_of(line)) is not None:
+                            yield value
+                    if asyncio.get_running_loop().time() > deadline:
+                        raise TimeoutError(f"it took longer than {ANSWER_TIMEOUT_S:g} s")
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            raise _cut(error) from error
+
     async def _answers(self) -> bool:
         try:
-            async with self.session.get("/health") as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            return (await self.client.get("/health")).status_code == 200
+        except httpx.HTTPError:
             return False
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
-            async with self.session.post(path, json=body) as response:
-                text = await response.text()
-                if response.status != 200:
-                    raise ServerError(f"vLLM answers {path} with {response.status}: {' '.join(text.split())[:300]}")
-                is_json = response.content_type == "application/json"
-                return await response.json() if is_json else text
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                reply = await self.client.post(path, json=body)
+        except (httpx.HTTPError, TimeoutError) as error:
             reason = f"vLLM does not answer {path} ({type(error).__name__}); its log is {self._log}"
             raise ServerError(reason) from error
+        if reply.status_code != 200:
+            text = " ".join(reply.text.split())[:300]
+            raise ServerError(f"vLLM answers {path} with {reply.status_code}: {text}")
+        return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else reply.text
 
     def _command(self, socket: Path, template: Path) -> list[str]:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model_dir)]
@@ -218,3 +255,45 @@ class VLLMServer:
 def _rank_of(rank: int) -> int:
     """Return the smallest rank of those that vLLM takes that holds an adapter."""
     return next(one for one in (1, 8, 16, 32, 64) if one >= rank)
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line of a stream of events; None for an empty line and the end.
+
+    Raises:
+        ServerError: it is the engine's message that it has failed.
+        ValueError: it is none of these.
+    """
+    text = line.strip()
+    if not text or text == b"data: [DONE]":
+        return None
+    value = json.loads(text.removeprefix(b"data:"))
+    if not isinstance(value, dict):
+        raise ValueError(f"an event is a {type(value).__name__}; expected an object")
+    if "error" in value:
+        raise ServerError(f"the engine failed in mid-answer: {value['error'].get('message', 'no message')}")
+    return value
+
+
+def _check_answered(reply: httpx.Response) -> None:
+    """Check the status of a reply that was read.
+
+    Raises:
+        Refusal: the engine refuses the request.
+        ServerError: the engine fails.
+    """
+    if reply.status_code == 200:
+        return
+    try:
+        message = str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = reply.text
+    message = " ".join(message.split())[:1000]
+    if 400 <= reply.status_code < 500:
+        raise Refusal(reply.status_code, "invalid_request", message)
+    raise ServerError(f"the engine failed: {message}")
+
+
+def _cut(error: Exception) -> ServerError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ServerError(f"the engine failed in mid-answer: {reason}; try again in a minute")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-import aiohttp
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+import httpx
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
 
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import TrainingSettings
 from rllib_srl.cli.serving.place import Place, Stores
-from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.vllm_server import ServerError
+from rllib_srl.cli.serving.translation import Sampling
+from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
+from rllib_srl.envs.agents.web import Server, listen
 
 TOKEN = "a-token-of-the-tests-0123456789"
 FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0}
@@ -27,11 +31,16 @@ def choice_of(token, logp, name, text):
     return {"index": 0, name: {"role": "assistant", "content": text}, "token_ids": [token], "logprobs": listed}
 
 
-class SmallEngine:
-    """Has the methods of `VLLMServer`. `fault`: "" or how answers fail; `canary_shift`: nats by which it is off."""
+def chat_of(question, **more):
+    return {"model": "any", "messages": [{"role": "user", "content": question}], **more}
 
-    def __init__(self, socket):
-        self.socket, self.session, self.fault, self.loaded = socket, None, "", []
+
+class SmallEngine(VLLMServer):
+    """Answers over the same connection. `fault`: "" or how answers fail; `canary_shift`: nats by which it is off."""
+
+    def __init__(self, path):
+        super().__init__(path, 64, 8, path, True)
+        self.path, self.fault, self.loaded, self.http = str(path), "", [], None
         self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
         self.load_fault = ""
         self.num_failing_starts = 0
@@ -43,16 +52,19 @@ class SmallEngine:
             self.num_failing_starts -= 1
             raise ServerError("vLLM's server did not start")
         self.is_dead = False
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
-        await web.UnixSite(self.runner, self.socket).start()
-        self.session = aiohttp.ClientSession("http://engine", connector=aiohttp.UnixConnector(self.socket))
+        listening = socket.socket(socket.AF_UNIX)
+        Path(self.path).unlink(missing_ok=True)
+        listening.bind(self.path)
+        listening.listen()
+        app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
+        self.http = await Server(app, listening).__aenter__()
+        self.connect(self.path)
 
     async def stop(self):
-        await self.session.close()
-        await self.runner.cleanup()
+        await super().stop()
+        if self.http is not None:
+            await self.http.__aexit__()
+            self.http = None
 
     def has_ended(self):
         return self.is_dead
@@ -76,9 +88,9 @@ class SmallEngine:
         body = await request.json()
         self.bodies.append(body)
         if self.fault == "500":
-            return web.json_response({"error": {"message": "out of order"}}, status=500)
+            return JSONResponse({"error": {"message": "out of order"}}, 500)
         if self.fault == "400":
-            return web.json_response({"error": {"message": "too long"}}, status=400)
+            return JSONResponse({"error": {"message": "too long"}}, 400)
         pieces = [choice_of(5, -0.5, "delta", " 9"), {**choice_of(6, -0.25, "delta", "3"), "finish_reason": "stop"}]
         if not body["stream"]:
             whole = choice_of(5, -0.5, "message", " 93") | {"token_ids": [5, 6], "finish_reason": "stop"}
@@ -86,38 +98,41 @@ class SmallEngine:
             if self.texts:
                 await asyncio.sleep(0.05)
                 whole["message"]["content"] = self.texts.pop(0)
-            return web.json_response({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": [whole]})
-        response = web.StreamResponse()
-        await response.prepare(request)
+            return JSONResponse({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": [whole]})
         if self.fault == "long":
             pieces = [choice_of(5, -0.5, "delta", "x" * 100_000)] * 200 + pieces[1:]
+        return StreamingResponse(self._events(pieces))
+
+    async def _events(self, pieces):
         for at, piece in enumerate(pieces):
             head = {"id": "x", "choices": [piece], **({} if at else {"prompt_token_ids": [1, 2]})}
-            await response.write(b"data: " + json.dumps(head).encode() + b"\n\n")
+            yield b"data: " + json.dumps(head).encode() + b"\n\n"
             if self.fault == "cut":
-                request.transport.close()
-                return response
+                await asyncio.sleep(0.05)
+                raise ConnectionError("cut")
             await asyncio.sleep(0 if self.fault == "long" else 0.01)
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        yield b"data: [DONE]\n\n"
 
 
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, stores, serving, training, place, gateway, client):
+    def __init__(self, engine, stores, serving, training, place, port, client):
         self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
-        self.place, self.gateway, self.client = place, gateway, client
+        self.place, self.port, self.client = place, port, client
 
     def ask(self, question="Which?", token=TOKEN, **more):
-        body = {"model": "any", "messages": [{"role": "user", "content": question}], **more}
-        return self.send("POST", "/v1/chat/completions", token, json=body)
+        return self.send("POST", "/v1/chat/completions", token, json=chat_of(question, **more))
+
+    def stream(self, question="Which?"):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return self.client.stream("POST", "/v1/chat/completions", headers=headers, json=chat_of(question, stream=True))
 
     def rate(self, name, **body):
         return self.send("PUT", f"/v1/conversations/{name}/rating", json=body)
 
     def send(self, method, path, token=TOKEN, **more):
-        headers = {"Authorization": f"Bearer {token}", **more.pop("headers", {})}
+        headers = {"Authorization": f"Bearer {token}".strip().encode(), **more.pop("headers", {})}
         return self.client.request(method, path, headers=headers, **more)
 
 
@@ -125,17 +140,17 @@ class Parts:
 async def served_with(directory, after=0):
     place = Place(directory / "served")
     place.settle(FIXED)
-    stores, engine = Stores(place), SmallEngine(str(directory / "e.sock"))
+    stores, engine = Stores(place), SmallEngine(directory / "e.sock")
     parts = []
     serving = Serving(engine, place, stores, lambda is_busy: parts[0].on_busy(is_busy))
     parts.append(training := Training(place, stores, serving, TrainingSettings(), [], after))
     gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, ()))
-    client = TestClient(TestServer(gateway.app))
+    listening = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        await client.start_server()
-        await serving.start()
-        yield Parts(engine, stores, serving, training, place, gateway, client)
+        async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=60) as client:
+            await serving.start()
+            yield Parts(engine, stores, serving, training, place, http.port, client)
     finally:
-        await client.close()
         await engine.stop()
         stores.close()

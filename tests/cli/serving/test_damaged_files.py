@@ -30,8 +30,8 @@ async def paused(parts):
     while not parts.training.is_paused and not serving.done():
         await asyncio.sleep(0.02)
     assert not serving.done()
-    status = (await (await parts.send("GET", "/v1/status")).json())["training"]
-    assert (await parts.ask()).status == 200  # it serves
+    status = (await parts.send("GET", "/v1/status")).json()["training"]
+    assert (await parts.ask()).status_code == 200  # it serves
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
     return parts.training.error, status
@@ -53,7 +53,7 @@ def _at_once(monkeypatch):
 )
 def test_damaged_settings_pause_training_with_the_reason(tmp_path, text, said):
     async def body(parts):
-        name = (await (await parts.ask()).json())["id"]
+        name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="good")
         (parts.place.directory / "settings.json").write_text(text)
         error, status = await paused(parts)
@@ -89,7 +89,7 @@ def test_damaged_files_of_the_trainer_pause_training_with_the_reason(tmp_path, m
     monkeypatch.setattr(training_module, "start_trainer", trainer_that(writes, status))
 
     async def body(parts):
-        name = (await (await parts.ask()).json())["id"]
+        name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="good")
         error, shown = await paused(parts)
         assert said in error and shown["error"] == error
@@ -104,7 +104,7 @@ def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path,
 
     async def body(parts):
         monkeypatch.setattr(parts.stores.conversations, "trainable", broken)
-        await parts.rate((await (await parts.ask()).json())["id"], rating="good")
+        await parts.rate((await parts.ask()).json()["id"], rating="good")
         error, _ = await paused(parts)
         assert error == "version 1: training failed: KeyError: 'logps'"
 

@@ -64,8 +64,8 @@ def trainer_that_ends_with(about):
 def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
     async def body(parts):
         reply = await parts.ask(temperature=None)
-        value = await reply.json()
-        assert reply.status == 200 and value["choices"][0]["message"]["content"] == " 93"
+        value = reply.json()
+        assert reply.status_code == 200 and value["choices"][0]["message"]["content"] == " 93"
         assert "token_ids" not in json.dumps(value) and "prompt_token_ids" not in value
         assert reply.headers["X-SRL-Version"] == "0" and value["system_fingerprint"] == "version-0"
         logged = await parts.stores.run(parts.stores.conversations.find, value["id"])
@@ -80,16 +80,17 @@ def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
 
 def test_a_stream_has_the_same_text_and_is_logged_before_it_ends(tmp_path):
     async def body(parts):
-        text, name, last, reply = "", "", b"", await parts.ask(stream=True)
-        async for line in reply.content:
-            if line.startswith(b"data: {"):
-                value = json.loads(line[6:])
-                text, name = text + value["choices"][0]["delta"]["content"], value["id"]
-                if value["choices"][0].get("finish_reason"):
-                    assert (await parts.stores.run(parts.stores.conversations.find, name)).tokens.ids == [5, 6]
-            assert b"token_ids" not in line
-            last = line.strip() or last
-        assert text == " 93" and last == b"data: [DONE]"
+        text, last = "", ""
+        async with parts.stream() as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    value = json.loads(line[6:])
+                    text, name = text + value["choices"][0]["delta"]["content"], value["id"]
+                    if value["choices"][0].get("finish_reason"):
+                        assert (await parts.stores.run(parts.stores.conversations.find, name)).tokens.ids == [5, 6]
+                assert "token_ids" not in line
+                last = line or last
+        assert text == " 93" and last == "data: [DONE]" and reply.headers["X-SRL-Conversation"] == name
 
     run(tmp_path, body)
 
@@ -100,10 +101,10 @@ def test_a_stream_has_the_same_text_and_is_logged_before_it_ends(tmp_path):
 )
 def test_what_was_sampled_otherwise_is_not_trained_on(tmp_path, more, why):
     async def body(parts):
-        name = (await (await parts.ask(**more)).json())["id"]
+        name = (await parts.ask(**more)).json()["id"]
         logged = await parts.stores.run(parts.stores.conversations.find, name)
         assert logged.tokens is None and why in logged.untrainable
-        rated = await (await parts.rate(name, rating="good")).json()
+        rated = (await parts.rate(name, rating="good")).json()
         assert rated["is_trained_on"] is False and await parts.stores.run(parts.stores.free_ratings) == {}
 
     run(tmp_path, body)
@@ -111,8 +112,8 @@ def test_what_was_sampled_otherwise_is_not_trained_on(tmp_path, more, why):
 
 def test_a_secret_reaches_neither_the_log_nor_training(tmp_path):
     async def body(parts):
-        name = (await (await parts.ask("my key is AKIAIOSFODNN7EXAMPLE")).json())["id"]
-        shown = await (await parts.send("GET", f"/v1/conversations/{name}")).json()
+        name = (await parts.ask("my key is AKIAIOSFODNN7EXAMPLE")).json()["id"]
+        shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
         assert shown["untrainable"] == HAS_SECRET and "AKIA" not in json.dumps(shown)
 
     run(tmp_path, body)
@@ -120,12 +121,12 @@ def test_a_secret_reaches_neither_the_log_nor_training(tmp_path):
 
 def test_ratings_are_idempotent_change_and_are_counted_once(tmp_path):
     async def body(parts):
-        name = (await (await parts.ask()).json())["id"]
-        replies = [await (await parts.rate(name, **one)).json() for one in (
+        name = (await parts.ask()).json()["id"]
+        replies = [(await parts.rate(name, **one)).json() for one in (
             {"rating": "good", "rater": "ann"}, {"rating": "good", "rater": "bob"}, {"rating": 2}, {"rating": None},
         )]  # fmt: skip
         assert [one["is_changed"] for one in replies] == [True, False, True, True]
-        assert (await (await parts.send("GET", f"/v1/conversations/{name}")).json())["rating"] == "none"
+        assert (await parts.send("GET", f"/v1/conversations/{name}")).json()["rating"] == "none"
         await asyncio.gather(*(parts.rate(name, rating=value, rater=value) for value in ("good", "bad")))
         assert await parts.stores.run(parts.stores.free_ratings) in ({f"{name}/0": "good"}, {f"{name}/0": "bad"})
 
@@ -137,21 +138,21 @@ def test_without_the_token_there_is_nothing_to_read(tmp_path, token):
     async def body(parts):
         for method, path in (("GET", "/v1/models"), ("GET", "/v1/versions"), ("POST", "/v1/rollback"), ("GET", "/x")):
             reply = await parts.send(method, path, token)
-            assert reply.status == 401 and "rllib_srl" not in await reply.text()
-        assert (await parts.ask(token=token)).status == 401 and parts.engine.bodies == []
+            assert reply.status_code == 401 and "rllib_srl" not in reply.text
+        assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
 
     run(tmp_path, body)
 
 
 def test_bad_requests_have_clear_answers(tmp_path):
     async def body(parts):
-        name = (await (await parts.ask()).json())["id"]
+        name = (await parts.ask()).json()["id"]
         for reply, status, message in (
             (await parts.ask(seed=3), 400, "seed is not supported"),
             (await parts.ask(n=2), 400, "n"),
             (await parts.ask(top_k=2**64), 400, "top_k"),
             (await parts.ask(messages=[{"role": "tool", "content": "7", "tool_call_id": "1"}]), 400, "calls of tools"),
-            (await parts.rate("chatcmpl-none", rating="good"), 404, "is no conversation here"),
+            (await parts.rate("chatcmpl-none", rating="good"), 404, "is not a conversation of this server"),
             (await parts.rate(name, rating="great"), 400, "rating = 'great'; expected good, bad, 1 to 5"),
             (await parts.rate(name, rating=True), 400, "rating is a bool"),
             (await parts.rate(name, rating=6), 400, "rating = '6'"),
@@ -159,11 +160,11 @@ def test_bad_requests_have_clear_answers(tmp_path):
             (await parts.rate(name, rating="good", rater="x" * 101), 400, "at most 100 characters"),
             (await parts.send("POST", "/v1/rollback", json={}), 409, "expected a trained version to roll back"),
             (await parts.send("POST", "/v1/training", json={"paused": 1}), 400, "paused"),
-            (await parts.send("POST", "/v1/chat/completions", data=b"{"), 400, "the body is not JSON"),
+            (await parts.send("POST", "/v1/chat/completions", content=b"{"), 400, "the body is not JSON"),
             (await parts.send("DELETE", "/v1/versions"), 405, "Method Not Allowed"),
         ):
-            assert reply.status == status
-            assert message in (await reply.json())["error"]["message"]
+            assert reply.status_code == status
+            assert message in reply.json()["error"]["message"]
 
     run(tmp_path, body)
 
@@ -172,16 +173,16 @@ def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_a
     async def body(parts):
         for fault, status in (("500", 502), ("400", 400)):
             parts.engine.fault = fault
-            assert (await parts.ask()).status == status
+            assert (await parts.ask()).status_code == status
         parts.engine.fault, parts.serving.num_restarts = "cut", 2
-        text = await (await parts.ask(stream=True)).text()
+        text = (await parts.ask(stream=True)).text
         assert parts.serving.num_restarts == 2  # half an answer is none
         assert "the engine failed in mid-answer" in text and "[DONE]" not in text
         (name,) = {json.loads(line[6:])["id"] for line in text.split("\n") if line.startswith('data: {"id"')}
         logged = await parts.stores.run(parts.stores.conversations.find, name)
         assert (logged.finish_reason, logged.tokens, logged.answer) == ("cut", None, " 9")
         parts.engine.fault = ""
-        assert (await parts.ask()).status == 200 and parts.serving.num_under_way == parts.serving.num_restarts == 0
+        assert (await parts.ask()).status_code == 200 and parts.serving.num_under_way == parts.serving.num_restarts == 0
 
     run(tmp_path, body)
 
@@ -199,11 +200,12 @@ async def limit(parts, store, more):
 async def until_full(send):
     """Send until the answer is 507; return the replies before it, and the one that refused."""
     taken = []
-    while (reply := await send(len(taken))).status == 200:
-        taken.append(await reply.json())
+    while (reply := await send(len(taken))).status_code == 200:
+        taken.append(reply.json())
         assert len(taken) < 200
-    error = (await reply.json())["error"]
-    assert (reply.status, error["code"]) == (507, "disk_full") and "what was acknowledged is stored" in error["message"]
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (507, "disk_full")
+    assert "what was acknowledged is stored" in error["message"]
     return taken
 
 
@@ -214,15 +216,15 @@ def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_pat
         conversations, ratings = parts.stores.conversations, parts.stores.ratings
 
         async def shown(name):
-            return await (await parts.send("GET", f"/v1/conversations/{name}")).json()
+            return (await parts.send("GET", f"/v1/conversations/{name}")).json()
 
         def ask(number):
             return parts.ask(f"Which is number {number}? {'x' * 1000}")
 
-        names = [(await (await ask(number)).json())["id"] for number in range(30)]
+        names = [(await ask(number)).json()["id"] for number in range(30)]
         await limit(parts, conversations, 2)
         more = [one["id"] for one in await until_full(ask)]
-        text = await (await parts.ask("y" * 50_000, stream=True)).text()
+        text = (await parts.ask("y" * 50_000, stream=True)).text
         assert "disk full" in text and "[DONE]" not in text
         assert more and await parts.stores.run(conversations.num) == 30 + len(more)
 
@@ -238,9 +240,9 @@ def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_pat
 
         for store in (conversations, ratings):
             await limit(parts, store, None)
-        name = (await (await ask(99)).json())["id"]
+        name = (await ask(99)).json()["id"]
         for one in (name, names[len(rated)]):
-            assert (await (await parts.rate(one, rating="5")).json())["is_changed"] is True
+            assert (await parts.rate(one, rating="5")).json()["is_changed"] is True
         free |= {f"{one}/0": "5" for one in (name, names[len(rated)])}
         assert await parts.stores.run(parts.stores.free_ratings) == free
         assert await parts.stores.run(conversations.num) == 31 + len(more)
@@ -269,7 +271,7 @@ def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
 
 
 def test_a_client_that_stops_reading_does_not_hold_up_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("rllib_srl.cli.serving.gateway.WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("rllib_srl.envs.agents.web.WRITE_TIMEOUT_S", 0.3)
 
     async def body(parts):
         parts.engine.fault = "long"
@@ -296,10 +298,10 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
         assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.bodies[-1]["model"] == "v1"
         await parts.serving.push(await candidate(parts, {"b/0": "good"}))
         assert parts.engine.loaded == ["v2"]  # the one before was unloaded
-        reply = await (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).json()
+        reply = (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).json()
         assert reply == {"rolled_back": 2, "active": 1, "num_withdrawn_ratings": 1, "withdrawn_ratings": ["b/0"]}
         assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.loaded == ["v1"]
-        states = [one["state"] for one in (await (await parts.send("GET", "/v1/versions")).json())["versions"]]
+        states = [one["state"] for one in (await parts.send("GET", "/v1/versions")).json()["versions"]]
         assert states == ["active", "rolled_back"]
 
     run(tmp_path, body)
@@ -316,7 +318,7 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
         lineage = parts.stores.lineage
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
         task = asyncio.create_task(parts.training.run())
-        name = (await (await parts.ask()).json())["id"]
+        name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="bad")
         while [one.state for one in await parts.stores.run(lineage.all)] != ["active", "rejected"]:
             await asyncio.sleep(0.3)  # the trainer is stopped while an answer is under way
@@ -330,7 +332,7 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
         assert parts.engine.loaded == ["v1"] and not parts.training.is_paused
         assert (await parts.ask()).headers["X-SRL-Version"] == "1"
         assert await parts.stores.run(parts.stores.free_ratings) == {}  # used up, unless it is changed
-        listed = (await (await parts.send("GET", "/v1/versions")).json())["versions"]
+        listed = (await parts.send("GET", "/v1/versions")).json()["versions"]
         assert [one["state"] for one in listed] == ["active", "rejected"]
         await asyncio.sleep(0.1)  # no second try
         assert len(await parts.stores.run(lineage.all)) == 2
@@ -346,17 +348,17 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
 
     async def body(parts):
         lineage = parts.stores.lineage
-        taught = (await (await parts.ask("Before?")).json())["id"]
+        taught = (await parts.ask("Before?")).json()["id"]
         await parts.rate(taught, rating="good")
         await parts.serving.push(await candidate(parts, {f"{taught}/0": "good"}))
         names = []
         for number in range(2):
             reply = await parts.ask(f"Which {number}?")
             assert reply.headers["X-SRL-Version"] == "1"
-            names.append((await reply.json())["id"])
+            names.append(reply.json()["id"])
         await parts.rate(names[0], rating="bad")  # one before the rollback, one after it
-        assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status == 200
-        rated = await (await parts.rate(names[1], rating="2")).json()
+        assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status_code == 200
+        rated = (await parts.rate(names[1], rating="2")).json()
         assert rated == {
             "id": names[1], "rating": "2", "is_changed": True, "is_trained_on": True, "stale_versions": []
         }  # fmt: skip
@@ -488,17 +490,17 @@ def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends_the_s
         parts.engine.is_dead, parts.engine.loaded, parts.engine.canary_shift = True, [], 0.5
         with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
             await _until_stopped(parts.place, parts.serving, parts.training)
-        assert (await parts.ask()).status == 503
+        assert (await parts.ask()).status_code == 503
 
     run(tmp_path, body)
 
 
 def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
     async def body(parts):
-        name = (await (await parts.ask()).json())["id"]
+        name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="good")
         await parts.serving.push(await candidate(parts, {f"{name}/0": "good"}))
-        assert (await (await parts.rate(name, rating="bad")).json())["stale_versions"] == [1]
+        assert (await parts.rate(name, rating="bad")).json()["stale_versions"] == [1]
         assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "bad"}
 
     run(tmp_path, body)
@@ -513,11 +515,11 @@ def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_ratin
         for is_paused in (False, False, True):
             await training._ended(1)
             assert training.is_paused == is_paused
-        status = await (await parts.send("GET", "/v1/status")).json()
+        status = (await parts.send("GET", "/v1/status")).json()
         assert status["training"]["error"].endswith("failed 3 times, status 1: DiskFull: disk full")
         assert (await parts.stores.run(lineage.in_training)).number == 1
         reply = await parts.send("POST", "/v1/training", json={"paused": False})
-        assert await reply.json() == {"is_paused": False} and not training.error
+        assert reply.json() == {"is_paused": False} and not training.error
 
     run(tmp_path, body)
 
@@ -527,15 +529,14 @@ def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_ratin
 
 @asynccontextmanager
 async def raw(parts):
-    server = parts.client.server
-    reader, writer = await asyncio.open_connection(server.host, server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", parts.port)
     yield reader, writer
     writer.close()
 
 
 def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
     """Bytes of real requests are changed, doubled, dropped: a 4xx or an answer, unless more bytes are announced."""
-    monkeypatch.setattr("rllib_srl.envs.agents.endpoint.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rllib_srl.envs.agents.web.BODY_TIMEOUT_S", 0.2)
     said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 5})
     seeds = [
         request_of(first, TOKEN, body.encode())
@@ -557,7 +558,7 @@ def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
             statuses[int(reply.split()[1])] += 1
         assert not {one for one in statuses if one >= 500}, statuses
         assert statuses[200] > 2 and statuses[400] > 20 and statuses[401] > 2
-        assert (await parts.ask()).status == 200
+        assert (await parts.ask()).status_code == 200
 
     run(tmp_path, body)
-    assert not [one for one in caplog.records if one.name == "aiohttp.server"]  # it would log their bytes
+    assert not [one for one in caplog.records if one.name.startswith("uvicorn")]

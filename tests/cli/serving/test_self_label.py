@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from rllib_srl.cli.serving.place import Place, Stores
-from rllib_srl.cli.serving.relay import Sampling
 from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.serve import parse, training_of
-from rllib_srl.cli.serving.vllm_server import ServerError
+from rllib_srl.cli.serving.translation import Sampling
+from rllib_srl.envs.agents.web import Refusal
 from scripts.evening import Served, comparison_of
 from tests.cli.serving.small_engine import served_with
 
@@ -36,7 +36,7 @@ async def ratings(parts):
 
 async def asked(parts, text="A pear."):
     parts.engine.texts = [text]
-    return (await (await parts.ask()).json())["id"]
+    return (await parts.ask()).json()["id"]
 
 
 async def voted(labels):
@@ -119,7 +119,7 @@ def test_a_conversation_that_the_engine_refuses_does_not_hold_up_the_others(tmp_
     async def body(parts):
         await asked(parts)
         labels, parts.engine.fault = labels_of(parts), "400"
-        with pytest.raises(ServerError, match="vLLM answers with 400"):
+        with pytest.raises(Refusal, match="400: too long"):
             await labels.turn()
         parts.engine.fault = ""
         assert not await labels.turn()

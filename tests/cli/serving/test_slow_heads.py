@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from rllib_srl.envs.agents import endpoint
+from rllib_srl.envs.agents import endpoint, web
 from tests.cli.serving.mutations import request_of
 from tests.cli.serving.small_engine import TOKEN, served_with
 
@@ -28,21 +28,22 @@ async def closed_after(port, first):
 
 @pytest.mark.parametrize("first", [b"", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n", GET, GET + b"GET /v1/st"])
 def test_the_gateway_closes_a_connection_that_waits_for_a_head(tmp_path, monkeypatch, first):
-    monkeypatch.setattr(endpoint, "HEAD_TIMEOUT_S", HEAD_S)
+    monkeypatch.setattr(web, "HEAD_TIMEOUT_S", HEAD_S)
 
     async def body():
         async with served_with(tmp_path) as parts:
-            runner = endpoint.runner_of(parts.gateway.app, 1.0)
-            await runner.setup()
-            await endpoint.web.TCPSite(runner, "127.0.0.1", 0).start()
-            found = await closed_after(runner.addresses[0][1], first)
+            found = await closed_after(parts.port, first)
             assert found.count(b"200 OK") == first.count(GET)
-            await runner.cleanup()
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_the_endpoint_for_agents_closes_a_connection_that_waits_for_a_head(monkeypatch):
-    monkeypatch.setattr(endpoint, "HEAD_TIMEOUT_S", HEAD_S)
+    monkeypatch.setattr(web, "HEAD_TIMEOUT_S", HEAD_S)
     port = int(endpoint.Endpoint().url.split(":")[2].split("/")[0])
     assert asyncio.run(closed_after(port, b"POST /v1/chat/completions HTTP/1.1\r\n")) == b""
+
+
+def test_a_head_without_an_end_is_refused():
+    port = int(endpoint.Endpoint().url.split(":")[2].split("/")[0])
+    assert b"400 Bad Request" in asyncio.run(closed_after(port, b"GET /v1/models HTTP/1.1\r\nHost: " + b"x" * 70_000))

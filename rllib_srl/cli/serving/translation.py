@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllib_srl.envs.agents.endpoint import MODEL
 from rllib_srl.envs.agents.requests import ChatRequest, RequestError
+from rllib_srl.envs.agents.web import MODEL
 from rllib_srl.people.lineage.conversations import Tokens
 
 OURS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
@@ -102,21 +102,6 @@ class Collected:
         found = Tokens(self.prompt_ids, self.ids, self.logps)
         fault = why_not or found.faults()
         return (None, fault) if fault else (found, "")
-
-
-def events_of(line: bytes) -> Mapping[str, Any] | None:
-    """Return the object of a line of a stream of events; None for an empty line and the end.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    text = line.strip()
-    if not text or text == b"data: [DONE]":
-        return None
-    value = json.loads(text.removeprefix(b"data:"))
-    if not isinstance(value, dict):
-        raise ValueError(f"an event is a {type(value).__name__}; expected an object")
-    return value
 
 
 def event(value: Any) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rllib_srl.cli.serving.relay import Sampling, forwarded
+from rllib_srl.cli.serving.translation import Sampling, forwarded
 from rllib_srl.envs.agents.requests import read_request
 
 
