@@ -42,7 +42,7 @@ from rllib_srl.cli import supervisor
 VICTIMS = {  # kind: how the title of its processes begins; "": the driver itself
     "runner": "ray::LLMEnvRunner",
     "learner": "ray::_WrappedExecutable",
-    "buffer": "ray::ReplayBufferActor",
+    "buffer": "ray::RLlibReplayBuffer",
     "engine": "VLLM::Worker_TP",
     "driver": "",
 }

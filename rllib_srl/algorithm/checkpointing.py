@@ -48,7 +48,6 @@ from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.journal.codec import prompt_fields, prompt_of
 from rllib_srl.replay.journal.place import JOURNALS
-from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
@@ -69,7 +68,7 @@ class SavedAlgorithm(Algorithm):
     """
 
     source: PromptSource
-    memory: ReplayClient | NoMemory
+    memory: ReplayClient
     reference_clock: ReferenceClock
     controller: Controller
     filler: StreamFiller

@@ -34,7 +34,6 @@ from rllib_srl.replay.admission.hooks import detector_of
 from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.buffer_metrics import by_domain
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.batches import MAX_SHOWN_ANSWERS, RunnerBatch
@@ -118,7 +117,7 @@ class Report:
 
     def memory(
         self,
-        memory: ReplayClient | NoMemory,
+        memory: ReplayClient,
         groups: Sequence[GroupMeta],
         reused: Sequence[GroupMeta],
         trained: Sequence[GroupMeta],
@@ -135,7 +134,7 @@ class Report:
             visits: of the played groups, by group id.
             now: the training iteration.
         """
-        if isinstance(memory, NoMemory):
+        if not memory.is_on:
             return
         counts = counts_of([*groups, *reused], trained)
         memory.counts.update(counts)
@@ -146,7 +145,7 @@ class Report:
             **shares_of(memory.counts),
             **age_counts(reused, now),
             "revisit_share_intended": memory.revisit_fraction,
-            "reuse_share_intended": memory.settings.reuse_fraction,
+            "reuse_share_intended": memory.reuse_fraction,
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
             "revisit_pass_rate": float(np.mean(revisits)) if revisits else float("nan"),
         }

@@ -56,12 +56,11 @@ from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
-from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.history import Policy
 from rllib_srl.replay.journal.place import journals_of
-from rllib_srl.replay.no_memory import NoMemory
+from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
@@ -77,7 +76,7 @@ starting = logging.getLogger("rllib_srl.start")  # progress messages of the star
 BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
 
-ReplayBufferInterface.register(ReplayBufferActor)
+ReplayBufferInterface.register(RLlibReplayBuffer)
 
 
 class SRL(SavedAlgorithm):
@@ -165,12 +164,9 @@ class SRL(SavedAlgorithm):
         default: int = (self.config.max_lag + 1) * self.config.num_prompts_per_batch
         return default if self.config.in_flight is None else int(self.config.in_flight)
 
-    def _start_memory(self, model_dir: Path) -> ReplayClient | NoMemory:
-        settings = self.config.replay_settings()
-        if not settings.is_on:
-            return NoMemory()
+    def _start_memory(self, model_dir: Path) -> ReplayClient:
         return ReplayClient.start(
-            settings,
+            self.config.replay_settings(),
             directory=self._journals,
             seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
             run=uuid.uuid4().hex[:12],
@@ -301,7 +297,7 @@ class SRL(SavedAlgorithm):
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
         try:
-            counts = self.ratings.apply(self.memory, self.iteration)
+            counts = self.ratings.apply(self.memory, self.iteration) if self.memory.is_on else {}
         except RatingsError as error:
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
@@ -569,7 +565,7 @@ class SRL(SavedAlgorithm):
         if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
             self.learners.follow_policy(rate, self.config.sync_timeout_s)
             self.report.count("num_reference_moves", 1)
-        if self.config.replay_embedding == "policy":
+        if self.memory.is_on and self.config.replay_embedding == "policy":
             self.memory.embed(self.learners.take_embeddings(), groups, now)
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:

@@ -4,7 +4,7 @@
     call.submit(actor) -> reference          runs in the actor's process; call.run(instance) runs here
     gather(references) -> (id, value) as each arrives, (id, Failure) for processes that died, broke or timed out
 
-One class per kind of process makes the calls: `RunnerGroup`, `Learners`, `ReplayClient`. An exception raised by the
+One class per kind of process makes the calls: `RunnerGroup`, `Learners`, `BufferProcess`. An exception raised by the
 callee itself (bad input, a failed weight check) is raised unchanged, without Ray's wrappers; after a
 `ProcessBrokenError` the process has to be replaced like a dead one.
 """

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.settings import AUTO_START, ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -80,7 +79,7 @@ class LiveBalance:
 class StreamFiller:
     """Fills batches with a share of revisits, and with the next prompts of the source."""
 
-    def __init__(self, source: PromptSource, memory: ReplayClient | NoMemory, balance: LiveBalance | None) -> None:
+    def __init__(self, source: PromptSource, memory: ReplayClient, balance: LiveBalance | None) -> None:
         """Draw from both; `balance` adapts the share, None leaves it to the settings and the plan."""
         self._source, self._memory, self._balance = source, memory, balance
 
@@ -110,9 +109,9 @@ class StreamFiller:
             self._balance.set_state(state)
 
 
-def make_filler(source: PromptSource, memory: ReplayClient | NoMemory) -> StreamFiller:
+def make_filler(source: PromptSource, memory: ReplayClient) -> StreamFiller:
     """Return the filler for the memory's settings; `source` has the fresh prompts."""
-    if not isinstance(memory, ReplayClient):
+    if not memory.is_on:
         return StreamFiller(source, memory, None)
     for line in unknown_domains(memory.settings, source):
         logger.warning(line)

@@ -15,8 +15,9 @@ import ray
 
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.advantage_estimator import AdvantageBatch
-from rllib_srl.common.remote_calls import ActorFailure
+from rllib_srl.common.remote_calls import ActorFailure, Call
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.flat_settings import grouped
@@ -75,16 +76,15 @@ def test_a_setting_of_the_driver_acts(name, memory_of):
 @pytest.mark.slow
 def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path):
     class Silent:  # here, or no other process could import it
-        def size(self) -> int:
+        def call(self, method: str) -> None:
             time.sleep(600)
-            return 0
 
     for timeout_s in (0.5, 2.5):
         actor = ray.remote(Silent).options(num_cpus=0, max_restarts=-1).remote()
         ray.get(actor.__ray_ready__.remote(), timeout=60)
         begin = time.monotonic()
         with pytest.raises(ActorFailure, match=rf"the memory gave no answer within {timeout_s:g} s while counting"):
-            ReplayClient(ReplaySettings(timeout_s=timeout_s), actor, False, tmp_path / "journal.db").size()
+            BufferProcess(actor, False, tmp_path / "journal.db", timeout_s).call("counting", Call.of(len))
         assert timeout_s <= time.monotonic() - begin < 2 * timeout_s + 15
         ray.kill(actor)
 

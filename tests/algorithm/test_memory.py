@@ -29,7 +29,7 @@ def build(build):
 
 
 def buffer_of(algo):
-    return algo.memory._actor.buffer
+    return algo.memory.process.actor
 
 
 def item_of(algo, prompt):

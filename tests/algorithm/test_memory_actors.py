@@ -55,7 +55,7 @@ def pid_of(algo) -> int:
     deadline = time.monotonic() + BACK_S
     while True:
         try:
-            return ray.get(algo.memory._actor.__ray_call__.remote(lambda self: os.getpid()), timeout=BACK_S)
+            return ray.get(algo.memory.process.actor.__ray_call__.remote(lambda self: os.getpid()), timeout=BACK_S)
         except RayActorError:
             if time.monotonic() > deadline:
                 raise
@@ -108,14 +108,14 @@ def dies_in(method: str, is_done: bool):
     """Return a function for the actor: its next call of a method ends in death, before or after its commit."""
 
     def arrange(self):
-        buffer, call = self.buffer, getattr(self.buffer, method)
+        call = getattr(self, method)
 
         def dying(*args, **kwargs):
             if is_done:
                 call(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(buffer, method, dying)
+        setattr(self, method, dying)
 
     return arrange
 
@@ -131,7 +131,7 @@ def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp
         algo.train()
         for method, is_done in deaths:
             pid = pid_of(algo)
-            ray.get(algo.memory._actor.__ray_call__.remote(dies_in(method, is_done)))
+            ray.get(algo.memory.process.actor.__ray_call__.remote(dies_in(method, is_done)))
             start = time.monotonic()
             algo.train()
             assert time.monotonic() - start < BACK_S and pid_of(algo) != pid
@@ -190,19 +190,19 @@ def test_an_actor_that_is_silent_before_a_checkpoint_is_replaced_in_time(config,
     """A snapshot may take ten times as long as another call; a process that was stopped before it is not given that."""
     with running(config.replay(timeout_s=15.0)) as algo:
         algo.train()
-        ends, end = [], algo.memory._end
+        ends, end = [], algo.memory.process._end
 
         def noted():
             ends.append(time.monotonic() - start)
             end()
 
-        algo.memory._end = noted
+        algo.memory.process._end = noted
         os.kill(pid_of(algo), signal.SIGSTOP)
         start = time.monotonic()
         algo.save_to_path(tmp_path / "one")
         assert len(ends) == 1 and 15 <= ends[0] < 45  # the restart takes as long as it takes, and is not killed again
         assert time.monotonic() - start < 150  # a snapshot's own limit
-        assert algo.memory.num_restarts == 1 and algo.memory.size() == 4
+        assert algo.memory.process.num_restarts == 1 and algo.memory.size() == 4
 
 
 @pytest.mark.parametrize("num_learners", [0, 2])
@@ -211,7 +211,7 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
     config.learners(num_learners=num_learners).training(num_prompts_per_batch=8)
     with running(config) as algo, watched(algo) as iterations:
         algo.train()
-        sample, actor, first_life = algo.memory.draw_groups, algo.memory._actor, pid_of(algo)
+        sample, actor, first_life = algo.memory.draw_groups, algo.memory.process.actor, pid_of(algo)
 
         def doomed(*args):
             groups = sample(*args)
@@ -226,7 +226,7 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
         learnt = one.result["learners"]["default_policy"]
         assert learnt["reuse/num_tokens"] == sum(int(m.num_loss_tokens_G.sum()) for m in one.reused) > 0
         assert len(one.reused) == one.replay["num_groups_reuse"] == 2 and algo.version == 2
-        assert pid_of(algo) != first_life and algo.memory._actor is actor
+        assert pid_of(algo) != first_life and algo.memory.process.actor is actor
         algo.train()
         check_books(algo, iterations, tmp_path / "copy")
 

@@ -125,7 +125,7 @@ def test_a_journal_on_a_local_disk_goes_on_here_and_elsewhere_from_the_snapshot(
 
 def num_after(algo, iteration) -> int:
     """Return how many groups of later iterations are stored."""
-    rows = algo.memory._actor.buffer.store.groups
+    rows = algo.memory.process.actor.store.groups
     return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
 
 
@@ -164,7 +164,7 @@ def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_distur
     for at in (3, 4):  # in turns
         assert_same(go_on(algo, 1), [whole[at]])
         assert_same(go_on(other, 1), [whole[at]])
-    paths = [one.memory._actor.get_state()["path"] for one in (algo, other)]
+    paths = [one.memory.process.actor.get_state()["path"] for one in (algo, other)]
     assert paths == [str(tmp_path / name / "replay/journal.db") for name in ("log", "other")]
     for one in (algo, other):
         check_memory(one)
@@ -186,7 +186,7 @@ def test_a_new_process_goes_on_exactly(straight, tmp_path):
 
 
 def facts_of(algo):
-    position = algo.memory._actor.get_state()["position"] if algo.memory.is_on else None
+    position = algo.memory.process.actor.get_state()["position"] if algo.memory.is_on else None
     return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), position
 
 

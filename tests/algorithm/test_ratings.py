@@ -122,12 +122,12 @@ def test_a_resumed_run_applies_again_what_came_after_its_checkpoint(random_llama
     rate(tmp_path / "log", g1_0e0="good", g3_2e0="2", g3_2e1="5")
     whole = go_on(algo, 2)
     assert len(first[0]["ids"]) == 6
-    state = algo.memory._actor.buffer.rated.get_state()
+    state = algo.memory.process.actor.rated.get_state()
     algo.stop()
     again = SRL.from_checkpoint(tmp_path / "three")
-    assert again.memory._actor.buffer.rated.num_applied == 2
+    assert again.memory.process.actor.rated.num_applied == 2
     assert_same(go_on(again, 2), whole)
-    assert again.memory._actor.buffer.rated.get_state() == state
+    assert again.memory.process.actor.rated.get_state() == state
     check_memory(again)
     again.stop()
 
@@ -167,7 +167,7 @@ def test_a_kill_between_acknowledgement_and_use_loses_nothing(random_llama_dir, 
 
 
 def rewards_of(algo: SRL, group_id: str) -> list[float]:
-    buffer = algo.memory._actor.buffer
+    buffer = algo.memory.process.actor
     seqs = buffer.store.groups["seq"][buffer.store.groups["size"] > 0].tolist()
     groups: list[Group] = [buffer.ledger.payloads.get(int(seq)) for seq in seqs]
     (found,) = [group for group in groups if group.group_id == group_id]

@@ -61,7 +61,7 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     algo.memory.draw_prompts = watched
     for _ in range(ITERATIONS):
         algo.train()
-    buffer = algo.memory._actor.buffer
+    buffer = algo.memory.process.actor
     slots = buffer.store.slots()
     recalls = buffer.recall.recall_of(buffer.store.items[slots], ITERATIONS).tolist()
     for slot, recall in zip(slots.tolist(), recalls, strict=True):

@@ -151,7 +151,7 @@ def test_domains_with_prompts_and_defaults_are_not_warned_of():
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
     memory = object.__new__(ReplayClient)
-    memory.settings, memory.is_auto = ReplaySettings(domain_quotas={"evem": 1.0}), False
+    memory.settings, memory.is_auto, memory.is_on = ReplaySettings(domain_quotas={"evem": 1.0}), False, True
     with caplog.at_level("WARNING", "rllib_srl"):
         assert isinstance(make_filler(source_of(even=Even), memory), StreamFiller)
     assert [line.partition(";")[0] for line in caplog.messages] == [

@@ -46,7 +46,7 @@ def store(tmp_path):
 
 
 def rewards(memory: ReplayClient, group: Group) -> list[float]:
-    buffer = memory._actor.buffer
+    buffer = memory.process.actor
     stored = [buffer.ledger.payloads.get(int(row["seq"])) for row in buffer.store.groups if row["size"]]
     (found,) = [one.rewards_G.tolist() for one in stored if one.group_id == group.group_id]
     return found

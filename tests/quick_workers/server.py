@@ -37,7 +37,7 @@ ON_RAY = (
     "ray.rllib.algorithms.algorithm",
     "ray.train.torch",
     "rllib_srl.learner.learner",
-    "rllib_srl.replay.actor",
+    "rllib_srl.replay.rllib",
     "rllib_srl.rollout.env_runner",
 )
 

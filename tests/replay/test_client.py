@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections import Counter
-from dataclasses import replace
-from subprocess import PIPE, Popen
 
 import pytest
-import ray
 
-from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.replay.client import COUNTS, ReplayClient
-from rllib_srl.replay.journal.file import holder_of
-from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
-from tests.conftest import ROOT
 from tests.replay.groups import a_group, a_prompt
 
 OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
 HALF = {"revisit_fraction": 0.5, "reuse_fraction": 0.5}
+NO_MEMORY = ReplayClient.start(ReplaySettings(capacity=0, min_buffer_size=0))
 
 
 @pytest.fixture
@@ -156,12 +147,12 @@ def test_people_rate_items(start):
     assert (memory.stats(2)["num_rated"], memory.stats(2)["num_reviews_of_nothing"]) == (2, 1)
     rows = {}
     for key in keys:
-        buffer = memory._actor.buffer
+        buffer = memory.process.actor
         rows[key] = buffer.store.items[buffer.store.slot_of(int(key, 16))]
     assert [int(rows[key]["reps"]) for key in keys] == [2, 2, 1]
     assert rows[keys[0]]["interval"] > rows[keys[2]]["interval"] > rows[keys[1]]["interval"]
-    with pytest.raises(ValueError, match="this run has no memory to rate items of"):
-        NoMemory().rate({keys[0]: 5}, 2)
+    with pytest.raises(ValueError, match="^this run has no memory; expected replay_capacity above 0"):
+        NO_MEMORY.rate({keys[0]: 5}, 2)
 
 
 # --- states ---------------------------------------------------------------------------------------
@@ -193,98 +184,16 @@ def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):
     with pytest.raises(ValueError, match="^the checkpoint has no memory, this run has one; expected"):
         start().check_fits(False)
     with pytest.raises(ValueError, match="^the checkpoint has a memory, this run has none; expected"):
-        NoMemory().check_fits(True)
-    NoMemory().check_fits(False)
+        NO_MEMORY.check_fits(True)
+    NO_MEMORY.check_fits(False)
 
 
 def test_no_memory_keeps_and_draws_nothing(tmp_path):
-    none, groups = NoMemory(), metas(range(3), 1)
-    assert (none.draw_prompts(9, 1), none.add(groups, 1), none.draw_groups(9, 1), none.stats(1)) == ([], {}, [], {})
+    none, groups = NO_MEMORY, metas(range(3), 1)
+    none.set_fractions(0.9, 0.5)
+    assert (none.draw_prompts(9, 1), none.add(groups, 1), none.draw_groups(9, 1)) == ([], {}, [])
+    assert not none.is_on and not any(none.counts.values())
     none.snapshot(tmp_path / "copy")
     assert none.restore(tmp_path / "copy") == 0 and not (tmp_path / "copy").exists()
     none.set_state(none.get_state())
-
-
-# --- failures -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stubs(ray_here, tmp_path):
-    """Return a function that makes a memory of such an actor; all are ended afterwards."""
-    made = []
-
-    class Stub:  # here, or no other process could import it
-        """Answers, dies, falls silent or fails, as it is told."""
-
-        def __init__(self, ways: dict[str, int], flag: str):
-            self.ways, self.flag = ways, flag
-
-        def size(self) -> int:
-            way = self.ways["size"]
-            if way == "dies once" and not os.path.exists(self.flag):
-                open(self.flag, "w").close()
-                os._exit(1)
-            if way == "silent":
-                time.sleep(600)
-            if way == "dies":
-                os._exit(1)
-            if way == "fails":
-                raise ValueError("size = -1; expected more")
-            return 7
-
-    def of(way: str, timeout_s: float) -> ReplayClient:
-        cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
-        made.append(cls.remote({"size": way}, str(tmp_path / f"flag{len(made)}")))
-        ray.get(made[-1].__ray_ready__.remote(), timeout=60)
-        settings = replace(ReplaySettings(), timeout_s=timeout_s)
-        return ReplayClient(settings, made[-1], is_local=False, journal=tmp_path / "journal.db")
-
-    yield of
-    for actor in made:
-        ray.kill(actor)
-
-
-@pytest.mark.slow
-def test_a_buffer_that_died_is_asked_again(stubs):
-    memory = stubs("dies once", timeout_s=30.0)
-    assert memory.size() == 7 and memory.num_restarts == 1
-    assert memory.size() == 7 and memory.num_restarts == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("silent", r"^the memory gave no answer within 3 s while counting$"),
-        ("dies", r"^the memory (died \(.*\)|gave no answer within .* s) while counting$"),
-    ],
-)
-def test_a_buffer_that_does_not_come_back_is_reported_in_time(stubs, way, message):
-    memory = stubs(way, timeout_s=3.0)
-    start = time.monotonic()
-    with pytest.raises(ActorFailure, match=message):
-        memory.size()
-    assert time.monotonic() - start < 2 * 3.0 + 15
-
-
-@pytest.mark.slow
-def test_what_the_buffer_raises_is_raised_as_it_is(stubs):
-    with pytest.raises(ValueError, match="^size = -1; expected more$"):
-        stubs("fails", timeout_s=30.0).size()
-
-
-def test_the_process_that_has_a_journal_is_found(start, tmp_path):
-    """It is what ends a stopped process; asking must not take the journal from whoever has it."""
-    memory = start()
-    path = memory._journal
-    assert path.exists() and holder_of(path) == os.getpid() == holder_of(path)
-    elsewhere = tmp_path / "elsewhere/journal.db"
-    assert holder_of(elsewhere) is None
-    script = "import sys; from pathlib import Path; from rllib_srl.replay.journal.file import JournalLock\n"
-    script += "lock = JournalLock(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
-    with Popen([sys.executable, "-c", script, str(elsewhere)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
-        assert other.stdout.readline() == b"here\n"
-        assert holder_of(elsewhere) == other.pid == holder_of(elsewhere)
-        other.stdin.close()
-        other.wait(20)
-    assert holder_of(elsewhere) is None
+    none.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, loss_weights
 from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.replay.settings import ReplaySettings
@@ -75,14 +75,13 @@ def test_domains_that_have_quotas_keep_their_shares():
 
 
 def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():
-    actor = ReplayBufferActor(ReplaySettings(capacity=50, admit=None, **given(1.0)))
+    actor = RLlibReplayBuffer(ReplaySettings(capacity=50, admit=None, **given(1.0)))
     actor.add(groups_of(), 1, "1.add")
-    metas, _ = actor.draw_groups(3, 2, "2.draw_groups")
+    metas, _ = actor.draw_apart(3, 2, "2.draw_groups")
     weights = {int(meta.prompt.prompt_id[1:]): meta.weight for meta in metas}
     assert [weights[index] for index in range(3)] == pytest.approx(BY_HAND[1.0], rel=1e-5)
-    again, _ = actor.draw_groups(3, 2, "2.draw_groups")
+    again, _ = actor.draw_apart(3, 2, "2.draw_groups")
     assert [meta.weight for meta in again] == [meta.weight for meta in metas]
-    assert [meta.weight for meta in actor.sample(3, 2, "2.draw_groups")] == [meta.weight for meta in metas]
     actor.close()
 
 

@@ -14,7 +14,6 @@ from rllib_srl.replay.history import HALF_LIVES
 from rllib_srl.replay.journal.codec import decode
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.replay.journal.reader import reading
-from rllib_srl.replay.no_memory import NoMemory
 from rllib_srl.replay.rated import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
@@ -317,10 +316,6 @@ def test_the_client_applies_ratings_and_the_memory_notes_the_position(tmp_path):
     assert memory.stats(1)["ratings/num_applied"] == 6
     memory.check_valid()
     memory.stop()
-
-
-def test_without_a_memory_nothing_is_rated():
-    assert NoMemory().rate_answers([], "file", 3, 1) == {} and NoMemory().rated_until("file").position == 0
 
 
 def test_readers_see_the_state(tmp_path):

@@ -8,13 +8,15 @@ import signal
 import numpy as np
 import pytest
 import ray
+from ray import cloudpickle
 
-from rllib_srl.replay.actor import ReplayBufferActor
 from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
+from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.journal.reader import reading
 from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.schedule.grading import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
@@ -74,22 +76,21 @@ OWN = {
 }
 
 
-def acting(settings, actor_of=ReplayBufferActor, **given):
+def acting(settings):
     """Return what a buffer of ten prompts does with some settings: vectors, grades, draws and who is left."""
-    actor = actor_of(settings, decode=lambda ids: " ".join(f"w{i}" for i in ids), **given)
+    buffer = SRLReplayBuffer(settings, decode=lambda ids: " ".join(f"w{i}" for i in ids))
     domains = ("sums", "words")
     groups = [a_group(a_prompt(i, domains[i % 2]), 1, i, (1.0, 0.0, 0.0, i % 2)) for i in range(10)]
-    visits, _ = actor.add(groups, 1, "1.add")
-    store, buffer = actor.buffer.store, actor.buffer
+    visits, store = buffer.add(groups, 1, "1.add"), buffer.store
     return {
-        "selection": [prompt.prompt_id for prompt in actor.draw_prompts(3, 2, "2.draw_prompts")],
-        "reuse_selection": [meta.prompt.prompt_id for meta in actor.sample(3, 2, "2.draw_groups")],
+        "selection": [prompt.prompt_id for prompt in buffer.draw_prompts(3, 2, "2.draw_prompts")],
+        "reuse_selection": [one.group.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": None if buffer.tracker is None else len(buffer.tracker.vectors()[0][1]),
         "grade": [visit.grade for visit in visits],
         "admit": buffer.counts["num_refused_thirty_three"],
-        "domains": sorted({prompt.domain for prompt in actor.draw_prompts(9, 3, "3.draw_prompts")}),
+        "domains": sorted({prompt.domain for prompt in buffer.draw_prompts(9, 3, "3.draw_prompts")}),
     }
 
 
@@ -135,16 +136,16 @@ def is_of_words(domain):
 
 def test_rules_reach_a_process_that_does_not_know_them():
     settings = ReplaySettings(selection="theirs", admit=None)
-    actor = ReplayBufferActor(settings)
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
-        actor.check_started()
+        RLlibReplayBuffer(settings)
     try:
-        actor = ReplayBufferActor(settings, rules={"selection": by_number})
-        actor.check_started()
+        RLlibReplayBuffer(settings, rules={"selection": cloudpickle.dumps(by_number)}).close()
         assert SELECTIONS["theirs"] is by_number
-        actor.close()
     finally:
         SELECTIONS.pop("theirs", None)
+    gone = {"selection": b"cno_such_module\nrule\n."}
+    with pytest.raises(ValueError, match="rules registered in the script cannot be loaded .* No module named"):
+        RLlibReplayBuffer(settings, rules=gone)
 
 
 def test_names_that_are_nowhere_are_named_early():
@@ -250,10 +251,10 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
             return {f"p{i}" for i in [i for i in range(12) if i != 7][-num:]}
 
         assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 2)} == expected(4)
-        before = pid_of(memory._actor)
+        before = pid_of(memory.process.actor)
         os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
         assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 3)} == expected(4)
-        assert pid_of(memory._actor) != before
+        assert pid_of(memory.process.actor) != before
         assert memory.stats(3)["num_items"] == 12
     finally:
         memory.stop()

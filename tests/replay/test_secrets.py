@@ -292,9 +292,9 @@ def test_a_buffer_starts_without_torch_and_transformers():
     code = """
 import sys
 from pathlib import Path
-from rllib_srl.replay.actor import ReplayBufferActor
+from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
-ReplayBufferActor(ReplaySettings(), None, model_dir=Path(sys.argv[1])).check_started()
+RLlibReplayBuffer(ReplaySettings(), model_dir=Path(sys.argv[1]))
 print(sorted({"torch", "transformers", "pandas"} & sys.modules.keys()))
 """
     command = [sys.executable, "-c", code, str(local_model("tiny"))]

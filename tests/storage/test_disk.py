@@ -267,7 +267,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
         start = time.monotonic()
         with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
             algo.train()
-        assert time.monotonic() - start < 30 and algo.memory.num_restarts == 0
+        assert time.monotonic() - start < 30 and algo.memory.process.num_restarts == 0
         tmpfs.free()
         check_memory(algo)
         result = algo.train()

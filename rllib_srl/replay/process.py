@@ -1,0 +1,177 @@
+"""The process of a run's buffer: calls with timeouts, and a restart when it dies or falls silent.
+
+Ray starts a buffer that died again, from its database, and the call is repeated. A buffer that is silent is killed
+first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
+from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.rllib import RLlibReplayBuffer
+from rllib_srl.replay.rule_transfer import sent
+from rllib_srl.replay.settings import ReplaySettings
+
+RETRY_S = 0.2
+RELEASE_S = 10.0  # for a killed process to give up its database
+LONG = 10  # times the timeout, for a snapshot and its restoration
+
+Result = TypeVar("Result")
+
+
+class BufferProcess:
+    """A buffer in an actor of this node, or (`is_local`) in this process.
+
+    Invariant: a call fails after at most 2 `timeout_s` (`call_long`: 31 `timeout_s`).
+    """
+
+    def __init__(self, actor: Any, is_local: bool, path: Path, timeout_s: float) -> None:
+        """Wrap a buffer that has been created.
+
+        Args:
+            actor: handle of the actor, or a `RLlibReplayBuffer` of this process.
+            is_local: True for a `RLlibReplayBuffer` of this process.
+            path: of its database.
+            timeout_s: of a call, and again of a restart with what follows it.
+        """
+        self.actor, self.is_local, self.path, self._timeout_s = actor, is_local, path, timeout_s
+        self.num_restarts = 0
+
+    @classmethod
+    def start(
+        cls, settings: ReplaySettings, *, directory: Path, run: str, is_local: bool, timeout_s: float, **arguments: Any
+    ) -> BufferProcess:
+        """Start a buffer, and wait until it has opened its database.
+
+        Args:
+            settings: replay settings.
+            directory: of the database.
+            run: name of the run.
+            is_local: use a buffer in this process, without an actor.
+            timeout_s: timeout of the start, in seconds.
+            arguments: further arguments of `SRLReplayBuffer`.
+
+        Raises:
+            ActorFailure: the actor did not start in time.
+            ValueError: a user-defined rule cannot be sent to another process.
+            Exception: raised by the buffer's constructor.
+        """
+        given = {"directory": directory, "run": run, **arguments}
+        if is_local:
+            actor: Any = RLlibReplayBuffer(settings, **given)
+        else:
+            remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
+            actor = remote_class.remote(settings, rules=sent(settings), is_actor=True, **given)
+        process = cls(actor, is_local, directory / JOURNAL, settings.timeout_s)
+        process.call("starting", Call.of(RLlibReplayBuffer.__len__), timeout_s)
+        return process
+
+    def call(self, what: str, call: Call[Result], timeout_s: float = 0.0, restart_s: float = 0.0) -> Result:
+        """Run a call; repeat it once the buffer that died or timed out is back.
+
+        Args:
+            what: the buffer is doing, for the error.
+            call: the call.
+            timeout_s: limit of the first attempt, 0 for the usual one.
+            restart_s: limit of a restart and what follows it, in addition; 0 for that of the first attempt.
+
+        Raises:
+            ActorFailure: no answer came in time; the message says `what` the buffer was doing.
+            Exception: raised by the buffer.
+        """
+        if self.is_local:
+            return call.run(self.actor)
+        result: Result = self._returned(what, call, 1, timeout_s, restart_s)[0]
+        return result
+
+    def call_both(self, what: str, call: Call[tuple[Result, Any]]) -> tuple[Result, Any]:
+        """Run a call that returns two values; the second stays in the object store, as a reference."""
+        if self.is_local:
+            return call.run(self.actor)
+        first, second = self._returned(what, call, 2)
+        return first, second
+
+    def call_long(self, what: str, call: Call[Result]) -> Result:
+        """Run a call that may take 10 times as long; a buffer that was silent before is still found in usual time."""
+        long_s = LONG * self._timeout_s
+        self.call(what, Call.of(RLlibReplayBuffer.__len__), restart_s=long_s)
+        return self.call(what, call, long_s)
+
+    def send(self, call: Call[Any]) -> None:
+        """Run a call whose result nobody needs; of an actor do not wait for it."""
+        if self.is_local:
+            call.run(self.actor)
+        else:
+            self._submit(call, 1)
+
+    def stop(self) -> None:
+        """End the buffer; return when its database can be opened again, after at most `RELEASE_S` seconds."""
+        if self.is_local:
+            self.actor.close()
+        else:
+            ray.kill(self.actor)  # Ray answers before the process has ended
+        deadline = time.monotonic() + RELEASE_S
+        while holder_of(self.path) is not None and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _returned(
+        self, what: str, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0
+    ) -> Sequence[Any]:
+        """Return the first value of a remote call, and references to the other `num - 1`."""
+        limit_s = timeout_s or self._timeout_s
+        deadline = time.monotonic() + limit_s + (restart_s or limit_s)
+        failure: Failure | None = None
+        while (left_s := deadline - time.monotonic()) > 0:
+            refs = self._submit(call, num)
+            wait_s = left_s if failure else min(limit_s, left_s)  # a slow restart is not killed again
+            ((_, answer),) = gather({0: refs[0]}, wait_s)
+            if not isinstance(answer, Failure):
+                return [answer, *refs[1:]]
+            if failure is None:
+                self.num_restarts += 1
+                failure = answer
+            if answer.is_silent:
+                self._end()
+            time.sleep(RETRY_S)
+        raise ActorFailure(f"the memory {failure.reason if failure else 'had no time'} while {what}")
+
+    def _submit(self, call: Call[Any], num: int) -> list[ray.ObjectRef[Any]]:
+        references = self.actor.call.options(num_returns=num).remote(call.method, *call.args, **call.kwargs)
+        return references if isinstance(references, list) else [references]
+
+    def _end(self) -> None:
+        """Kill an unresponsive buffer, so that Ray restarts it.
+
+        SIGKILL goes to the process that holds the database: a stopped (SIGSTOP) process ignores `ray.kill`.
+        """
+        if (holder := holder_of(self.path)) is None:
+            ray.kill(self.actor, no_restart=False)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGKILL)
+
+
+def _remote_class(name: str, sees_gpus: bool) -> Any:
+    """Return the actor class, pinned to this node (its database is a local file) and restarted without limit.
+
+    Args:
+        name: of the actor.
+        sees_gpus: whether it sees the node's GPUs. It reserves none of them in Ray, which would hide them.
+    """
+    shown = {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}} if sees_gpus else {}
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(RLlibReplayBuffer).options(
+        name=name, num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=here, **shown
+    )

@@ -1,0 +1,160 @@
+"""The replay buffer with RLlib's interface: the actor that `SRL` starts, or an object of the driver in local mode.
+
+    runner --groups--> object store --references--> driver --references--> add, which fetches the groups itself
+    draw_apart -> metadata, and the groups as a second object, which stays in the object store
+
+Ray makes the driver the owner of what a call returns, so drawn groups outlive the actor that drew them.
+
+`rllib_srl.algorithm.srl` registers the class with RLlib's `ReplayBufferInterface`: a base class would load RLlib and
+torch into the actor's process, 4 s and 320 MB at each start.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ray
+
+from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.history import Policy
+from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
+from rllib_srl.replay.rated import RatedUntil
+from rllib_srl.replay.rule_transfer import received
+from rllib_srl.replay.settings import ReplaySettings, register_rules
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import Group, GroupMeta, ListedRef
+
+
+class RLlibReplayBuffer(SRLReplayBuffer):
+    """`SRLReplayBuffer` as one of RLlib's buffers."""
+
+    def __init__(
+        self,
+        settings: ReplaySettings | None = None,
+        *,
+        rules: Mapping[str, bytes] | None = None,
+        is_actor: bool = False,
+        **arguments: Any,
+    ) -> None:
+        """Open the buffer.
+
+        Args:
+            settings: replay settings; None builds them from `arguments`.
+            rules: rules registered in another process, as `sent` returns them.
+            is_actor: keep an exception for the next `call`, because Ray would lose its message.
+            arguments: of `SRLReplayBuffer`.
+        """
+        self._busy_s, self._error = 0.0, None
+        try:
+            if rules and settings:
+                register_rules(settings, received(rules))
+            super().__init__(settings, **arguments)
+        except Exception as error:  # of any type: `call` raises it
+            if not is_actor:
+                raise
+            self._error = error
+
+    def __bool__(self) -> bool:
+        """Return True: Ray asks after a failed call, and `__len__` may fail again, which would end the process."""
+        return True
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a method by name; raise the exception of the constructor, if there was one."""
+        if self._error is not None:
+            raise self._error
+        begin = time.perf_counter()
+        try:
+            return getattr(self, method)(*args, **kwargs)
+        finally:
+            self._busy_s += time.perf_counter() - begin
+
+    def add(
+        self,
+        batch: Sequence[Any],
+        now: int = 0,
+        request: str = "",
+        is_played: bool = True,
+        policy_kl: float = 0.0,
+        fetch_timeout_s: float = 60.0,
+    ) -> list[Visit]:
+        """Store and grade groups, or references to groups; lost ones (their node died) are left out."""
+        return super().add(_fetched(batch, fetch_timeout_s), now, request, is_played, policy_kl)
+
+    def sample(self, num_items: int | None = None, now: int = 1, **kwargs: Any) -> list[Group]:
+        """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
+        return [drawn.group for drawn in self.draw_groups(1 if num_items is None else num_items, now, **kwargs)]
+
+    def draw_apart(
+        self, num: int, now: int, request: str = "", policy: Policy | None = None
+    ) -> tuple[list[GroupMeta], list[Group]]:
+        """Draw stored groups; return their metadata with `ref` None, and the groups. See `draw_groups`."""
+        drawn = self.draw_groups(num, now, request, policy)
+        return ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
+
+    def embed_groups(self, vectors: Sequence[Any], keys: Mapping[str, str], now: int, request: str = "") -> int:
+        """Store hidden states as embeddings; see `embed`.
+
+        Args:
+            vectors: one mapping a learner, group id -> float32 [G, D], or a reference to one.
+            keys: group id -> prompt key.
+            now: the training iteration.
+            request: name of the call.
+        """
+        parts = _fetched(vectors, 60.0)
+        found = {keys[group_id]: block for part in parts for group_id, block in part.items() if group_id in keys}
+        return self.embed(found, now, request)
+
+    def rated_until(self) -> RatedUntil:
+        """Return how far the ratings of which file were applied."""
+        return RatedUntil.of(self.rated)
+
+    def stats(self, now: int) -> dict[str, float]:
+        """Return gauges, lifetime counts, and `busy_s`: seconds of calls since the last one of `stats`."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return {**super().stats(now), "busy_s": busy_s}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the bytes of a snapshot; `SRL` copies files instead, so that tokens do not pass through the driver."""
+        with TemporaryDirectory() as folder:
+            self.snapshot(Path(folder) / "snapshot")
+            return {**self.describe(), "snapshot": (Path(folder) / "snapshot").read_bytes()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of `get_state`.
+
+        Raises:
+            ValueError: `state` holds no snapshot; nothing has changed.
+            JournalError: its snapshot cannot be read; nothing has changed.
+        """
+        if not isinstance(state.get("snapshot"), bytes):
+            raise ValueError(f"state = {sorted(state)}; expected what get_state returned, with the bytes of a snapshot")
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "snapshot").write_bytes(state["snapshot"])
+            self.restore(Path(folder) / "snapshot")
+
+    def get_host(self) -> str:
+        """Return the name of the machine that the buffer runs on."""
+        return platform.node()
+
+
+def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Return the objects behind references, fetching each once; those that are lost are left out."""
+    whole = [ref.ref if isinstance(ref, ListedRef) else ref for ref in batch]
+    refs = list(dict.fromkeys(ref for ref in whole if isinstance(ref, ray.ObjectRef)))
+    found: dict[Any, Any] = {}
+    deadline = time.monotonic() + timeout_s
+    try:
+        found = dict(zip(refs, ray.get(refs, timeout=timeout_s), strict=True)) if refs else {}
+    except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):  # one lost object fails the whole call
+        for ref in refs:
+            with suppress(ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
+                found[ref] = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+    objects = [found.get(ref) if isinstance(ref, ray.ObjectRef) else ref for ref in whole]
+    there = [(ref, one) for ref, one in zip(batch, objects, strict=True) if one is not None]
+    return [one[ref.index] if isinstance(ref, ListedRef) else one for ref, one in there]

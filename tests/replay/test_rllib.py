@@ -1,0 +1,177 @@
+"""The buffer with RLlib's interface: its contract, what it fetches and hands out, and why it could not start."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
+
+from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.rllib import RLlibReplayBuffer
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import Group, ListedRef
+from tests.conftest import ROOT
+from tests.replay.groups import a_group, a_prompt
+from tests.replay.stored import assert_same
+
+
+@pytest.fixture
+def open_buffer():
+    """Return a function that opens a buffer; all are closed afterwards."""
+    opened = []
+
+    def of(**settings) -> RLlibReplayBuffer:
+        opened.append(RLlibReplayBuffer(**{"capacity": 50, "admit": None, **settings}))
+        return opened[-1]
+
+    yield of
+    for buffer in opened:
+        buffer.check_valid()
+        buffer.close()
+
+
+# --- RLlib's interface, as its documentation has it -----------------------------------------------
+
+
+def test_it_is_one_of_rllibs_buffers(open_buffer):
+    from rllib_srl import SRL  # registers it
+
+    buffer = open_buffer()
+    assert SRL and isinstance(buffer, ReplayBufferInterface) and issubclass(RLlibReplayBuffer, ReplayBufferInterface)
+    for name, theirs in inspect.getmembers(ReplayBufferInterface, inspect.isfunction):
+        expected = [one.name for one in inspect.signature(theirs).parameters.values() if one.kind != one.VAR_KEYWORD]
+        assert list(inspect.signature(getattr(RLlibReplayBuffer, name)).parameters)[: len(expected)] == expected
+
+
+def test_it_counts_adds_and_samples(open_buffer):
+    """`len` is the number of stored items; `add(batch)` adds data; `sample(num_items)` returns a batch of items."""
+    buffer = open_buffer()
+    assert len(buffer) == 0 and bool(buffer)
+    groups = [a_group(index, 1, index) for index in range(3)]
+    buffer.add(batch=groups)
+    assert len(buffer) == 3
+    drawn = buffer.sample(num_items=2)
+    assert len(drawn) == len({group.group_id for group in drawn}) == 2
+    assert all(isinstance(group, Group) and group.origin == "reuse" for group in drawn)
+    assert len(buffer.sample()) == 1 and buffer.sample(0) == []
+    assert buffer.get_host() == platform.node()
+
+
+def test_its_state_is_serialisable_and_makes_another_buffer_draw_the_same(open_buffer):
+    """`get_state` returns all local state; `set_state` restores it."""
+    buffer, other = open_buffer(), open_buffer()
+    buffer.add([a_group(index, 1, index) for index in range(6)], 1, "1.add")
+    state = pickle.loads(pickle.dumps(buffer.get_state()))
+    other.set_state(state)
+    assert len(other) == 6
+    for now in (2, 3, 4):
+        drawn = [[prompt.key for prompt in one.draw_prompts(2, now)] for one in (buffer, other)]
+        reused = [[group.group_id for group in one.sample(2, now)] for one in (buffer, other)]
+        assert drawn[0] == drawn[1] and len(drawn[0]) == 2
+        assert reused[0] == reused[1] and len(reused[0]) == 2
+    buffer.add([a_group(9, 5, 9)], 5, "5.add")
+    buffer.set_state(state)  # back to before: the added item and its group are gone
+    assert len(buffer) == 6 and buffer.stats(5)["num_stored_groups"] == 6
+    with pytest.raises(ValueError, match="expected what get_state returned"):
+        buffer.set_state({"position": 3})
+    with pytest.raises(JournalError):
+        buffer.set_state({"snapshot": b"no journal"})
+    assert len(buffer) == 6
+
+
+# --- an actor -------------------------------------------------------------------------------------
+
+
+def test_its_process_loads_neither_torch_nor_rllib():
+    """A buffer that was killed is back sooner, and takes less memory."""
+    code = "import sys, rllib_srl.replay.rllib; print({'torch', 'ray.rllib', 'pandas'}.intersection(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (found.returncode, found.stdout.strip()) == (0, "set()"), found.stderr
+
+
+def test_why_it_did_not_start_is_told_whatever_is_asked():
+    """Ray shows a constructor's error nowhere, and a restart happens in the middle of a run."""
+    settings = ReplaySettings(capacity=0)
+    with pytest.raises(ValueError, match="capacity = 0"):
+        RLlibReplayBuffer(settings)
+    actor = RLlibReplayBuffer(settings, is_actor=True)
+    for call in (("__len__",), ("add", []), ("draw_prompts", 1, 1), ("stats", 1)):
+        with pytest.raises(ValueError, match="capacity = 0"):
+            actor.call(*call)
+    assert bool(actor)
+
+
+def test_a_draw_is_metadata_and_apart_from_it_the_groups(open_buffer):
+    buffer = open_buffer()
+    groups = [a_group(index, 1, index) for index in range(4)]
+    visits = buffer.add(groups, 1, "1.add")
+    assert [visit.group_id for visit in visits] == ["1.0", "1.1", "1.2", "1.3"]
+    metas, drawn = buffer.draw_apart(3, 2, "2.draw_groups")
+    assert len({meta.group_id for meta in metas}) == 3 and {meta.origin for meta in metas} == {"reuse"}
+    for meta, group in zip(metas, drawn, strict=True):
+        assert meta.ref is None and group.group_id == meta.group_id
+        assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
+    again, _ = buffer.draw_apart(3, 2, "2.draw_groups")  # the same request, the same answer
+    assert [meta.group_id for meta in again] == [meta.group_id for meta in metas]
+    prompts = buffer.draw_prompts(2, 2, "2.draw_prompts")
+    rest = buffer.draw_prompts(4, 2, "2.draw_prompts.2", without=[prompt.key for prompt in prompts])
+    assert {p.key for p in prompts + rest} == {a_prompt(i).key for i in range(4)} and len(rest) == 2
+
+
+@pytest.mark.slow
+def test_groups_whose_owner_died_are_left_out_and_the_others_stored(ray_here, monkeypatch, open_buffer):
+    refs, buffer, get = [ray.put(a_group(index, 1, index)) for index in range(4)], open_buffer(), ray.get
+
+    def losing(asked, timeout):
+        if not {refs[0], refs[3]}.isdisjoint(asked if isinstance(asked, list) else [asked]):
+            raise (ray.exceptions.OwnerDiedError if asked == refs[0] else ray.exceptions.ObjectLostError)("00", "", "")
+        return get(asked, timeout=timeout)
+
+    monkeypatch.setattr(ray, "get", losing)
+    visits = buffer.add(refs, 1, "1.add", fetch_timeout_s=20.0)
+    assert [visit.group_id for visit in visits] == ["1.1", "1.2"] and len(buffer) == 2
+
+
+@pytest.mark.slow
+def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here, monkeypatch, open_buffer):
+    groups, buffer, get, asked = [a_group(index, 1, index) for index in range(4)], open_buffer(), ray.get, []
+    objects = [ray.put(groups[:2]), ray.put(groups[2:])]
+    refs = [ListedRef(objects[index // 2], index % 2) for index in (3, 0, 2, 1)]
+
+    def losing(wanted, timeout):
+        asked.append(wanted)
+        if objects[0] in (wanted if isinstance(wanted, list) else [wanted]):
+            raise ray.exceptions.ObjectLostError("00", "", "")
+        return get(wanted, timeout=timeout)
+
+    monkeypatch.setattr(ray, "get", losing)
+    visits = buffer.add(refs, 1, "1.add", fetch_timeout_s=20.0)
+    assert [visit.group_id for visit in visits] == ["1.3", "1.2"]
+    assert asked == [[objects[1], objects[0]], objects[1], objects[0]]
+
+
+def test_embeddings_come_by_group_and_go_to_items(open_buffer):
+    buffer = open_buffer(embedding="policy")
+    groups = [a_group(index, 1, index) for index in range(3)]
+    buffer.add(groups, 1, "1.add")
+    vectors = [{"1.0": np.ones((4, 8), np.float32)}, {"1.2": np.eye(4, 8, dtype=np.float32), "9.9": np.ones((4, 8))}]
+    keys = {group.group_id: group.prompt.key for group in groups}
+    assert buffer.embed_groups(vectors, keys, 1, "1.embed") == 2
+    store = buffer.store
+    has_vector = [bool(store.items[store.slot_of(int(g.prompt.key, 16))]["has_vector"]) for g in groups]
+    assert has_vector == [True, False, True]
+
+
+def test_seconds_at_work_are_those_since_the_last_look(open_buffer):
+    buffer = open_buffer()
+    buffer.call("add", [a_group(index, 1, index) for index in range(30)], 1)
+    first, second = buffer.call("stats", 1)["busy_s"], buffer.call("stats", 1)["busy_s"]
+    assert first > 0 and second < first
