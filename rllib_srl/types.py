@@ -325,12 +325,14 @@ class GroupMeta:
 
 
 def listed(metas: Sequence[GroupMeta], groups: Any) -> list[GroupMeta]:
-    """Return metadata with references into one stored list of groups; the list is not fetched.
+    """Return metadata with references into one list of groups; a stored list is not fetched.
 
     Args:
         metas: of all groups, in the order of the list.
-        groups: a Ray ObjectRef of the list.
+        groups: a Ray ObjectRef of the list, or in one process the list itself.
     """
+    if isinstance(groups, list):
+        return [replace(meta, ref=group) for meta, group in zip(metas, groups, strict=True)]
     return [replace(meta, ref=ListedRef(groups, at)) for at, meta in enumerate(metas)]
 
 

@@ -91,15 +91,11 @@ class BufferProcess:
             ActorFailure: no answer came in time; the message says `what` the buffer was doing.
             Exception: raised by the buffer.
         """
-        if self.is_local:
-            return call.run(self.actor)
         result: Result = self._returned(what, call, 1, timeout_s, restart_s)[0]
         return result
 
     def call_both(self, what: str, call: Call[tuple[Result, Any]]) -> tuple[Result, Any]:
-        """Run a call that returns two values; the second stays in the object store, as a reference."""
-        if self.is_local:
-            return call.run(self.actor)
+        """Run a call that returns two values; of an actor the second stays in the object store, as a reference."""
         first, second = self._returned(what, call, 2)
         return first, second
 
@@ -112,7 +108,7 @@ class BufferProcess:
     def send(self, call: Call[Any]) -> None:
         """Run a call whose result nobody needs; of an actor do not wait for it."""
         if self.is_local:
-            call.run(self.actor)
+            self.actor.call(call.method, *call.args, **call.kwargs)
         else:
             self._submit(call, 1)
 
@@ -129,7 +125,10 @@ class BufferProcess:
     def _returned(
         self, what: str, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0
     ) -> Sequence[Any]:
-        """Return the first value of a remote call, and references to the other `num - 1`."""
+        """Return the first value of a call, and the other `num - 1`, of an actor as references."""
+        if self.is_local:
+            answer = self.actor.call(call.method, *call.args, **call.kwargs)
+            return [answer] if num == 1 else list(answer)
         limit_s = timeout_s or self._timeout_s
         deadline = time.monotonic() + limit_s + (restart_s or limit_s)
         failure: Failure | None = None
