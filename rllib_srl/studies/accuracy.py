@@ -18,9 +18,20 @@ retention curve, from the end of a domain's training on.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 NEVER = -1
+
+
+class FinalParts(NamedTuple):
+    """Parts of the final average accuracy, which is their sum."""
+
+    base: float  # mean accuracy before any training
+    forward: float  # (T - 1) / T times forward transfer
+    learning: float  # plasticity: the mean gain during a domain's own stage
+    backward: float  # (T - 1) / T times backward transfer
 
 
 def average_accuracy(accuracy_SC: np.ndarray, learned_at_C: np.ndarray) -> float:
@@ -104,6 +115,23 @@ def plasticity(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.n
     taught = np.flatnonzero(learned_at_C != NEVER)
     rows_SC = np.concatenate([np.asarray(before_C)[None], accuracy_SC])
     return _mean(rows_SC[learned_at_C[taught] + 1, taught] - rows_SC[learned_at_C[taught], taught])
+
+
+def final_parts(accuracy_SC: np.ndarray, learned_at_C: np.ndarray, before_C: np.ndarray) -> FinalParts:
+    """Split the final average accuracy over T domains, each taught in its own stage, into what made it.
+
+    final = base + (T - 1) / T forward transfer + plasticity + (T - 1) / T backward transfer
+
+    Raises:
+        ValueError: the shapes or stages are inconsistent, or the stages do not teach one domain each.
+    """
+    _check(accuracy_SC, learned_at_C, before_C)
+    num = len(learned_at_C)
+    if sorted(learned_at_C) != list(range(num)) or len(accuracy_SC) != num:
+        raise ValueError(f"learned_at_C = {list(learned_at_C)}; expected one stage for each of {num} domains")
+    moved = (forward_transfer(accuracy_SC, learned_at_C, before_C), backward_transfer(accuracy_SC, learned_at_C))
+    forward, backward = (0.0 if num == 1 else (num - 1) / num * each for each in moved)
+    return FinalParts(_mean(before_C), forward, plasticity(accuracy_SC, learned_at_C, before_C), backward)
 
 
 def retention_area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:

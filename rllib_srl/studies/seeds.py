@@ -19,7 +19,6 @@ NUM_RESAMPLES = 10_000
 MAX_EXACT_PAIRS = 20  # about a million sign patterns
 
 
-
 class Interval(NamedTuple):
     """A confidence interval; NaN if there are too few values to resample."""
 
@@ -63,6 +62,17 @@ def bootstrap_interval(
     tail = stats.norm.cdf(np.sqrt(num / (num - 1)) * stats.t.ppf((1 - level) / 2, num - 1))
     low, high = np.quantile(values_E[_draws(num, NUM_RESAMPLES, seed)].mean(axis=1), [tail, 1 - tail])
     return Interval(float(low), float(high))
+
+
+def is_not_worse(differences_E: np.ndarray, margin: float, level: float = 0.95) -> bool:
+    """Return whether paired differences are not worse than 0 by a margin: the one-sided bound of their mean exceeds it.
+
+    Args:
+        differences_E: one number per seed, higher is better.
+        margin: above 0; it must be fixed beforehand.
+        level: of the one-sided interval, the two-sided one of 2 `level` - 1.
+    """
+    return bool(bootstrap_interval(differences_E, 2 * level - 1).low > -margin)
 
 
 @lru_cache(maxsize=8)  # a report computes hundreds of intervals over the same number of seeds

@@ -9,6 +9,7 @@ from rllib_srl.studies.accuracy import (
     NEVER,
     average_accuracy,
     backward_transfer,
+    final_parts,
     forgetting,
     forward_transfer,
     plasticity,
@@ -71,6 +72,19 @@ def test_all_that_does_not_fit_is_named():
 
 
 TIME, HEIGHT = np.array([10.0, 20.0, 40.0]), np.array([0.8, 0.6, 0.4])
+
+
+def test_the_parts_of_the_final_average_add_up():
+    # Final .6 .7 .9; base .4 / 3; forward (.3 - .2) + (.2 - .1); learning .8 + .5 + .7; backward -.3 - .1; all / 3.
+    parts = final_parts(R, IN_ORDER, BEFORE)
+    assert parts == pytest.approx((0.4 / 3, 0.2 / 3, 2.0 / 3, -0.4 / 3))
+    assert sum(parts) == pytest.approx(average_accuracy(R, IN_ORDER))
+    draw = np.random.default_rng(4)
+    for num in (1, 2, 5):
+        matrix, order, before = draw.random((num, num)), draw.permutation(num), draw.random(num)
+        assert sum(final_parts(matrix, order, before)) == pytest.approx(matrix[-1].mean())
+    with pytest.raises(ValueError, match="expected one stage for each of 3 domains"):
+        final_parts(R, np.array([0, 0, 1]), BEFORE)
 
 
 def test_the_area_under_a_curve_is_its_mean_height():

@@ -96,3 +96,10 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, alpha):
             break
         rejected.add(at)
     assert {i for i, p in enumerate(holm(p_values)) if p <= alpha} == rejected
+
+
+def test_not_worse_by_a_margin_is_the_one_sided_bound():
+    differences = np.array([0.02, -0.01, 0.0, 0.01, -0.02, 0.03, 0.0, -0.01])
+    low = bootstrap_interval(differences, 0.9).low
+    assert low < 0 and seeds.is_not_worse(differences, -low + 1e-9) and not seeds.is_not_worse(differences, -low - 1e-9)
+    assert not seeds.is_not_worse(np.array([0.5]), 0.02)  # one seed shows nothing
