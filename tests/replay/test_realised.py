@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rllib_srl.batch.parts import part_meta
-from rllib_srl.replay.realised import age_counts, born_of, counts_of, shares_of, visit_counts
+from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
@@ -73,6 +73,5 @@ def test_graded_visits_by_timing():
 )
 def test_ages_of_reused_groups(age, name):
     group = a_meta("reuse", now=40 - age)
-    assert born_of(group) == 40 - age
     counts = age_counts([group, group], 40)
     assert counts[f"reuse_age_{name}"] == 2 == sum(counts.values()) and len(counts) == 7
