@@ -160,40 +160,23 @@ def _new_in(shown: str, before: str) -> str:
 # --- patterns -------------------------------------------------------------------------------------
 
 _WORD = r"(?<![A-Za-z0-9_-])"
-_PATTERNS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
-    (kind, needles, re.compile(pattern, re.ASCII))
-    for kind, needles, pattern in (
-        (
-            "aws_key",
-            ("AKIA", "ASIA", "AROA", "AIDA"),
-            r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])",
-        ),
-        ("github_token", ("gh",), _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])"),
-        ("github_token", ("github_pat_",), _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+"),
-        ("slack_token", ("xox",), _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+"),
-        ("slack_token", ("hooks.slack.com",), r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+"),
-        ("api_key", ("sk-",), _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+"),
-        ("api_key", ("hf_", "_live_", "AIza"), _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+"),
-        (
-            "jwt",
-            ("eyJ",),
-            _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+",
-        ),
-        (
-            "email",
-            ("@",),
-            r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
-            r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])",
-        ),
-        (
-            "phone",
-            ("+",),
-            r"(?<![\w+)=*/.-])\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
-            r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])",
-        ),
-    )
+# fmt: off
+_ROWS: tuple[tuple[str, str, str], ...] = (  # kind; strings of which a match contains one; pattern
+    ("aws_key", "AKIA ASIA AROA AIDA", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    ("github_token", "gh", _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])"),
+    ("github_token", "github_pat_", _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+"),
+    ("slack_token", "xox", _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+"),
+    ("slack_token", "hooks.slack.com", r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+"),
+    ("api_key", "sk-", _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+"),
+    ("api_key", "hf_ _live_ AIza", _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+"),
+    ("jwt", "eyJ", _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+"),
+    ("email", "@", r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
+                   r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])"),
+    ("phone", "+", r"(?<![\w+)=*/.-])\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
+                   r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])"),
 )
-
+# fmt: on
+_PATTERNS = tuple((kind, needles.split(), re.compile(pattern, re.ASCII)) for kind, needles, pattern in _ROWS)
 _NEEDLES = tuple(needle for _, needles, _ in _PATTERNS for needle in needles)
 _FOUR_DIGITS = re.compile(r"[0-9]{4}")
 _PHONE = re.compile(  # without a country code
