@@ -21,7 +21,7 @@ from rllib_srl.replay.journal.transaction import SNAPSHOT
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.rated import RatedGroup, RatedUntil
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.schedule.slots import Share, reuse_share
+from rllib_srl.replay.schedule.slots import Slots
 from rllib_srl.replay.settings import AUTO, ReplaySettings
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
@@ -46,7 +46,7 @@ class ReplayClient:
         self.is_auto = settings.revisit_fraction == AUTO
         self.revisit_fraction: float = settings.first_revisit_fraction  # in use; "auto" and a planner change them
         self.reuse_fraction = settings.reuse_fraction
-        self._revisits, self._reuses = Share(self.revisit_fraction), reuse_share(self.reuse_fraction)
+        self._revisits, self._reuses = Slots(self.revisit_fraction), Slots(self.reuse_fraction, is_added=True)
         self._process = process
         self.num_items = 0
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
@@ -114,15 +114,17 @@ class ReplayClient:
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
-    def _owed(self, share: Share, num: int) -> int:
-        return share.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
+    def _owed(self, slots: Slots, num: int) -> int:
+        return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
 
     def set_fractions(self, revisit: float | None, reuse: float | None) -> None:
         """Change the replay fractions from now on; None leaves one unchanged. Carried remainders are kept."""
         if revisit is not None:
-            self.revisit_fraction, self._revisits = revisit, self._revisits.carried_into(Share(revisit))
+            self.revisit_fraction = revisit
+            self._revisits.change(revisit)
         if reuse is not None:
-            self.reuse_fraction, self._reuses = reuse, self._reuses.carried_into(reuse_share(reuse))
+            self.reuse_fraction = reuse
+            self._reuses.change(reuse)
 
     def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
         """Send references to the learners' hidden states, one mapping by group id a learner, to the buffer."""

@@ -23,7 +23,6 @@ from rllib_srl.curriculum.planner import (
     recap_weights,
     scaled_softmax,
 )
-from rllib_srl.replay.schedule.slots import reuse_share
 from rllib_srl.types import Prompt
 from tests.small_worlds import small_config, watch
 
@@ -331,9 +330,3 @@ def test_a_planned_run_goes_on_exactly(config, tmp_path):
     assert_trained_alike(rows, want)
     assert counts == counts_again and counts["probe"]
     again.stop()
-
-
-def test_a_share_that_changes_keeps_what_it_carries():
-    share = reuse_share(0.4)
-    assert share.owed(8) == 5  # 5.33
-    assert share.carried_into(reuse_share(0.25)).owed(8) == 3  # .33 + 2.67

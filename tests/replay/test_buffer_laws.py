@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.replay.schedule.slots import Share, reuse_share
+from rllib_srl.replay.schedule.slots import Slots
 from rllib_srl.replay.selection.rules import weighted
 from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
@@ -80,7 +80,7 @@ def test_domains_have_exactly_their_quota_in_the_long_run(quotas, share):
 def test_a_share_of_a_fifth_of_four_is_a_fifth_in_the_long_run():
     # int(4 * 0.2) = 0: the source never replayed at all.
     buffer = filled(8, max_uses=10_000, max_age=10_000, capacity=64)
-    revisits, reuses, num_due, num_reused, num_played = Share(0.2), reuse_share(0.2), 0, 0, 0
+    revisits, reuses, num_due, num_reused, num_played = Slots(0.2), Slots(0.2, is_added=True), 0, 0, 0
     for now in range(3, 403):
         prompts = buffer.draw_prompts(revisits.owed(4), now)
         num_due += len(prompts)
