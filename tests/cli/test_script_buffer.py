@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import operator
 import re
 import sqlite3
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ import pytest
 import yaml
 
 from rllib_srl.cli import memory as script
+from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.types import Group, Prompt
 from tests.flat_settings import grouped
 from tests.small_buffer import cells, said
@@ -71,7 +70,7 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
         for at in buffer.store.groups_of(slot):
             group = buffer.ledger.payloads.get(int(buffer.store.groups[at]["seq"]))
             run.groups[group.group_id] = group
-    run.stats = buffer.stats(ITERATIONS)
+    run.stats = SRLReplayBuffer.stats(buffer, ITERATIONS)
     algo.save_to_path(str(run.directory / "checkpoint_000014"))
     algo.stop()
     (run.directory / "settings.yaml").write_text(yaml.safe_dump({"model": str(random_llama_dir)}))
@@ -168,7 +167,7 @@ def test_show_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFix
         assert f"iteration {ITERATIONS + 1}" in lines[-1]
         num_draws += len(drawn)
         if run.rows[key]["due"] > ITERATIONS + 1:
-            assert f"predicted recall {run.recall[key]:.2f} now" in lines[-1] and "not due until" in lines[-1]
+            assert "not due until" in lines[-1]
         else:
             assert "may be drawn for iteration" in lines[-1]
     assert num_draws > 5
@@ -186,7 +185,7 @@ def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys)
     for row in rows:
         stored = run.groups[row["group_id"]]
         for name in ("token_ids", "loss_mask", "behaviour_logp"):
-            assert functools.reduce(operator.iadd, row[name], []) == getattr(stored, f"{name}_N").tolist(), name
+            assert [one for part in row[name] for one in part] == getattr(stored, f"{name}_N").tolist(), name
             assert [len(part) for part in row[name]] == np.diff(stored.offsets).tolist()
         assert (row["rewards"], row["versions"]) == (stored.rewards_G.tolist(), stored.versions_G2.tolist())
         assert all(text.startswith("even ") for text in row["text"])

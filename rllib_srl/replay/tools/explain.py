@@ -41,21 +41,13 @@ def turns(group: Group, g: int, decode: Decode) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Found:
-    """One item of one reading. Invariant: `row` and `prompt` are the entries at position `at`."""
+    """One item of a reading, at position `at`."""
 
     reading: Reading
     at: int
-
-    @property
-    def row(self) -> np.void:
-        """Return the item's record."""
-        row: np.void = self.reading.stored.items[self.at]
-        return row
-
-    @property
-    def prompt(self) -> Prompt:
-        """Return the item's prompt."""
-        return self.reading.stored.prompts[self.at]
+    row: np.void  # its record
+    prompt: Prompt
+    recall: float  # predicted now; nan if it was never reviewed, or no spacing rule predicts it
 
     @property
     def key(self) -> str:
@@ -68,15 +60,12 @@ class Found:
         positions: list[int] = self.reading.groups_at(int(self.reading.stored.slots[self.at])).tolist()
         return positions
 
-    @property
-    def recall(self) -> float:
-        """Return the predicted recall now; nan if the item was never reviewed, or no spacing rule predicts it."""
-        return float(self.reading.recall[self.at]) if self.reading.settings.has_due_dates else float("nan")
-
 
 def all_items(reading: Reading) -> list[Found]:
     """Return every item."""
-    return [Found(reading, at) for at in range(len(reading.stored.items))]
+    stored, num = reading.stored, len(reading.stored.items)
+    recall = reading.recall.tolist() if reading.settings.has_due_dates else [float("nan")] * num
+    return [Found(reading, at, stored.items[at], stored.prompts[at], recall[at]) for at in range(num)]
 
 
 def find(reading: Reading, name: str) -> Found:
@@ -88,13 +77,13 @@ def find(reading: Reading, name: str) -> Found:
     items = all_items(reading)
     found = [item for item in items if item.prompt.prompt_id == name]
     found = found or [item for item in items if item.key.startswith(name.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        named = ", ".join(f"{item.key} ({item.prompt.env_id} [{item.prompt.prompt_id}])" for item in found[:MOST_NAMED])
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-        raise ValueError(f"{name!r} is {len(found)} items: {named}{more}; expected more digits of a key")
-    raise ValueError(f"none of {len(items)} items has the prompt id or key {name!r}; see srl memory list")
+    if not found:
+        raise ValueError(f"none of {len(items)} items has the prompt id or key {name!r}; see srl memory list")
+    if len(found) > 1:
+        named = [f"{item.key} ({item.prompt.env_id} [{item.prompt.prompt_id}])" for item in found[:MOST_NAMED]]
+        listed = ", ".join(named) + ", ..." * (len(found) > MOST_NAMED)
+        raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
+    return found[0]
 
 
 # --- draws ----------------------------------------------------------------------------------------
@@ -109,38 +98,34 @@ class Draw:
     is_revisit: bool
     reason: str
 
-    def __str__(self) -> str:
-        """Return the draw as a sentence."""
-        rule = self.item.reading.settings.selection
-        return (
-            f"drawn for iteration {self.iteration}: {self.reason}, rule {rule}"
-            if self.is_revisit
-            else f"reused in iteration {self.iteration}: {self.reason}"
-        )
-
 
 def draws(reading: Reading) -> Iterator[Draw]:
     """Yield the draws whose answers the database still has, oldest first; evicted items are left out."""
-    at_of = {f"{key:016x}": at for at, key in enumerate(reading.stored.items["key"].tolist())}
-    at_of_slot = {slot: at for at, slot in enumerate(reading.stored.slots.tolist())}
-    groups = reading.stored.groups
-    group_of = {seq: at for at, seq in enumerate(groups["seq"].tolist())}
+    items = all_items(reading)
+    item_of = {item.key: item for item in items}
+    of_slot = dict(zip(reading.stored.slots.tolist(), items, strict=True))
+    group_of = dict(zip(reading.stored.seqs.tolist(), reading.stored.groups, strict=True))
     for name, answer in reading.answers:
-        first, _, method = name.partition(".")
-        if not first.isdigit():
-            continue
+        iteration, _, method = name.partition(".")
         if method.startswith("draw_prompts"):
-            for facts in (drawn["why"] for drawn in answer if drawn["why"]["key"] in at_of):
-                yield Draw(int(first), Found(reading, at_of[facts["key"]]), True, facts_in_words(facts))
+            for facts in (drawn["why"] for drawn in answer if drawn["why"]["key"] in item_of):
+                yield Draw(int(iteration), item_of[facts["key"]], True, facts_in_words(facts))
         elif method.startswith("draw_groups"):
-            for group in (groups[group_of[seq]] for seq in drawn_in(answer)[0] if seq in group_of):
+            for group in (group_of[seq] for seq in drawn_in(answer)[0] if seq in group_of):
                 reason = f"its group of iteration {int(group['born'])} was trained on again"
-                yield Draw(int(first), Found(reading, at_of_slot[int(group["slot"])]), False, reason)
+                yield Draw(int(iteration), of_slot[int(group["slot"])], False, reason)
 
 
 def why(item: Found, limit: int = 10) -> list[str]:
     """Return a sentence for each of the last draws of an item, oldest first, and one for the next draw."""
-    drawn = [str(draw) for draw in draws(item.reading) if draw.item.at == item.at]
+    rule = item.reading.settings.selection
+    drawn = [
+        f"drawn for iteration {draw.iteration}: {draw.reason}, rule {rule}"
+        if draw.is_revisit
+        else f"reused in iteration {draw.iteration}: {draw.reason}"
+        for draw in draws(item.reading)
+        if draw.item.at == item.at
+    ]
     return [*drawn[-limit:], next_draw(item)]
 
 
@@ -156,22 +141,19 @@ def facts_in_words(facts: Mapping[str, Any]) -> str:
 
 def next_draw(item: Found) -> str:
     """Return a sentence about the next draw: that the item may be drawn, or why it will not be."""
-    settings, row, now = item.reading.settings, item.row, item.reading.now
-    rows, coming = item.reading.stored.items, now + 1
-    if len(rows) < settings.min_buffer_size:
-        small = f"nothing is revisited below min_buffer_size = {settings.min_buffer_size} items"
-        return f"not drawn for iteration {coming}: {small}"
-    if row["due"] <= coming:
-        ago = f"last visited {counted(now - int(row['last_review']), 'iteration')} ago"
-        others = int((rows["due"] <= coming).sum()) - 1
-        known = ago if row["visits"] else "never played"
-        return f"may be drawn for iteration {coming}: {known}; so may {others} other items, rule {settings.selection}"
+    settings, row, rows = item.reading.settings, item.row, item.reading.stored.items
+    coming, rule = item.reading.now + 1, settings.selection
     rests = int(row["last_review"]) + settings.min_recall_interval
-    if rests > coming or not settings.has_due_dates:
-        return f"not drawn for iteration {coming}: rests until iteration {rests} (min_recall_interval)"
-    early = "; before that only if too few items are due" if settings.selection == "srl" else ""
-    expected = "" if np.isnan(item.recall) else f", predicted recall {item.recall:.2f} now"
-    return f"not drawn for iteration {coming}: not due until iteration {_figure(row['due'])}{expected}{early}"
+    if len(rows) < settings.min_buffer_size:
+        reason = f"nothing is revisited below min_buffer_size = {settings.min_buffer_size} items"
+    elif row["due"] <= coming:
+        return f"may be drawn for iteration {coming}: one of {(rows['due'] <= coming).sum()} items, rule {rule}"
+    elif rests > coming or not settings.has_due_dates:
+        reason = f"rests until iteration {rests} (min_recall_interval)"
+    else:
+        early = "; before that only if too few items are due" if rule == "srl" else ""
+        reason = f"not due until iteration {_figure(row['due'])}{early}"
+    return f"not drawn for iteration {coming}: {reason}"
 
 
 # --- what it is -----------------------------------------------------------------------------------
