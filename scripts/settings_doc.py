@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
-from rllib_srl.algorithm.settings import GROUPS  # noqa: E402
-from rllib_srl.cli.shared.settings import RLLIB, RUN, Setting, all_settings, shown  # noqa: E402
-from rllib_srl.common.setting_tables import Group  # noqa: E402
-from rllib_srl.replay.settings import RULES, parameters_of  # noqa: E402
+from rllib_srl.algorithm.settings import FLAT, GROUPS  # noqa: E402
+from rllib_srl.cli.shared.settings import RUN, all_parts, shown  # noqa: E402
+from rllib_srl.common.setting_model import Group, Setting  # noqa: E402
+from rllib_srl.replay.settings import parameters_of, rules  # noqa: E402
 
 TARGET = ROOT / "docs" / "settings.md"
 INTRODUCTION = """# Settings
@@ -29,9 +29,10 @@ Each setting is an attribute of `SRLConfig`, a flag of `srl train` and a key of 
 `.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods of their own, and
 the method of its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
 
-A default of `preset` leaves the value to the preset that `loss` names (see [losses](losses.md)); the value in brackets
-applies if no preset sets it. A setting marked + has parameters, which are listed [below](#parameters). Settings marked
-\\* belong to RLlib. Other settings of RLlib keep its defaults; `validate()` rejects those that have no effect here.
+A default marked ^ applies if the preset that `loss` names does not set another (see [losses](losses.md)); in
+`SRLConfig` such a setting is "preset" until it is set. A setting marked + has parameters, which are listed
+[below](#parameters). Settings marked \\* belong to RLlib. Other settings of RLlib keep its defaults; `validate()`
+rejects those that have no effect here.
 """
 PARAMETERS = """
 ## Parameters
@@ -46,42 +47,45 @@ first one, the setting keeps its own. On the command line: `--replay_spacing nam
 
 def document() -> str:
     """Return the text of docs/settings.md."""
-    parts = [INTRODUCTION]
-    group = ""
-    for setting in all_settings().values():
-        if setting.group == RUN:
+    parts, title = [INTRODUCTION], ""
+    for part in all_parts():
+        if part is RUN:
             continue
-        if setting.group != group:
-            group = setting.group
-            parts.append(f"\n## {group[0].upper()}{group[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")
-        parts.append(_row(setting))
+        if part.title != title:
+            title = part.title
+            parts.append(f"\n## {title[0].upper()}{title[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")
+        parts += [_row(name, row) for name, row in part.rows.items()]
     return "".join([*parts, PARAMETERS, *map(_parameters, GROUPS.values())])
 
 
 def _parameters(group: Group) -> str:
     """Return the table of the parameters of a setting, and one of each rule with parameters of its own."""
-    rows = [(key, group.table[flat], group.readers(key)) for key, flat in group.flat.items()]
     if group.name == "replay_reuse_selection":
         return f"\n### `{group.name}`\n\nAs `replay_selection`.\n"
-    head, *others = [(key, row.default, row.meaning, " ".join(rules)) for key, row, rules in rows]
+    rows = {key: group.table[flat] for key, flat in group.flat.items()}
+    head, *others = [(key, _default(row), row.meaning, " ".join(row.rules)) for key, row in rows.items()]
     of = group.name.removeprefix("replay_")
-    for rule in RULES[of].own if group.rest else ():  # a parameter that every rule has is marked by none
-        others += [(key, row.default, row.meaning, rule) for key, row in (parameters_of(of, rule) or {}).items()]
+    for rule in rules()[of].own if group.rest else ():  # a parameter that every rule has is marked by none
+        others += [(key, _default(row), row.meaning, rule) for key, row in (parameters_of(of, rule) or {}).items()]
     merged: dict[tuple[str, str, str], list[str]] = {}
-    for key, default, meaning, rules in others:
-        merged.setdefault((key, shown(default), meaning.replace("|", "\\|")), []).append(rules)
+    for key, default, meaning, readers in others:
+        merged.setdefault((key, default, meaning.replace("|", "\\|")), []).append(readers)
     lines = [f"\n### `{group.name}`\n\nWritten alone: `{head[0]}`.\n\n| parameter | of | default | meaning |\n"]
     lines += ["|---|---|---|---|\n"]
-    every = list(RULES[of].own) if group.rest else []
-    merged = {row: [] if rules == every else rules for row, rules in merged.items()}
-    lines += [f"| `{key}` | {' '.join(rules)} | `{text}` | {what} |\n" for (key, text, what), rules in merged.items()]
+    every = list(rules()[of].own) if group.rest else []
+    merged = {row: [] if readers == every else readers for row, readers in merged.items()}
+    lines += [f"| `{key}` | {' '.join(of)} | {text} | {what} |\n" for (key, text, what), of in merged.items()]
     return "".join(lines) if others else ""
 
 
-def _row(setting: Setting) -> str:
-    mark = " *" if setting.name in RLLIB else " +" if setting.name in GROUPS else ""
-    meaning = setting.meaning.replace("|", "\\|")
-    return f"| `{setting.name}`{mark} | `{shown(setting.default)}` | {meaning} |\n"
+def _default(row: Setting) -> str:
+    return f"`{shown(row.default)}`{' ^' if row.is_preset else ''}"
+
+
+def _row(name: str, row: Setting) -> str:
+    mark = " *" if name in FLAT and row.is_rllib else " +" if name in GROUPS else ""
+    meaning = row.meaning.replace("|", "\\|")
+    return f"| `{name}`{mark} | {_default(row)} | {meaning} |\n"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -65,7 +65,8 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
         config: an SRLConfig.
         known: the errors that `faults_of` found.
     """
-    faults = list(_of_packages(config.flat()))
+    is_memory_known = not any(line.startswith(("replay_", "group_size")) for line in known)
+    faults = list(_of_packages(config.flat(), is_memory_known))
     directory = None
     if not any(line.startswith(MODEL_NAMES) for line in known):
         name = config.model_config["model"]
@@ -85,7 +86,7 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
 # --- packages and model ---------------------------------------------------------------------------
 
 
-def _of_packages(config: Any) -> Iterator[str]:
+def _of_packages(config: Any, is_memory_known: bool) -> Iterator[str]:
     if config.engine == "vllm" and find_spec("vllm") is None:
         yield (
             "engine = 'vllm'; expected the package vllm (pip install 'rllib_srl[cpu]', on GPUs 'rllib_srl[gpu]'), "
@@ -96,8 +97,7 @@ def _of_packages(config: Any) -> Iterator[str]:
             f"num_gpus_per_env_runner = {config.num_gpus_per_env_runner!r} with engine = 'vllm' built for GPUs; "
             "expected above 0, engine = 'transformers', or the CPU packages: bash scripts/setup.sh --set cpu"
         )
-    settings = config.replay_settings()
-    if not settings.is_on:
+    if not is_memory_known or not (settings := config.replay_settings()).is_on:
         return
     if settings.embedding_used and settings.capacity > NUMPY_UP_TO and find_spec("faiss") is None:
         yield (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ from ray.tune.registry import register_trainable as _register_trainable
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rllib_srl.algorithm.checks import early_faults
+from rllib_srl.algorithm.flat import LONGEST_EPISODE, FlatSettings
 from rllib_srl.algorithm.gpu_memory import ModelShape, fit_awake
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
@@ -40,17 +42,14 @@ from rllib_srl.algorithm.resources import (
     warn_of_cpu,
 )
 from rllib_srl.algorithm.settings import (
-    ENV_RUNNERS,
-    ENVIRONMENT,
-    EVALUATION,
     FLAT,
     GROUPS,
-    PLANNER,
-    REPLAY,
+    NO_ATTRIBUTES,
+    PARTS,
     SETTINGS,
-    TRAINING,
     place_of,
     rule_of,
+    settings_of,
     warn_once,
 )
 from rllib_srl.algorithm.validation import faults_of, warnings_of
@@ -59,11 +58,9 @@ from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.rules import CONTRIB, Rules
-from rllib_srl.common.setting_checks import is_integer, is_number
-from rllib_srl.common.setting_tables import Setting, public
-from rllib_srl.curriculum import PlannerSettings
+from rllib_srl.common.setting_checks import is_number
+from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
-from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.engine.models import ModelError, described_model, local_model, sizes_of
 from rllib_srl.learner.regularisers.regularisers import made
 from rllib_srl.learner.regularisers.rule import Regulariser
@@ -77,7 +74,6 @@ logger = logging.getLogger(__name__)
 
 CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
 
-LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the model says less
 # Settings that `validate` chooses together from the GPUs at hand, where the user has not
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
 
@@ -104,16 +100,11 @@ class SRLConfig(AlgorithmConfig):
 
         super().__init__(algo_class=algo_class or SRL)
         for name, row in SETTINGS.items():
-            setattr(self, name, row.default)
-        self._model_config = {"model": "smollm2-135m"}
+            if name not in NO_ATTRIBUTES:
+                setattr(self, name, copy(row.initial))
+        self._model_config = {"model": SETTINGS["model"].default}
         self.env_runner_cls = LLMEnvRunner
-        self.num_env_runners = 1
-        self.num_gpus_per_env_runner = self.num_gpus_per_learner = None  # chosen by `validate`
-        self.lr = 1e-6
-        self.grad_clip = 1.0
         self.gamma = 1.0  # rewards of an episode are summed, never discounted
-        self.evaluation_duration = 128  # held-out prompts
-        self.sample_timeout_s = 1200.0
         self.evaluation_sample_timeout_s = 1200.0
         self.delay_between_env_runner_restarts_s = 1.0
         self.add_default_connectors_to_env_to_module_pipeline = False
@@ -142,7 +133,7 @@ class SRLConfig(AlgorithmConfig):
                 path: it calls the policy through a client of OpenAI's API (docs/agents.md).
             agent_command: in place of it, a program and its arguments.
             tasks: of the agent: a file, or an object that yields rows; None: {"seed": number}.
-            kwargs: other settings of `ENVIRONMENT`, and RLlib's. With an agent, `env_config` has further settings of
+            kwargs: other settings of environments, and RLlib's. With an agent, `env_config` has further settings of
                 the environment `agent`.
 
         Raises:
@@ -157,7 +148,7 @@ class SRLConfig(AlgorithmConfig):
             self.env_config = {}
         elif tasks is not None:
             raise ValueError("tasks without an agent; expected agent=... or agent_command=..., or data(...)")
-        ours, theirs = _divide({**kwargs, "worlds": worlds}, ENVIRONMENT, "environment")
+        ours, theirs = _divide({**kwargs, "worlds": worlds}, "environment")
         super().environment(env, **theirs)
         self.env_config = self.env_config  # RLlib has changed it in place
         return self._assign(ours)
@@ -197,30 +188,30 @@ class SRLConfig(AlgorithmConfig):
         return self
 
     def env_runners(self, **kwargs: Any) -> SRLConfig:
-        """Set engine, sampling and episode limits (`ENV_RUNNERS`), beside RLlib's own settings."""
-        ours, theirs = _divide(kwargs, ENV_RUNNERS, "env_runners")
+        """Set engine, sampling and episode limits, beside RLlib's own settings."""
+        ours, theirs = _divide(kwargs, "env_runners")
         super().env_runners(**theirs)
         return self._assign(ours)
 
     def training(self, **kwargs: Any) -> SRLConfig:
-        """Set batch, loss and optimiser (`TRAINING`), beside RLlib's own settings such as `lr` and `num_epochs`."""
-        ours, theirs = _divide(kwargs, TRAINING, "training")
+        """Set batch, loss and optimiser, beside RLlib's own settings such as `lr` and `num_epochs`."""
+        ours, theirs = _divide(kwargs, "training")
         super().training(**theirs)
         return self._assign(ours)
 
     def evaluation(self, **kwargs: Any) -> SRLConfig:
         """Set when and on how many held-out prompts to evaluate (`evaluation_duration` counts prompts)."""
-        ours, theirs = _divide(kwargs, EVALUATION, "evaluation")
+        ours, theirs = _divide(kwargs, "evaluation")
         super().evaluation(**theirs)
         return self._assign(ours)
 
     def replay(self, **kwargs: Any) -> SRLConfig:
         """Set the memory; names are those of docs/settings.md without the prefix `replay_`."""
-        return self._assign_short("replay", kwargs, REPLAY)
+        return self._assign_short("replay", kwargs)
 
     def planner(self, **kwargs: Any) -> SRLConfig:
         """Set the planner of continual learning; names are those of docs/settings.md without the prefix `planner_`."""
-        return self._assign_short("planner", kwargs, PLANNER)
+        return self._assign_short("planner", kwargs)
 
     def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
         """Set RLlib's callbacks, by class or by name: "contrib.trackers:wandb", "my_module:MyCallback", or a list.
@@ -239,11 +230,10 @@ class SRLConfig(AlgorithmConfig):
         config: SRLConfig = super().update_from_dict(values)
         return config
 
-    def _assign_short(self, part: str, values: Mapping[str, Any], table: Mapping[str, Setting]) -> SRLConfig:
-        names = {name.removeprefix(f"{part}_") for name in public(table)}
-        if unknown := sorted(set(values) - names):
-            listed = sorted(name.removeprefix(f"{part}_") for name in public(table))
-            raise TypeError(_refusal(part, unknown, listed) + f"\nexpected some of {listed}")
+    def _assign_short(self, part: str, values: Mapping[str, Any]) -> SRLConfig:
+        names = sorted(name.removeprefix(f"{part}_") for name in settings_of(part))
+        if unknown := sorted(set(values) - set(names)):
+            raise TypeError(_refusal(part, unknown, names) + f"\nexpected some of {names}")
         return self._assign({f"{part}_{name}": value for name, value in values.items()})
 
     def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
@@ -400,27 +390,20 @@ class SRLConfig(AlgorithmConfig):
     # --- derived ------------------------------------------------------------------------------
 
     def loss_settings(self) -> LossSettings:
-        """Return the resolved settings of the loss: the user's value, else the preset's, else the default."""
-        return LossSettings.of(self.flat())
+        """Return the resolved settings of the loss."""
+        return self.flat().loss_settings()
 
     def made_regularisers(self) -> dict[str, Regulariser]:
         """Return the regularisers that act, by name."""
         return made(self.regularisers)
 
     def replay_settings(self) -> ReplaySettings:
-        """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""
-        values = self._without_prefix("replay_", REPLAY)
-        if is_integer(values["min_graded"], 1) and is_integer(self.group_size, 1):
-            values["min_graded"] = min(values["min_graded"], self.group_size)
-        return ReplaySettings(**values)
+        """Return the memory's settings, without their prefix."""
+        return self.flat().replay_settings()
 
     def planner_settings(self) -> PlannerSettings:
         """Return the planner's settings, without their prefix."""
-        return PlannerSettings(**self._without_prefix("planner_", PLANNER))
-
-    def _without_prefix(self, prefix: str, table: Mapping[str, Setting]) -> dict[str, Any]:
-        flat = self.flat()
-        return {name.removeprefix(prefix): getattr(flat, name) for name in table}
+        return self.flat().planner_settings()
 
     def task_stream(self) -> Stream | None:
         """Return the stream of domains, None for a fixed mixture."""
@@ -452,9 +435,8 @@ class SRLConfig(AlgorithmConfig):
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
     def may_draw(self, kind: str) -> bool:
-        """Return whether the memory is ever drawn from for "revisit" or "reuse": by its fraction, or by the planner."""
-        planner = self.planner_settings()
-        return bool(getattr(self, f"replay_{kind}_fraction")) or (not planner.faults() and kind in planner.adapted)
+        """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
+        return self.flat().may_draw(kind)
 
     @property
     def is_sharded(self) -> bool:
@@ -561,32 +543,6 @@ class SRLConfig(AlgorithmConfig):
         return {"model": "smollm2-135m"}
 
 
-class FlatSettings:
-    """The attributes of an `SRLConfig`, with plain values in place of dictionaries of parameters.
-
-    Invariant: a setting with parameters has the value of its head, each parameter its flat name.
-    """
-
-    def __init__(self, config: SRLConfig) -> None:
-        """Take the present values of `config`."""
-        self._config = config
-        self.max_episode_tokens = config.max_episode_tokens or LONGEST_EPISODE
-        for group in GROUPS.values():
-            vars(self).update(group.spread(getattr(config, group.name)))
-
-    def adapter_spec(self) -> AdapterSpec:
-        """Return the form of the adapters; only with `lora_rank` above 0."""
-        return AdapterSpec.of(self.lora_rank, self.lora_alpha, self.lora_targets)
-
-    def sends_adapter(self) -> bool:
-        """Return whether engines receive the adapters and not whole weights."""
-        return bool(self.lora_rank) and self.lora_send == "adapter"
-
-    def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the config."""
-        return getattr(self._config, name)
-
-
 def register() -> None:
     """Register "SRL" with Tune, for `tune.Tuner("SRL", ...)`."""
     from rllib_srl.algorithm.srl import SRL
@@ -598,17 +554,15 @@ def _from_tune(name: str) -> Creator | None:
     return _global_registry.get(ENV_CREATOR, name) if _global_registry.contains(ENV_CREATOR, name) else None
 
 
-def _divide(
-    values: Mapping[str, Any], table: Mapping[str, Setting], part: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divide(values: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the arguments of a grouped method into SRL's settings and RLlib's.
 
     Raises:
         TypeError: a setting that the method does not take; the message names all of them and their replacements.
     """
-    taken, theirs = set(public(table)), inspect.signature(getattr(AlgorithmConfig, part)).parameters
+    taken, theirs = set(settings_of(method)), inspect.signature(getattr(AlgorithmConfig, method)).parameters
     if unknown := sorted(set(values) - taken - set(theirs)):
-        raise TypeError(_refusal(part, unknown, {*public(table), *theirs} - {"self", "kwargs"}))
+        raise TypeError(_refusal(method, unknown, {*taken, *theirs} - {"self", "kwargs"}))
     ours = {name: value for name, value in values.items() if name in taken}
     return ours, {name: value for name, value in values.items() if name not in taken}
 
@@ -630,11 +584,9 @@ def _callback(name: str) -> type[RLlibCallback]:
 
 def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
     """Return the error message for settings that a grouped method does not take, with a replacement for each."""
-    homes: dict[str, Mapping[str, Setting]]
-    homes = {"environment": ENVIRONMENT, "env_runners": ENV_RUNNERS, "training": TRAINING, "evaluation": EVALUATION}
     lines = []
     for name in unknown:
-        other = next((other for other, table in homes.items() if name in public(table)), "")
+        other = next((part.method for part in PARTS if part.method and name in part.rows), "")
         home = f"it is a setting of {other}()" if other else ""
         place = place_of(name) or place_of(f"{part}_{name}")
         hint = home or (place and f"use {place}") or in_place_of(name, known) or in_place_of(name, SETTINGS)

@@ -1,96 +1,42 @@
-"""Validates the settings of the loss; returns error messages "name = value; expected ..."."""
+"""Validates settings of the loss against each other and other parts; yields messages "name = value; expected ...".
+
+`LossSettings` has the range of each alone; the names of rules are checked here, because `batch` has one of the tables.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
-from rllib_srl.batch.posterior import SCALES
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_checks import are_numbers, is_integer, is_number
-from rllib_srl.losses.bapo import BAPO_MODES
+from rllib_srl.common.setting_model import PRESET
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.corrections import CORRECTIONS
-from rllib_srl.losses.kl import KL_ESTIMATORS, KL_REWARDS
-from rllib_srl.losses.presets import DEFAULTS, PRESET, PRESETS
-from rllib_srl.losses.ratio import RATIO_LEVELS
+from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.losses.settings import LossSettings
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-OLD_POLICIES = ("decoupled", "bypass")
-REFERENCES = ("base", "last_good", "ema")
-TURN_MASKS = ("all", "first", "last")
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 
 
-_NUMBERS: dict[str, tuple[Any, str]] = {  # name: (condition, its text in the message)
-    "clip_low": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "clip_high": (lambda x: x > 0, "a number above 0"),
-    "dual_clip": (lambda x: x > 1, "a number above 1"),
-    "clip_delta": (lambda x: x > 1, "a number above 1"),
-    "bapo_target": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "entropy_coeff": (lambda x: x >= 0, "a number of at least 0"),
-    "kl_coeff": (lambda x: x >= 0, "a number of at least 0"),
-    "reference_rate": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "prior_weight": (lambda x: x >= 0, "a number of at least 0"),
-    "min_surprise": (lambda x: x >= 0, "a number of at least 0"),
-    "gae_lambda": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
-    "critic_lr": (lambda x: x > 0, "a number above 0"),
-    "overlong_penalty": (lambda x: x >= 0, "a number of at least 0"),
-    "overlong_share": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-}
-_OR_NONE = ("tis_clip_max", "off_policy_mask")
-_INTEGERS = {
-    "reference_every": 1,
-    "dynamic_sampling_tries": 0,
-}
-_PAIRS = {"cispo_bounds": 0.0, "sapo_taus": None, "correction_window": 0.0, "sequence_window": 0.0}
-
-
 def faults_of_loss(config: Any) -> Iterator[str]:
-    """Yield all errors of the loss settings of an `SRLConfig`; contradictions only if each setting alone is valid."""
-    faults = [line for check in (_choices, _numbers, _bounds) for line in check(config)]
+    """Yield all errors of the loss settings of an `SRLConfig`; contradictions only if all rules are known."""
+    faults = list(_rules(config))
     yield from faults
-    limits = (config.max_turns, config.max_turn_tokens, config.max_episode_tokens)
-    if not faults and all(isinstance(limit, int) for limit in limits):  # `validation.py` reports invalid limits
+    if not faults:
         yield from _contradictions(LossSettings.of(config), config)
-
-
-def _given(config: Any, name: str) -> Any:
-    """Return the user's value, or the default if the value is left to the preset."""
-    value = getattr(config, name)
-    return DEFAULTS[name] if name in DEFAULTS and _is_preset(value) else value
 
 
 def _is_preset(value: Any) -> bool:
     return isinstance(value, str) and value == PRESET
 
 
-def _choices(config: Any) -> Iterator[str]:
-    choices: dict[str, tuple[Any, ...]] = {
-        "loss": (None, *PRESETS),
-        "ratio_level": tuple(RATIO_LEVELS),
-        "bapo_mode": BAPO_MODES,
-        "aggregation": AGGREGATIONS,
-        "surprise_scale": SCALES,
-        "turn_mask": TURN_MASKS,
-        "ratio_anchor": OLD_POLICIES,
-        "kl_estimator": tuple(KL_ESTIMATORS),
-        "kl_in_reward": (None, False, True),
-        "kl_reference": REFERENCES,
-        "kl_on_reused": ("off", "weighted"),
-        "use_critic": (False, True),
-    }
-    for name, allowed in choices.items():
-        value = _given(config, name)
-        is_allowed = any(value == one and type(value) is type(one) for one in allowed)
-        if not is_allowed:
-            yield f"{name} = {value!r}; expected one of {', '.join(map(repr, allowed))}"
+def _rules(config: Any) -> Iterator[str]:
     tables: dict[str, Rules[Any]] = {"advantage": ADVANTAGES, "clip_rule": CLIP_RULES, "correction": CORRECTIONS}
     for name, rules in tables.items():
-        value = _given(config, name)
+        value = getattr(config, name)
+        if _is_preset(value):
+            continue
         if fault := rules.fault(value):
             yield f"{name} = {value!r}; {fault}"
         elif name != "advantage" and rules.is_users(value) and config.num_learners:
@@ -98,37 +44,6 @@ def _choices(config: Any) -> Iterator[str]:
                 f"{name} = {value!r}, registered in this process, with num_learners = {config.num_learners}; expected "
                 "its import path 'module:rule': the learners are other processes"
             )
-
-
-def _numbers(config: Any) -> Iterator[str]:
-    for name, (is_right, expected) in _NUMBERS.items():
-        value = _given(config, name)
-        if not is_number(value) or not is_right(value):
-            yield f"{name} = {value!r}; expected {expected}"
-    for name in _OR_NONE:
-        value = _given(config, name)
-        if value is not None and (not is_number(value) or value <= 0):
-            yield f"{name} = {value!r}; expected a number above 0, or None"
-    for name, least in _INTEGERS.items():
-        value = _given(config, name)
-        if not is_integer(value, least):
-            yield f"{name} = {value!r}; expected an integer of at least {least}"
-    longest = config.longest_answer
-    if longest is not None and not is_integer(longest, 1):
-        yield f"longest_answer = {longest!r}; expected an integer of at least 1, or None"
-
-
-def _bounds(config: Any) -> Iterator[str]:
-    for name in ("cispo_bounds", "correction_window", "sequence_window"):
-        value = _given(config, name)
-        if not are_numbers(value, 2) or not 0 <= value[0] < value[1]:
-            yield f"{name} = {value!r}; expected two numbers, 0 <= lower < upper"
-    if not are_numbers(config.sapo_taus, 2) or min(config.sapo_taus) <= 0:
-        yield f"sapo_taus = {config.sapo_taus!r}; expected two numbers above 0"
-    for name, (low, high) in {"bapo_low": (0, 1), "bapo_high": (1, math.inf)}.items():
-        value = getattr(config, name)
-        if not are_numbers(value, 3) or not low <= value[0] <= value[1] <= high or value[2] <= 0:
-            yield f"{name} = {value!r}; expected first <= last in [{low}, {high}] and a step above 0"
 
 
 def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rllib_srl.algorithm.settings import ENV_RUNNERS
-from rllib_srl.common.setting_checks import is_integer, is_number
-
-LATE = ("memory", "drop")
+from rllib_srl.algorithm.settings import FLAT
 
 
 def faults_of_rollout(config: Any) -> Iterator[str]:
     """Yield all errors of the rollout settings of an `SRLConfig`."""
     lag = config.max_lag
-    if not is_integer(lag, 0):
-        yield f"max_lag = {lag!r}; expected an integer of at least 0"
-        return
-    if not is_number(config.slice_s) or config.slice_s <= 0:
-        yield f"slice_s = {config.slice_s!r}; expected a number above 0"
-    if config.late not in LATE:
-        yield f"late = {config.late!r}; expected one of {', '.join(map(repr, LATE))}"
     if not lag:
         for name in ("in_flight", "slice_s", "late"):
-            if getattr(config, name) != ENV_RUNNERS[name].default:
+            if getattr(config, name) != FLAT[name].default:
                 yield f"{name} = {getattr(config, name)!r} with max_lag = 0; expected it only with max_lag above 0"
         return
     num, settings = config.num_prompts_per_batch, config.loss_settings()
-    if config.in_flight is not None and not is_integer(config.in_flight, num + 1 if is_integer(num, 1) else 2):
+    if config.in_flight is not None and config.in_flight <= num:
         yield f"in_flight = {config.in_flight!r}; expected an integer above num_prompts_per_batch = {num}, or None"
     wrong = {
         "num_env_runners": (config.num_env_runners == 0, "at least 1: a runner plays while this process trains"),

@@ -1,185 +1,343 @@
-"""All settings of SRL: their tables, and the settings with parameters.
+"""All settings of a run: one model for each part, and what is generated from them.
 
-    SETTINGS                name -> default and meaning of each setting that users give
+    SETTINGS                name -> `Setting` of each setting that users give, RLlib's included
+    FLAT                    the same with each parameter under its flat name
     GROUPS["clip_rule"]     a setting with parameters: clip_rule={"name": "dual", "loss_cap": 2.0}
+
+Flags, YAML files, Tune's names, docs/settings.md, the methods of `SRLConfig` and its errors come from `PARTS`. This
+module loads neither Ray nor torch.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from rllib_srl.common.setting_tables import Setting, groups_of, prefixed, public
-from rllib_srl.curriculum import TABLE as PLANNER_TABLE
-from rllib_srl.engine.adapters import TARGETS
-from rllib_srl.losses.presets import PRESET, filled
-from rllib_srl.losses.settings import TABLE as LOSS_TABLE
-from rllib_srl.replay.settings import TABLE as REPLAY_TABLE
+from pydantic import Strict
+
+from rllib_srl.common.setting_model import Pair, Setting, Settings, by, groups_of, public, setting, where
+from rllib_srl.curriculum.settings import PlannerSettings
+from rllib_srl.losses.settings import LossSettings, filled
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.storage.local_paths import local_path
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = {
-    "worlds": Setting(None, "several environments: name -> env_config; None: `env` alone"),
-    "mixture": Setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"),
-    "prompt_order": Setting(
+
+def _fault_of_gpus(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_right = value is None or (is_number and value >= 0 and (value <= 1 or value == int(value)))
+    return "" if is_right else "expected a share below 1, a whole number, or None"
+
+
+def _fault_of_rate(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_right = isinstance(value, list | tuple) or (is_number and 0 <= value < float("inf"))
+    return "" if is_right else "expected a number of at least 0, or a schedule [[turns, rate], ...]"
+
+
+def _fault_of_directory(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str | os.PathLike):
+        return "expected a path, or None"
+    try:
+        local_path(os.fspath(value))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _fault_of_file(value: Any) -> str:
+    return "" if value is None or isinstance(value, str | os.PathLike) else "expected the path of a file, or None"
+
+
+Gpus = Annotated[Any, by(_fault_of_gpus)]
+
+
+class EnvironmentSettings(Settings):
+    """What is played."""
+
+    env: Any = setting(
+        None, 'environment: an installed name (docs/environments.md), or "package.module:Class"', is_rllib=True
+    )
+    env_config: Any = setting({}, "settings of the environment", is_rllib=True)
+    worlds: Any = setting(None, "several environments: name -> env_config; None: `env` alone")
+    mixture: Any = setting(
+        None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"
+    )
+    prompt_order: Literal["mixture", "epochs"] = setting(
         "mixture",
         '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
         "environments once an epoch)",
-    ),
-    "stream": Setting(
+    )
+    stream: Any = setting(
         None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"
-    ),
-}
-ENV_RUNNERS = {
-    "engine": Setting(
+    )
+
+
+class ModelSettings(Settings):
+    """What is trained. `model` stands for model_config["model"]."""
+
+    model: Any = setting(
+        "smollm2-135m", 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id', is_rllib=True
+    )
+
+
+class EnvRunnerSettings(Settings):
+    """How episodes are played."""
+
+    num_env_runners: int = setting(
+        1, "processes that generate and play episodes; 0: the main process does, for debugging", is_rllib=True, ge=0
+    )
+    num_cpus_per_env_runner: float = setting(1, "CPUs that Ray reserves per env runner", is_rllib=True, ge=0)
+    num_gpus_per_env_runner: Gpus = setting(
+        None, "GPUs that Ray reserves per env runner; below 1: a share of one", is_rllib=True
+    )
+    custom_resources_per_env_runner: dict[str, float] = setting(
+        {}, "further Ray resources per env runner", "amounts by name", is_rllib=True
+    )
+    sample_timeout_s: float = setting(1200.0, "timeout of one round of sampling, seconds", is_rllib=True, gt=0)
+    engine: Literal["auto", "vllm", "transformers"] = setting(
         "auto",
         '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed',
-        "engine.name",
-        is_head=True,
-    ),
-    "engine_tensor_parallel_size": Setting(
-        1, "GPUs over which one engine splits the model", "engine.tensor_parallel_size"
-    ),
-    "engine_memory_utilization": Setting(
+        of="engine.name", is_head=True,
+    )
+    engine_tensor_parallel_size: int = setting(
+        1, "GPUs over which one engine splits the model", of="engine.tensor_parallel_size", ge=1
+    )
+    engine_memory_utilization: float | None = setting(
         None,
         "vLLM on a GPU: share of the GPU's memory to reserve, in (0, 1]; None: 0.9, or 0.45 beside a learner",
-        "engine.memory_utilization",
-    ),
-    "engine_kv_cache_gib": Setting(1.0, "vLLM on a CPU: size of the KV cache, GiB", "engine.kv_cache_gib"),
-    "engine_max_num_seqs": Setting(
-        256, "maximum number of turns that one engine generates at the same time", "engine.max_num_seqs"
-    ),
-    "engine_num_threads": Setting(
-        None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores", "engine.num_threads"
-    ),
-    "weight_transfer": Setting(
+        of="engine.memory_utilization", gt=0, le=1,
+    )
+    engine_kv_cache_gib: float = setting(
+        1.0, "vLLM on a CPU: size of the KV cache, GiB", of="engine.kv_cache_gib", gt=0
+    )
+    engine_max_num_seqs: int = setting(
+        256, "maximum number of turns that one engine generates at the same time", of="engine.max_num_seqs", ge=1
+    )
+    engine_num_threads: int | None = setting(
+        None,
+        "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores",
+        of="engine.num_threads", ge=1,
+    )
+    weight_transfer: Literal["object_store", "nccl", "ipc"] = setting(
         "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
-    ),
-    "colocate": Setting(
+    )
+    colocate: bool | None = setting(
         None,
         "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: True "
         "only where the default shares put both on one GPU and its memory does not hold both, or is unknown",
-    ),
-    "prompt_format": Setting("text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'),
-    "temperature": Setting(1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs"),
-    "max_turns": Setting(8, "maximum number of turns in an episode"),
-    "max_turn_tokens": Setting(64, "maximum number of tokens the policy generates in a turn"),
-    "max_episode_tokens": Setting(
-        None, "maximum tokens in an episode with its prompt, and the engine's context; None: 1024, or the model's less"
-    ),
-    "env_timeout_s": Setting(10.0, "timeout of one environment reset or step, seconds"),
-    "num_env_threads": Setting(8, "threads per runner for calls to environments"),
-    "max_concurrent_episodes": Setting(
-        None, "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
-        "None: all"
-    ),
-    "max_lag": Setting(
+    )
+    prompt_format: Literal["text", "chat"] = setting(
+        "text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'
+    )
+    temperature: float = setting(
+        1.0, "sampling temperature in training, > 0; also applied to the learner's log-probs", ge=0.01, le=100
+    )
+    max_turns: int = setting(8, "maximum number of turns in an episode", ge=1)
+    max_turn_tokens: int = setting(64, "maximum number of tokens the policy generates in a turn", ge=1)
+    max_episode_tokens: int | None = setting(
+        None,
+        "maximum tokens in an episode with its prompt, and the engine's context; None: 1024, or the model's less",
+        ge=8,
+    )
+    env_timeout_s: float = setting(10.0, "timeout of one environment reset or step, seconds", gt=0)
+    num_env_threads: int = setting(8, "threads per runner for calls to environments", ge=1)
+    max_concurrent_episodes: int | None = setting(
+        None,
+        "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
+        "None: all",
+        ge=1,
+    )
+    max_lag: int = setting(
         0,
         "policy updates between the start of a group and its training, at most; 0: rollout and training take turns; "
         "above 0: runners play on during updates, docs/rollouts.md",
-    ),
-    "in_flight": Setting(
+        ge=0,
+    )
+    in_flight: int | None = setting(
         None,
         "with max_lag: groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
         "num_prompts_per_batch",
-    ),
-    "slice_s": Setting(0.5, "with max_lag: seconds that a runner plays between two chances to load weights"),
-    "late": Setting(
+        ge=2,
+    )
+    slice_s: float = setting(0.5, "with max_lag: seconds that a runner plays between two chances to load weights", gt=0)
+    late: Literal["memory", "drop"] = setting(
         "memory", 'with max_lag: groups with more lag are stored and not trained on ("memory"), or dropped ("drop")'
-    ),
-    "num_transcripts": Setting(2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none"),
-}
-TRAINING = {
-    "num_prompts_per_batch": Setting(16, "number of prompts played in each iteration (P)"),
-    "group_size": Setting(8, "episodes per prompt (G), at least 2 (posterior: 1)"),
-    "advantage": Setting(
-        PRESET,
-        "group mean_only batch leave_one_out posterior gae, docs/losses.md (group if no preset)",
-        "advantage.name", is_head=True,
-    ),
-    **LOSS_TABLE,
-    "regularisers": Setting(
+    )
+    num_transcripts: int = setting(
+        2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none", ge=0
+    )
+
+
+class TrainingSettings(Settings):
+    """Batches, optimiser and files; the loss is `LossSettings`."""
+
+    callbacks: Any = setting(
+        None, 'callbacks: "contrib.trackers:wandb", "module:Class", a list; not kept by --resume', is_rllib=True
+    )
+    seed: int | None = setting(None, "random seed of the run; none: a different one for each", is_rllib=True, ge=0)
+    lr: Annotated[Any, by(_fault_of_rate)] = setting(
+        1e-6, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns", is_rllib=True
+    )
+    num_epochs: int = setting(1, "optimiser steps per batch", is_rllib=True, ge=1)
+    grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
+    num_prompts_per_batch: int = setting(16, "number of prompts played in each iteration (P)", ge=1)
+    group_size: int = setting(
+        8,
+        "episodes per prompt (G), at least 2 (posterior: 1)",
+        "an integer of at least 2, or of 1 with advantage = 'posterior'",
+        ge=1,
+    )
+    regularisers: Any = setting(
         None, "terms against forgetting by name: ewc l2 lwf, with parameters, docs/losses.md; None: none"
-    ),
-    "compute_dtype": Setting(
+    )
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'
-    ),
-    "micro_batch_tokens": Setting(
-        4096, "maximum tokens per forward and backward pass; a longer episode gets its own pass"
-    ),
-    "prefix_sharing": Setting(
+    )
+    micro_batch_tokens: int = setting(
+        4096, "maximum tokens per forward and backward pass; a longer episode gets its own pass", ge=1
+    )
+    prefix_sharing: bool = setting(
         True, "compute shared prompts once; disabled at start-up for models where this is not exact"
-    ),
-    "activation_checkpointing": Setting(
+    )
+    activation_checkpointing: bool | Literal["offload"] = setting(
         False,
-        "True: store each layer's input only and recompute the rest (less memory, slower); \"offload\": the same, with "
+        'True: store each layer\'s input only and recompute the rest (less memory, slower); "offload": the same, with '
         "the inputs in host memory, on GPUs",
-    ),
-    "fsdp": Setting(
-        False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md",
-        "fsdp.enabled", is_head=True,
-    ),
-    "fsdp_tensor_parallel": Setting(
-        1, "learners over which each matrix is split, a divisor of num_learners; 1: none", "fsdp.tensor_parallel",
-        ("True",),
-    ),
-    "fsdp_sequence_parallel": Setting(
+    )
+    fsdp: bool = setting(
+        False,
+        "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md",
+        of="fsdp.enabled", is_head=True,
+    )
+    fsdp_tensor_parallel: int = setting(
+        1, "learners over which each matrix is split, a divisor of num_learners; 1: none",
+        of="fsdp.tensor_parallel", rules="True", ge=1,
+    )
+    fsdp_sequence_parallel: int = setting(
         1, "learners over which the tokens of a pass are split, a divisor of num_learners; 1: none",
-        "fsdp.sequence_parallel", ("True",),
-    ),
-    "fsdp_gather_dtype": Setting(
+        of="fsdp.sequence_parallel", rules="True", ge=1,
+    )
+    fsdp_gather_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
-        "format in which a learner gathers the weights of layers from the others: \"bfloat16\" halves that traffic and "
-        "its memory, with compute_dtype = \"bfloat16\"; what is stored and summed stays float32",
-        "fsdp.gather_dtype", ("True",),
-    ),
-    "lora_rank": Setting(
+        'format in which a learner gathers the weights of layers from the others: "bfloat16" halves that traffic and '
+        'its memory, with compute_dtype = "bfloat16"; what is stored and summed stays float32',
+        of="fsdp.gather_dtype", rules="True",
+    )
+    lora_rank: int = setting(
         0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights",
-        "lora.rank", is_head=True,
-    ),
-    "lora_alpha": Setting(None, "adapters are scaled by alpha / rank; None: by 2", "lora.alpha"),
-    "lora_targets": Setting(TARGETS, "layers that get adapters, by the last part of their names", "lora.targets"),
-    "lora_send": Setting(
+        of="lora.rank", is_head=True, ge=0,
+    )
+    lora_alpha: float | None = setting(None, "adapters are scaled by alpha / rank; None: by 2", of="lora.alpha", gt=0)
+    lora_targets: Annotated[tuple[str, ...], Strict(False)] = setting(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "layers that get adapters, by the last part of their names",
+        "names of layers, such as ('q_proj', 'v_proj')",
+        of="lora.targets", min_length=1,
+    )
+    lora_send: Literal["adapter", "merged"] = setting(
         "adapter",
         'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
-        "lora.send",
-    ),
-    "optimizer_name": Setting(
+        of="lora.send",
+    )
+    optimizer_name: Literal["adamw", "sgd", "adamw_bf16", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = setting(
         "adamw",
         '"adamw", "sgd", "adamw_bf16" (half the state) or "adamw_8bit"; on GPUs also "paged_adamw" or '
         '"paged_adamw_8bit"',
-    ),
-    "adam_betas": Setting((0.9, 0.999), "AdamW's beta1 and beta2"),
-    "weight_decay": Setting(0.0, "AdamW's decoupled weight decay; 0: none"),
-    "update_timeout_s": Setting(1800.0, "timeout of one update of the learners, seconds"),
-    "sync_timeout_s": Setting(300.0, "timeout of one weight transfer, seconds"),
-    "start_timeout_s": Setting(600.0, "timeout of the start or restart of engines, and of learners, seconds"),
-    "checkpoint_every": Setting(10, "iterations between checkpoints; 0: no checkpoints"),
-    "checkpoints_kept": Setting(2, "number of newest checkpoints kept in log_directory"),
-    "seal_key_file": Setting(
+    )
+    adam_betas: Annotated[Pair, where(lambda *betas: all(0 <= beta < 1 for beta in betas))] = setting(
+        (0.9, 0.999), "AdamW's beta1 and beta2", "two numbers in [0, 1)"
+    )
+    weight_decay: float = setting(0.0, "AdamW's decoupled weight decay; 0: none", ge=0)
+    update_timeout_s: float = setting(1800.0, "timeout of one update of the learners, seconds", gt=0)
+    sync_timeout_s: float = setting(300.0, "timeout of one weight transfer, seconds", gt=0)
+    start_timeout_s: float = setting(
+        600.0, "timeout of the start or restart of engines, and of learners, seconds", gt=0
+    )
+    checkpoint_every: int = setting(10, "iterations between checkpoints; 0: no checkpoints", ge=0)
+    checkpoints_kept: int = setting(2, "number of newest checkpoints kept in log_directory", ge=1)
+    seal_key_file: Annotated[Any, by(_fault_of_file)] = setting(
         None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user"
-    ),
-    "log_directory": Setting(
+    )
+    log_directory: Annotated[Any, by(_fault_of_directory)] = setting(
         None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
-    ),
-    "check_resources": Setting(
+    )
+    check_resources: bool = setting(
         True, "fail at start-up if the cluster is too small; False: for clusters that grow on demand"
-    ),
-}
-EVALUATION = {
-    "evaluation_pass_k": Setting(0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k"),
-    "evaluation_iterations": Setting(
-        0, "self-improvement steps per greedy answer, in environments that support it; 0: none"
-    ),
-}
-REPLAY = prefixed(REPLAY_TABLE, "replay_")
-PLANNER = prefixed(PLANNER_TABLE, "planner_")
-FLAT = {**ENVIRONMENT, **ENV_RUNNERS, **TRAINING, **EVALUATION, **REPLAY, **PLANNER}  # parameters by their flat names
+    )
+
+
+class LearnerSettings(Settings):
+    """The processes that train; RLlib's settings."""
+
+    num_learners: int = setting(0, "learner processes; 0: the main process trains", is_rllib=True, ge=0)
+    num_cpus_per_learner: float | Literal["auto"] = setting(
+        "auto", "CPUs that Ray reserves per learner; auto: 1 without a GPU, else 0", is_rllib=True
+    )
+    num_gpus_per_learner: Gpus = setting(
+        None, "GPUs that Ray reserves per learner; below 1: a share of one", is_rllib=True
+    )
+    num_cpus_for_main_process: float = setting(
+        1, "CPUs that Ray reserves for the main process", is_rllib=True, ge=0
+    )
+
+
+class EvaluationSettings(Settings):
+    """When held-out prompts are answered."""
+
+    evaluation_interval: int | None = setting(
+        None, "iterations between evaluations; none: no evaluation", is_rllib=True, ge=1
+    )
+    evaluation_duration: int = setting(128, "number of held-out prompts per evaluation", is_rllib=True, ge=1)
+    evaluation_pass_k: int = setting(
+        0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k", ge=0
+    )
+    evaluation_iterations: int = setting(
+        0, "self-improvement steps per greedy answer, in environments that support it; 0: none", ge=0
+    )
+
+
+class Part(NamedTuple):
+    """One part of the settings."""
+
+    title: str  # in docs/settings.md and --help
+    method: str  # of SRLConfig, which takes its settings; "": only RLlib's methods do
+    model: type[Settings]
+
+    @property
+    def rows(self) -> dict[str, Setting]:
+        """The settings that users give."""
+        return public(self.model.table())
+
+
+PARTS = (
+    Part("environment", "environment", EnvironmentSettings),
+    Part("model", "", ModelSettings),
+    Part("env runners and engine", "env_runners", EnvRunnerSettings),
+    Part("training", "training", TrainingSettings),
+    Part("loss", "training", LossSettings),
+    Part("learners", "", LearnerSettings),
+    Part("evaluation", "evaluation", EvaluationSettings),
+    Part("memory", "replay", ReplaySettings),
+    Part("planner of continual learning", "planner", PlannerSettings),
+)
+FLAT = {name: row for part in PARTS for name, row in part.model.table().items()}
 GROUPS = groups_of(FLAT)
 SETTINGS = public(FLAT)
+NO_ATTRIBUTES = ("model", "callbacks")  # of SRLConfig: methods of RLlib take them
 
 _warned: set[str] = set()
+
+
+def settings_of(method: str) -> dict[str, Setting]:
+    """Return the settings of SRL that a method of `SRLConfig` takes, RLlib's left out."""
+    rows = (row for part in PARTS if part.method == method for row in part.rows.items())
+    return {name: row for name, row in rows if not row.is_rllib}
 
 
 def warn_once(line: str) -> None:
@@ -197,11 +355,11 @@ def place_of(name: str) -> str:
     return f"{row.group}={{...}}" if row.parameter == "*" else f"{row.group}={{{row.parameter!r}: ...}}"
 
 
-def rule_of(setting: str, value: Any, loss: Any) -> Any:
+def rule_of(setting_name: str, value: Any, loss: Any) -> Any:
     """Return the value of the head of a setting with parameters; that of the preset `loss`, if it is left to it."""
-    group = GROUPS[setting]
+    group = GROUPS[setting_name]
     name, rule = group.flat[group.head], group.given(value).get(group.head, group.default(group.head))
-    return filled({name: rule}, loss if isinstance(loss, str) else None)[name]
+    return filled({name: rule}, loss)[name]
 
 
 def folded(values: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:

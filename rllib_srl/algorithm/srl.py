@@ -46,9 +46,9 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
-from rllib_srl.curriculum import Plan
 from rllib_srl.curriculum.controller import Controller, weighted
 from rllib_srl.curriculum.filling import Batch, make_filler
+from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -231,8 +231,7 @@ class SRL(SavedAlgorithm):
             if is_updated:
                 self._look_back(groups, reused, now)
             self.filler.observe(groups, {group.group_id for group in batch.groups})
-            outcome = (groups, bool(reused), is_updated)
-            ended = self.controller.end(plan, *outcome, self.config.replay_pass_reward, now)
+            ended = self.controller.end(plan, groups, self.config.replay_pass_reward, now)
             refused = {name for name, visit in visits.items() if visit.without_loss}
             self._end_stages(ended, [group for group in groups if group.group_id not in refused])
             call_finished(self, groups, reused, ended, now)

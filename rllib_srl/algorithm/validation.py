@@ -5,31 +5,29 @@ Each message has the form "name = value; expected ...". Nothing here starts a pr
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.algorithm.regulariser_validation import faults_of_regularisers
 from rllib_srl.algorithm.rollout_validation import faults_of_rollout
-from rllib_srl.algorithm.settings import GROUPS
+from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS
 from rllib_srl.common.foreign_names import in_place_of, nearest
-from rllib_srl.common.setting_checks import is_integer, is_number, of_choices, of_integers, of_switches
-from rllib_srl.curriculum.prompts import ORDERS
+from rllib_srl.common.setting_checks import is_number
+from rllib_srl.common.setting_model import PRESET, Settings, names_any
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
-from rllib_srl.learner.model_setup import OPTIMIZERS, TORCH, fault_of
+from rllib_srl.learner.model_setup import TORCH, fault_of
+from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
 from rllib_srl.replay.setting_advice import Run, group_size_faults
 from rllib_srl.replay.setting_advice import warnings_of as memory_warnings
 from rllib_srl.replay.settings import AUTO, parameters_of
-from rllib_srl.storage.local_paths import local_path
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
 USED = frozenset(
@@ -79,56 +77,32 @@ INSTEAD = {
     "_module_to_env_connector": "prompt_format",
     "_learner_connector": "a subclass of GRPOTorchLearner",
 }
-AT_LEAST = {
-    "num_prompts_per_batch": 1,
-    "max_turns": 1,
-    "max_turn_tokens": 1,
-    "max_episode_tokens": 8,
-    "micro_batch_tokens": 1,
-    "lora_rank": 0,
-    "num_env_threads": 1,
-    "engine_max_num_seqs": 1,
-    "engine_tensor_parallel_size": 1,
-    "checkpoint_every": 0,
-    "checkpoints_kept": 1,
-    "num_transcripts": 0,
-    "evaluation_pass_k": 0,
-    "evaluation_iterations": 0,
-    "num_env_runners": 0,
-    "num_learners": 0,
-    "num_epochs": 1,
-    "evaluation_duration": 1,
-}
-ABOVE_ZERO = (
-    "env_timeout_s",
-    "sample_timeout_s",
-    "update_timeout_s",
-    "sync_timeout_s",
-    "start_timeout_s",
-    "engine_kv_cache_gib",
-)
-TRUE_OR_FALSE = ("prefix_sharing", "fsdp", "check_resources")
-ONE_OF = {
-    "engine": ("auto", "vllm", "transformers"),
-    "weight_transfer": ("object_store", "nccl", "ipc"),
-    "prompt_format": ("text", "chat"),
-    "compute_dtype": ("auto", "float32", "bfloat16"),
-    "optimizer_name": OPTIMIZERS,
-    "prompt_order": ORDERS,
-    "lora_send": ("adapter", "merged"),
-}
 
 
 def faults_of(config: Any) -> list[str]:
-    """Return all error messages of the settings, [] if they are valid."""
+    """Return all error messages of the settings, [] if they are valid.
+
+    What goes together is checked with the initial values of settings that are wrong alone, and not reported of these.
+    """
     in_form = dict(_parameters(config))
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
-    flat, given = config.flat(), config.names_given()
-    own = (_numbers, _places, _paths, _choices, _pairs, _fitting, _placement, _model, _worlds, _prompt_order)
-    others = (faults_of_loss, faults_of_regularisers, faults_of_rollout)
-    for check in (*own, _replay, _planner, *others):
-        lines += [_as_given(line, given) for line in check(flat) if _first_name(line) not in in_form]
-    return lines
+    wrong, together, given = {*in_form}, [], config.names_given()
+    for part in PARTS:
+        found, others = part.model.found(_values(config, part.model, in_form))
+        wrong |= {part.model.prefix + name for name in found}
+        lines += [_as_given(part.model.prefix + line, given) for line in found.values()]
+        together += [part.model.prefix + line for line in others]
+    flat = FlatSettings(config, {name: FLAT[name].initial for name in wrong if name in FLAT})
+    together += [line for check in CHECKS for line in check(flat)]
+    return lines + [_as_given(line, given) for line in together if not names_any(line, wrong)]
+
+
+def _values(config: Any, model: type[Settings], but: Collection[str]) -> dict[str, Any]:
+    """Return the values of a part that are checked: those that the user has not left to a preset."""
+    rows = {name.removeprefix(model.prefix): row for name, row in model.table().items() if name not in but}
+    values = {name: value for name, value in values_of(config, model).items() if name in rows}
+    is_left = {n: rows[n].is_preset and isinstance(value, str) and value == PRESET for n, value in values.items()}
+    return {name: value for name, value in values.items() if not is_left[name]}
 
 
 def warnings_of(config: Any) -> list[str]:
@@ -192,95 +166,30 @@ def _unused(config: Any) -> Iterator[str]:
         yield "policies = several; expected one: SRL trains a single policy"
 
 
-def _least_group(config: Any) -> int:
-    return 1 if config.rule_of("advantage") == "posterior" else 2
-
-
-def _numbers(config: Any) -> Iterator[str]:
-    yield from of_integers(config, AT_LEAST)
-    if not is_integer(config.group_size, least := _least_group(config)):
-        hint = ", or advantage = 'posterior'" if is_integer(config.group_size, 1) else ""
-        yield f"group_size = {config.group_size!r}; expected an integer of at least {least}{hint}"
-    least_of = {"seed": 0, "evaluation_interval": 1, "engine_num_threads": 1, "max_concurrent_episodes": 1}
-    for name, least in least_of.items():
-        if getattr(config, name) is not None and not is_integer(getattr(config, name), least):
-            yield f"{name} = {getattr(config, name)!r}; expected an integer of at least {least}, or None"
-    for name in ABOVE_ZERO:
-        if not is_number(getattr(config, name)) or getattr(config, name) <= 0:
-            yield f"{name} = {getattr(config, name)!r}; expected a number above 0"
-    utilization = config.engine_memory_utilization
-    if utilization is not None and (not is_number(utilization) or not 0 < utilization <= 1):
-        yield f"engine_memory_utilization = {utilization!r}; expected a number in (0, 1], or None"
-    for name in ("num_gpus_per_env_runner", "num_gpus_per_learner"):
-        number = getattr(config, name)
-        if number is not None and (not is_number(number) or number < 0 or (number > 1 and number != int(number))):
-            yield f"{name} = {number!r}; expected a share below 1, a whole number, or None"
-    if not is_number(config.temperature) or not 0.01 <= config.temperature <= 100:  # as `Sampling` has it
-        yield f"temperature = {config.temperature!r}; expected a number from 0.01 to 100"
-    if config.grad_clip is not None and (not is_number(config.grad_clip) or config.grad_clip <= 0):
-        yield f"grad_clip = {config.grad_clip!r}; expected a number above 0, or None"
-    if not is_number(config.weight_decay) or config.weight_decay < 0:
-        yield f"weight_decay = {config.weight_decay!r}; expected a number of at least 0"
-    if not isinstance(config.lr, list | tuple) and (not is_number(config.lr) or config.lr < 0):
-        yield f"lr = {config.lr!r}; expected a number of at least 0, or a schedule [[turns, rate], ...]"
-    yield from of_switches(config, TRUE_OR_FALSE)
-    if not isinstance(config.colocate, bool | None):
-        yield f"colocate = {config.colocate!r}; expected True or False, or None"
-
-
-def _places(config: Any) -> Iterator[str]:
-    if not isinstance(config.seal_key_file, str | Path | None):
-        yield f"seal_key_file = {config.seal_key_file!r}; expected the path of a file, or None"
-
-
-def _choices(config: Any) -> Iterator[str]:
-    yield from of_choices(config, ONE_OF)
-
-
-def _paths(config: Any) -> Iterator[str]:
-    directory = config.log_directory
-    if directory is None:
-        return
-    if not isinstance(directory, str | os.PathLike):
-        yield f"log_directory = {directory!r}; expected a path, or None"
-        return
-    try:
-        local_path(os.fspath(directory))
-    except ValueError as error:
-        yield f"log_directory = {str(directory)!r}; {error}"
+def _group_size(config: Any) -> Iterator[str]:
+    if config.group_size == 1 and config.rule_of("advantage") != "posterior":
+        yield "group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"
 
 
 def _pairs(config: Any) -> Iterator[str]:
     turn, episode = config.max_turn_tokens, config.max_episode_tokens
-    if isinstance(turn, int) and isinstance(episode, int) and turn >= episode:
+    if turn >= episode:
         yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which includes the prompt"
     if config.optimizer_name == "sgd" and config.weight_decay:
         yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
-    betas = config.adam_betas
-    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(is_number(b) and 0 <= b < 1 for b in betas):
-        yield f"adam_betas = {betas!r}; expected two numbers in [0, 1)"
 
 
 def _fitting(config: Any) -> Iterator[str]:
     if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
         yield fault
-    saving = config.activation_checkpointing
-    if not isinstance(saving, bool) and saving != "offload":
-        yield f"activation_checkpointing = {saving!r}; expected True, False or 'offload'"
-    if saving == "offload" and not config.num_gpus_per_learner:
+    if config.activation_checkpointing == "offload" and not config.num_gpus_per_learner:
         yield (
             "activation_checkpointing = 'offload'; expected num_gpus_per_learner above 0: on a CPU they are in host "
             "memory already"
         )
-    names = config.lora_targets
-    if not isinstance(names, tuple | list) or not names or not all(isinstance(name, str) for name in names):
-        yield f"lora_targets = {names!r}; expected names of layers, such as ('q_proj', 'v_proj')"
-    alpha = config.lora_alpha
-    if alpha is not None and (not is_number(alpha) or alpha <= 0):
-        yield f"lora_alpha = {alpha!r}; expected a number above 0, or None"
     if config.lora_rank and find_spec("peft") is None:
         yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
-    if is_integer(config.lora_rank, 1) and config.lora_send == "adapter":
+    if config.lora_rank and config.lora_send == "adapter":
         yield from _adapters_in_vllm(config)
     for name in ("lora_rank", "fsdp"):
         value = getattr(config, name)
@@ -302,7 +211,7 @@ def _adapters_in_vllm(config: Any) -> Iterator[str]:
     remedy = "lora = {'rank': ..., 'send': 'merged'}"
     if config.lora_rank > MAX_RANK:
         yield f"lora_rank = {config.lora_rank}; expected at most {MAX_RANK}, the highest that vLLM applies, or {remedy}"
-    if not isinstance(config.lora_targets, str) and (tables := sorted({*config.lora_targets} & TABLES)):
+    if tables := sorted({*config.lora_targets} & TABLES):
         yield f"lora_targets has {tables}; expected layers inside the decoder with vLLM, or {remedy}"
     if config.num_gpus_per_env_runner and config.compute_dtype == "float32":
         yield (
@@ -313,37 +222,32 @@ def _adapters_in_vllm(config: Any) -> Iterator[str]:
 
 def _sharded(config: Any) -> Iterator[str]:
     """Yield what does not go together with `fsdp`."""
-    names = ("fsdp_tensor_parallel", "fsdp_sequence_parallel")
-    yield from of_integers(config, dict.fromkeys(names, 1))
-    learners, sizes = config.num_learners, {}
-    for name in names:
-        sizes[name] = size = getattr(config, name)
-        if is_integer(size, 1) and is_integer(learners, 2) and learners % size:
-            yield f"{name} = {size}; expected a divisor of num_learners = {learners}"
-    if all(is_integer(size, 2) for size in sizes.values()):
+    for name in ("fsdp_tensor_parallel", "fsdp_sequence_parallel"):
+        if config.num_learners > 1 and config.num_learners % getattr(config, name):
+            yield f"{name} = {getattr(config, name)}; expected a divisor of num_learners = {config.num_learners}"
+    if config.fsdp_tensor_parallel > 1 and config.fsdp_sequence_parallel > 1:
         yield (
             f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel} with fsdp_tensor_parallel = "
             f"{config.fsdp_tensor_parallel}; expected 1 of one of the two"
         )
-    if config.replay_retain and (split := [name for name, size in sizes.items() if is_integer(size, 2)]):
-        yield (
-            f"replay_retain = {config.replay_retain!r} with {split[0]} = {sizes[split[0]]}; expected 1: the likeliest "
-            "tokens are found in a whole head, for whole answers"
-        )
-    if config.fsdp_gather_dtype not in ("float32", "bfloat16"):
-        yield f"fsdp_gather_dtype = {config.fsdp_gather_dtype!r}; expected 'float32' or 'bfloat16'"
-    elif config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16":
+    for name in ("fsdp_tensor_parallel", "fsdp_sequence_parallel"):
+        if config.replay_retain and getattr(config, name) > 1:
+            yield (
+                f"replay_retain = {config.replay_retain!r} with {name} = {getattr(config, name)}; expected 1: the "
+                "likeliest tokens are found in a whole head, for whole answers"
+            )
+    if config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16":
         yield (
             f"fsdp_gather_dtype = 'bfloat16' with compute_dtype = {config.compute_dtype!r}; expected compute_dtype = "
             "'bfloat16': products in float32 need weights in float32"
         )
-    if is_integer(config.fsdp_sequence_parallel, 2):
+    if config.fsdp_sequence_parallel > 1:
         yield from _splitting_tokens(config)
     if config.replay_history_by == "kl":
         yield "fsdp = True with replay_history_by = 'kl'; expected 'versions' or 'visits'"
     if config.lora_rank:
         yield "fsdp = True with lora_rank; expected one of the two: adapters are too small to shard"
-    if is_integer(config.num_learners, 0) and config.num_learners < 2:
+    if config.num_learners < 2:
         yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2"
     if config.colocate:
         yield "fsdp = True with colocate = True; expected one of the two: shards cannot be moved off the GPU"
@@ -368,8 +272,6 @@ def _splitting_tokens(config: Any) -> Iterator[str]:
 
 def _placement(config: Any) -> Iterator[str]:
     num_gpus, learner_gpus = (config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0)
-    if not (is_number(num_gpus) and is_number(learner_gpus)):
-        return  # `_numbers` reports it
     has_engine_gpu = num_gpus > 0
     if config.num_env_runners == 0 and config.num_learners != 0:
         yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
@@ -388,7 +290,7 @@ def _placement(config: Any) -> Iterator[str]:
         )
     if config.colocate and has_engine_gpu and num_gpus + learner_gpus > 1:
         yield f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected fractions that sum to at most 1"
-    is_several = is_integer(config.num_env_runners, 2) or is_integer(config.num_learners, 2)
+    is_several = config.num_env_runners > 1 or config.num_learners > 1
     if config.colocate and has_engine_gpu and is_several and max(num_gpus, learner_gpus) <= 0.5:
         yield (
             f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected one of the two above 0.5, such as "
@@ -416,9 +318,9 @@ def _transfer(config: Any, num_gpus: float, learner_gpus: float) -> Iterator[str
         )
     if kind != "ipc":
         return
-    if is_integer(config.num_learners, 2):
+    if config.num_learners > 1:
         yield f"{shown} with num_learners = {config.num_learners}; expected 1, or 'object_store' or 'nccl'"
-    if num_gpus > 0 and learner_gpus > 0 and (not shares_card or is_integer(config.num_env_runners, 2)):
+    if num_gpus > 0 and learner_gpus > 0 and (not shares_card or config.num_env_runners > 1):
         yield (
             f"{shown} with num_env_runners = {config.num_env_runners} and {num_gpus:g} + {learner_gpus:g} GPUs; "
             "expected one engine and one learner on one GPU, such as 0.6 + 0.4: memory of another GPU cannot be mapped"
@@ -500,10 +402,8 @@ def _stream(config: Any) -> Iterator[str]:
 
 
 def _replay(config: Any) -> Iterator[str]:
-    settings = config.replay_settings()
-    yield from (faults := settings.faults(prefix="replay_"))
-    if not faults and is_integer(config.group_size, _least_group(config)):
-        yield from group_size_faults(settings, _beside_memory(config))
+    if not any(_group_size(config)):
+        yield from group_size_faults(config.replay_settings(), _beside_memory(config))
 
 
 def _beside_memory(config: Any) -> Run:
@@ -529,8 +429,7 @@ def _fractions(config: Any, settings: PlannerSettings) -> Iterator[str]:
 
 def _planner(config: Any) -> Iterator[str]:
     settings = config.planner_settings()
-    yield from (faults := settings.faults(prefix="planner_"))
-    yield from _fractions(config, settings) if not faults else ()
+    yield from _fractions(config, settings)
     if config.replay_revisit_fraction == AUTO and "revisit" in settings.adapted:
         yield (
             f"replay_revisit_fraction = 'auto' with planner_adapt = {settings.adapt!r}; expected a number, or 'reuse' "
@@ -539,3 +438,16 @@ def _planner(config: Any) -> Iterator[str]:
     if settings.adapt != "none" and config.replay_capacity == 0:
         yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
 
+
+def _regularisers(config: Any) -> Iterator[str]:
+    """Yield all errors; contradictions with other settings only if the parameters alone are valid."""
+    faults = list(parameter_faults(config.regularisers))
+    yield from faults
+    for name, one in made(config.regularisers).items() if not faults else ():
+        yield from one.faults(f"regularisers.{name}", config)
+
+
+CHECKS = (
+    *(_group_size, _pairs, _fitting, _placement, _model, _worlds, _prompt_order, _replay, _planner),
+    *(faults_of_loss, _regularisers, faults_of_rollout),
+)

@@ -26,6 +26,8 @@ from rllib_srl.batch.shaping import overlong
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, History
 
+OVERLONG_SHARE = 0.2  # of longest_answer, over which the length penalty rises, as in DAPO
+
 
 @dataclass(frozen=True)
 class AdvantageBatch:
@@ -63,7 +65,7 @@ class AdvantageEstimator:
     @property
     def uses_history(self) -> bool:
         """Return whether the baseline is that of `posterior.py`."""
-        return self.settings.advantage == "posterior"
+        return bool(self.settings.advantage == "posterior")
 
     @property
     def min_episodes(self) -> int:
@@ -76,7 +78,7 @@ class AdvantageEstimator:
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
         if not settings.overlong_penalty:
             return rewards
-        limits = (settings.longest_answer, settings.overlong_share, settings.overlong_penalty)
+        limits = (settings.longest_answer, OVERLONG_SHARE, settings.overlong_penalty)
         pairs = zip(groups, rewards, strict=True)
         return [rewards_G + overlong(group.num_loss_tokens_G, *limits) for group, rewards_G in pairs]
 

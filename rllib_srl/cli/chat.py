@@ -32,16 +32,14 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import showing_progress
+from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.settings import (
-    Parser,
     SettingsError,
-    add_settings,
     all_settings,
     build_config,
     check,
     given_settings,
     model_config_of,
-    with_underscores,
 )
 from rllib_srl.engine import Engine, Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer

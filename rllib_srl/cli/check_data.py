@@ -33,15 +33,9 @@ from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import showing_progress
-from rllib_srl.cli.shared.settings import (
-    Parser,
-    SettingsError,
-    add_settings,
-    build_config,
-    check,
-    given_settings,
-)
-from rllib_srl.cli.shared.settings import with_underscores as with_names
+from rllib_srl.cli.shared.flags import Parser, add_settings
+from rllib_srl.cli.shared.flags import with_underscores as with_names
+from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model

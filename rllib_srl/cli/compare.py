@@ -28,16 +28,8 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table
-from rllib_srl.cli.shared.settings import (
-    Parser,
-    SettingsError,
-    add_flags_of_played_runs,
-    all_settings,
-    build_config,
-    check,
-    given_settings,
-    with_underscores,
-)
+from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
+from rllib_srl.cli.shared.settings import SettingsError, all_settings, build_config, check, given_settings
 from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
 
@@ -213,7 +205,7 @@ def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     Raises:
         SettingsError: a setting of `EQUAL` differs and is not given; the message lists all.
     """
-    defaults = {name: all_settings()[name].default for name in EQUAL}
+    defaults = {name: all_settings()[name].initial for name in EQUAL}
     pairs = {name: [values.get(name, defaults[name]) for values in own] for name in EQUAL if name not in given}
     lines = [f"  {name} = {a!r} in A, {b!r} in B" for name, (a, b) in pairs.items() if a != b]
     if lines:

@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         )  # fmt: skip
         add_flags(light)
         light.parse_args(["--help"])
-    from rllib_srl.cli.shared.settings import Parser, add_settings, with_underscores
+    from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 
     full = Parser(**help_of(__doc__))
     add_flags(full)

@@ -28,15 +28,8 @@ from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
-from rllib_srl.cli.shared.settings import (
-    Parser,
-    SettingsError,
-    add_flags_of_played_runs,
-    build_config,
-    check,
-    given_settings,
-    with_underscores,
-)
+from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
+from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
 
 

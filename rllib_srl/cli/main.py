@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         if supervisor.is_needed(rest):
             return supervisor.supervise([sys.executable, *sys.orig_argv[1:]])
         supervisor.begin()
-    if command.starts_ray:
+    if command.starts_ray and not {"-h", "--help", "--help-all"} & {*rest}:
         from rllib_srl.cli.shared.cluster import quiet
 
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported

@@ -25,11 +25,12 @@ from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
+from rllib_srl.cli.shared.flags import Parser
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.peak_memory import PeakMemory
 from rllib_srl.cli.shared.plot import plot_run
 from rllib_srl.cli.shared.run_log import PARTS, Iteration, RunLog
-from rllib_srl.cli.shared.settings import Parser, build_config, check
+from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
 from rllib_srl.cli.shared.training import start, train_until
 from rllib_srl.storage.checkpoints import place_for

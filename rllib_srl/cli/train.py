@@ -17,30 +17,18 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rllib_srl.cli import supervisor
-from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.display import Progress, showing_progress
+from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.pool_hint import pool_hint
-from rllib_srl.cli.shared.settings import (
-    ITERATIONS,
-    Parser,
-    add_settings,
-    add_trust,
-    build_config,
-    check,
-    given_settings,
-    grace_of,
-    max_failures_of,
-    with_underscores,
-)
+from rllib_srl.cli.shared.settings import RunSettings, build_config, check, given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
-from rllib_srl.cli.shared.training import empty_or_new, start, train_until
-from rllib_srl.common.remote_calls import is_loss
+
+if TYPE_CHECKING:
+    from rllib_srl.cli.shared.display import Progress
+    from rllib_srl.cli.shared.runs import RunPlan
 
 AUTO = "auto"
 
@@ -76,21 +64,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def train(arguments: argparse.Namespace) -> int:
     """Train, and print where the results are."""
+    from rllib_srl.cli import supervisor
+    from rllib_srl.cli.shared import runs
+    from rllib_srl.cli.shared.display import showing_progress
+    from rllib_srl.cli.shared.pool_hint import pool_hint
+    from rllib_srl.cli.shared.training import empty_or_new, start
+    from rllib_srl.common.remote_calls import is_loss
+
     resume = None if arguments.resume in (None, AUTO) else Path(arguments.resume or arguments.out)
     if arguments.again or arguments.resume == AUTO:
         arguments.out = arguments.again or arguments.out
         resume = runs.resume_or_restart(arguments.out) or resume
     plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
-    last = plan.values.get(ITERATIONS.name, ITERATIONS.default)
-    is_count = isinstance(last, int) and last >= 1
-    faults = [] if is_count else [f"iterations = {last!r}; expected an integer of at least 1"]
-    WATCH.grace_s, max_failures = grace_of(plan.values), max_failures_of(plan.values)
+    faults = RunSettings.faults({name: plan.values[name] for name in RunSettings.table() if name in plan.values})
+    config = build_config({**plan.values, "log_directory": str(plan.directory)})
+    check(config, faults)  # before anything starts
+    last, max_failures = run_setting("iterations", plan.values), run_setting("max_failures", plan.values)
+    WATCH.grace_s = float(run_setting("grace_s", plan.values))
     again: tuple[object, ...] = ()
     if arguments.export:
         empty_or_new(arguments.export)
         again = ("--export", arguments.export.absolute())
-    config = build_config({**plan.values, "log_directory": str(plan.directory)})
-    check(config, faults)  # before anything starts
     with showing_progress(last) as progress:
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
@@ -112,13 +106,16 @@ def train(arguments: argparse.Namespace) -> int:
             algo.stop()
 
 
-def run(algo: Any, plan: runs.RunPlan, last: int, progress: Progress, export: Path | None) -> int:
+def run(algo: Any, plan: RunPlan, last: int, progress: Progress, export: Path | None) -> int:
     """Train up to iteration `last`, or until Ctrl-C or SIGTERM; return the exit status."""
+    from rllib_srl.cli.shared.runs import save
+    from rllib_srl.cli.shared.training import train_until
+
     with stop_between_iterations(progress.note) as request:
         train_until(algo, last, plan.directory, progress, request)
         progress.end()
         if request.is_made or algo.config.checkpoint_every:
-            print(f"checkpoint  {runs.save(algo, plan.directory)}")
+            print(f"checkpoint  {save(algo, plan.directory)}")
     if request.is_made:
         print(f"stopped after iteration {algo.iteration} of {last}; {WATCH.last_words()}")
         return request.status

@@ -24,19 +24,10 @@ from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import (
-    GRACE,
-    MAX_FAILURES,
-    Parser,
-    add_settings,
-    add_trust,
-    given_settings,
-    grace_of,
-    max_failures_of,
-    with_underscores,
-)
+from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning import search as study_search
 from rllib_srl.cli.tuning import study as study_run
@@ -103,10 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
     study, given = load(arguments.study), given_settings(arguments)
-    WATCH.grace_s = grace_of(given)
-    arguments.max_failures = max_failures_of(given)  # of each trial
-    for setting in (GRACE, MAX_FAILURES):
-        given.pop(setting.name, None)
+    WATCH.grace_s = float(run_setting("grace_s", given))
+    arguments.max_failures = run_setting("max_failures", given)  # of each trial
+    for name in ("grace_s", "max_failures"):
+        given.pop(name, None)
     words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
     WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
     if isinstance(study, Search):

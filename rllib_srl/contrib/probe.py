@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.callbacks import SRLCallback
-from rllib_srl.curriculum import Plan
+from rllib_srl.curriculum.planner import Plan
 
 
 class Probe(SRLCallback):

@@ -4,8 +4,3 @@
 
 The planner does not use Ray; its state is a plain dictionary.
 """
-
-from rllib_srl.curriculum.planner import Plan, Planner
-from rllib_srl.curriculum.settings import TABLE, PlannerSettings
-
-__all__ = ["TABLE", "Plan", "Planner", "PlannerSettings"]

@@ -1,24 +1,21 @@
 """Run the planner within `training_step`.
 
     begin    plan of the iteration
-    end      results by domain, the learner's metrics, progress of the stream ──> domains that ended
+    end      results by domain, progress of the stream ──> domains that ended
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_srl.batch.advantage_estimator import AdvantageBatch
-from rllib_srl.curriculum import Plan, Planner, PlannerSettings
-from rllib_srl.curriculum.planner import Result
+from rllib_srl.curriculum.planner import Plan, Planner, Result
 from rllib_srl.curriculum.prompts import PromptSource
+from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.types import GroupMeta
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ class Controller:
             settings: of the planner.
             fractions: initial fractions of revisits and of reuse.
             source: of fresh prompts.
-            metrics: the logger for the planner's metrics; it also holds the learner's.
+            metrics: the logger for the planner's metrics.
         """
         self.settings = settings
         self.planner = Planner(settings, fractions)
@@ -57,18 +54,14 @@ class Controller:
         self,
         plan: Plan,
         groups: Sequence[GroupMeta],
-        has_reused: bool,
-        is_updated: bool,
         pass_reward: float,
         now: int,
     ) -> list[str]:
-        """Record the iteration's results and the learner's metrics, and advance the stream.
+        """Record the iteration's results, and advance the stream.
 
         Args:
             plan: of the iteration.
             groups: the played groups.
-            has_reused: whether stored groups were trained on as well.
-            is_updated: whether the learner changed its weights.
             pass_reward: the lowest reward of a pass, unless the environment defines its own.
             now: the training iteration.
 
@@ -77,8 +70,7 @@ class Controller:
         """
         if self.settings.is_on:
             self.planner.observe(results_of(groups, pass_reward), now)
-            learned = (LEARNER_RESULTS, DEFAULT_MODULE_ID, "reuse/ess")
-            self.planner.adapt(float(self._metrics.peek(learned)) if is_updated and has_reused else math.nan)
+            self.planner.adapt()
             self._log(self.planner.gauges())
         if self.settings.is_on or plan.fresh is not None:
             played = [group.prompt.domain for group in groups]

@@ -2,7 +2,7 @@
 
     planner.plan(now, mixture) -> Plan   fractions, loss weights
     planner.observe(results, now)        update the statistics with the results of the played groups
-    planner.adapt(ess)                   update the replay fractions from forgetting
+    planner.adapt()                      update the replay fractions from forgetting
 
 The planner only does arithmetic on plain numbers; the algorithm plays, draws and learns. Callbacks may change a plan
 before it is carried out (`SRLCallback.change_plan`), such as the shares of domains among fresh prompts.
@@ -11,7 +11,6 @@ Replay fraction (`adapted`): it follows forgetting within bounds.
 
     forgetting > threshold   up by rate (high - low)
     else                     down by the same step
-    effective sample size of reused tokens < floor          down, whatever the forgetting
 
 The step is a share of the range, not of the value, so that a fraction of 0 can rise again.
 Source: experience replay for continual learning (threshold 0.1, rate 0.1, bounds).
@@ -32,7 +31,6 @@ Source: Dynamic objective reweighting (RECAP) 2025, arXiv 2510.21978; github.com
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,17 +40,12 @@ import numpy as np
 from rllib_srl.curriculum.settings import PlannerSettings
 
 FIRST_ACCURACY = 0.5  # of a domain without results
+EMA_RATE = 0.05  # weight of a group's pass rate in the average accuracy of its domain
+RECAP_TEMPERATURE, RECAP_MIX = 5.0, 0.5  # as published
 LEAST_MEAN = 1e-6  # added to means, so that two losses near 0 count as equal
 
 
-def adapted(
-    fraction: float,
-    forgetting: float,
-    threshold: float,
-    rate: float,
-    bounds: Sequence[float],
-    is_stale: bool = False,
-) -> float:
+def adapted(fraction: float, forgetting: float, threshold: float, rate: float, bounds: Sequence[float]) -> float:
     """Return the replay fraction of the next iteration, within `bounds`.
 
     Args:
@@ -61,11 +54,10 @@ def adapted(
         threshold: forgetting above it raises the fraction.
         rate: step, as a share of the range.
         bounds: lowest and highest fraction.
-        is_stale: True if the effective sample size is too low: the fraction falls.
     """
     low, high = bounds
     step = rate * (high - low)
-    return min(high, max(low, fraction + (step if forgetting > threshold and not is_stale else -step)))
+    return min(high, max(low, fraction + (step if forgetting > threshold else -step)))
 
 
 def convergence(loss_N: Sequence[float]) -> float:
@@ -174,13 +166,13 @@ class Planner:
         if settings.objective != "recap":
             return {}
         losses = {name: domain.losses for name, domain in self.domains.items()}
-        return recap_weights(losses, settings.recap_window, settings.recap_temperature, settings.recap_mix)
+        return recap_weights(losses, settings.recap_window, RECAP_TEMPERATURE, RECAP_MIX)
 
     def observe(self, results: Mapping[str, Sequence[Result]], now: int) -> None:
         """Update the statistics with the results of the groups played in iteration `now`, by domain."""
         self._meet(now, dict.fromkeys(results, 1.0))
         for name, groups in results.items():
-            domain, rate = self.domains[name], self.settings.ema_rate
+            domain, rate = self.domains[name], EMA_RATE
             for result in groups:
                 domain.acc = (1 - rate) * domain.acc + rate * result.pass_rate
             domain.num_groups += len(groups)
@@ -197,17 +189,12 @@ class Planner:
         domain.best = recall if domain.best is None or domain.recall is None else max(domain.best, recall)
         domain.recall = recall
 
-    def adapt(self, ess: float = math.nan) -> None:
-        """Adapt the fractions to forgetting, after an update.
-
-        Args:
-            ess: effective sample size of the reused tokens, as a share; nan without reuse.
-        """
+    def adapt(self) -> None:
+        """Adapt the fractions to forgetting, after an update."""
         settings, forgetting = self.settings, self.forgetting()
         limits = (settings.forgetting_threshold, settings.adapt_rate, settings.fraction_bounds)
         for name, fraction in self.fractions.items():
-            is_stale = name == "reuse" and ess < settings.min_ess
-            self.fractions[name] = adapted(fraction, forgetting, *limits, is_stale)
+            self.fractions[name] = adapted(fraction, forgetting, *limits)
 
     def forgetting(self) -> float:
         """Return the mean of `Domain.lost` over the domains with a `best`; 0 if there are none."""

@@ -23,19 +23,12 @@ from typing import Any
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.losses import (
-    CLIP_RULES,
-    KL_ESTIMATORS,
-    KL_LOSSES,
-    REUSE_CORRECTIONS,
-    LossSettings,
-    Tokens,
-    correction_of,
-    episode_mean,
-    is_on_policy,
-    ratio_of,
-)
-from rllib_srl.losses.clip import Surrogate
+from rllib_srl.losses.clip import CLIP_RULES, Surrogate, Tokens
+from rllib_srl.losses.corrections import REUSE_CORRECTIONS, correction_of, is_on_policy
+from rllib_srl.losses.episodes import episode_mean
+from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES
+from rllib_srl.losses.ratio import ratio_of
+from rllib_srl.losses.settings import LossSettings
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
 PLAYED_MEANS = (

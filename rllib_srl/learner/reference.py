@@ -23,7 +23,7 @@ from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.fsdp.sharding import shard
 from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.rl_module import CausalLMModule, autocast, load_causal_lm, token_logps
-from rllib_srl.losses import KL_REWARDS
+from rllib_srl.losses.kl import KL_REWARDS
 
 
 class ReferenceClock:

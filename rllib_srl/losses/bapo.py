@@ -26,12 +26,13 @@ import torch
 from rllib_srl.losses.settings import LossSettings
 
 BAPO_MODES = ("active", "paper", "released")
+LOW, HIGH = (0.6, 0.9, 0.02), (1.2, 3.0, 0.05)  # search range of each bound: first, last, step; as published
 Path = list[tuple[float, float]]
 
 
 def path_of(settings: LossSettings) -> Path:
     """Return the pairs (low, high) in search order; at most as many as the steps of both bounds, plus one."""
-    lows, highs = _grid(settings.bapo_low), _grid(settings.bapo_high)
+    lows, highs = _grid(LOW), _grid(HIGH)
     if settings.bapo_mode == "released":
         return [(low, highs[0]) for low in lows] + [(lows[-1], high) for high in highs[1:]]
     return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]

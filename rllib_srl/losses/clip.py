@@ -6,7 +6,7 @@
     dual         higher, and with A < 0 at most -dual_clip A
     two_sided    higher of min(r, clip_delta)
     cispo        -sg(clip(r)) A logp                                     cispo_bounds (absolute)
-    sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = sapo_taus by the sign of A
+    sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = TAUS by the sign of A
     bapo         -min(r A, clip(r) A)                                    searched in each step, see `bapo`
     none         -r A
 
@@ -30,6 +30,8 @@ import torch
 
 from rllib_srl.common.rules import Rules
 from rllib_srl.losses.settings import LossSettings
+
+TAUS = (1.0, 1.05)  # of sapo, as published: for A > 0 and for A < 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _cispo(tokens: Tokens, settings: LossSettings) -> Surrogate:
 
 
 def _sapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
-    tau_N = torch.where(tokens.advantage_N > 0, *settings.sapo_taus)
+    tau_N = torch.where(tokens.advantage_N > 0, *TAUS)
     gate_N = torch.sigmoid(tau_N * (tokens.ratio_N - 1))
     return -4 / tau_N * gate_N * tokens.advantage_N, (4 * gate_N * (1 - gate_N) * tokens.ratio_N).detach()
 

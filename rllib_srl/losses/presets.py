@@ -25,27 +25,6 @@ from __future__ import annotations
 
 from typing import Any
 
-PRESET = "preset"  # value of a setting that the user leaves to the preset
-
-DEFAULTS: dict[str, Any] = {
-    "advantage": "group",
-    "ratio_level": "token",
-    "clip_rule": "higher",
-    "clip_low": 0.2,
-    "clip_high": 0.28,
-    "cispo_bounds": (0.0, 5.0),
-    "aggregation": "token_mean",
-    "ratio_anchor": "decoupled",
-    "correction": "tis",
-    "tis_clip_max": 2.0,
-    "correction_window": (0.5, 5.0),
-    "sequence_window": (0.999, 1.002),
-    "kl_coeff": 0.0,
-    "kl_estimator": "k3",
-    "overlong_penalty": 0.0,
-    "dynamic_sampling_tries": 0,
-}
-
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {"clip_rule": "symmetric", "clip_high": 0.2, "aggregation": "sequence_mean"},
     "dr_grpo": {"advantage": "mean_only", "clip_rule": "symmetric", "clip_high": 0.2, "aggregation": "constant"},
@@ -70,13 +49,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-
-def filled(given: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """Return `given` with each `PRESET` replaced by the preset's value, else by the default.
-
-    Args:
-        given: settings by name.
-        preset: a key of `PRESETS`; None means the defaults, as does an unknown name (validation reports it separately).
-    """
-    values = {**DEFAULTS, **PRESETS.get(preset or "", {})}
-    return {name: values[name] if name in values and value == PRESET else value for name, value in given.items()}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
-from rllib_srl.replay.settings import TABLE, ReplaySettings
+from rllib_srl.replay.settings import ReplaySettings
 
 OF_REUSE = ("reuse_selection", "max_uses", "reuse_coeff", "reuse_correction")  # settings of nothing but reuse
 OF_REVISITS = ("selection",)  # settings of nothing but revisits
@@ -49,7 +49,7 @@ def warnings_of(settings: ReplaySettings, run: Run) -> list[str]:
 def _changed(settings: ReplaySettings, names: tuple[str, ...]) -> dict[str, Any]:
     """Return name -> value of those settings that are not their default."""
     values = {name: getattr(settings, name) for name in names}
-    return {name: value for name, value in values.items() if value != TABLE[name].default}
+    return {name: value for name, value in values.items() if value != settings.default(name)}
 
 
 def _of_fractions(settings: ReplaySettings, run: Run) -> Iterator[str]:

@@ -1,78 +1,142 @@
-"""Defines and validates the settings of the memory; SRLConfig has them with the prefix `replay_`.
+"""Settings of the memory; SRLConfig has them with the prefix `replay_`.
 
-    ReplaySettings(spacing="sm2", capacity=1000).faults() -> ["name = value; expected ...", ...]
+    ReplaySettings.faults({"spacing": "sm3"})     ["spacing = 'sm3'; expected one of ..."]
+
+The tables of rules are imported when a value is checked, so that `srl train --help` does not load them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
 
 from rllib_srl.common.rules import CONTRIB, Rules
-from rllib_srl.common.setting_checks import is_number, of_choices, of_integers, of_ranges, of_switches
-from rllib_srl.common.setting_tables import Setting, setting, table_of
-from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings
-from rllib_srl.replay.admission.hooks import ADMISSIONS, names_of
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS
-from rllib_srl.replay.history import HALF_LIVES
-from rllib_srl.replay.on_group import ON_GROUP
-from rllib_srl.replay.schedule.grading import GRADES, RATING_SCALES
-from rllib_srl.replay.schedule.spacing import SPACINGS, NoSpacing, make_spacing
-from rllib_srl.replay.selection.eviction import EVICTIONS
-from rllib_srl.replay.selection.predicates import PREDICATES, domain_filter
-from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
+from rllib_srl.common.setting_model import Pair, Setting, Settings, by, setting, where
+from rllib_srl.common.setting_tables import table_of
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
-CORRECTIONS = ("clip", "truncate", "mask")
 DIVERSITY_ON = ("interval", "draw")
 
 
-@dataclass(frozen=True)
-class ReplaySettings:
+@cache
+def rules() -> dict[str, Rules[Any]]:
+    """Return setting -> the table of the rules that it chooses from."""
+    from rllib_srl.replay.admission.hooks import ADMISSIONS
+    from rllib_srl.replay.diversity.embedders import EMBEDDINGS
+    from rllib_srl.replay.on_group import ON_GROUP
+    from rllib_srl.replay.schedule.grading import GRADES
+    from rllib_srl.replay.schedule.spacing import SPACINGS
+    from rllib_srl.replay.selection.eviction import EVICTIONS
+    from rllib_srl.replay.selection.predicates import PREDICATES
+    from rllib_srl.replay.selection.rules import SELECTIONS
+
+    return {
+        "spacing": SPACINGS,
+        "grade": GRADES,
+        "selection": SELECTIONS,
+        "reuse_selection": SELECTIONS,
+        "domains": PREDICATES,
+        "embedding": EMBEDDINGS,
+        "eviction": EVICTIONS,
+        "admit": ADMISSIONS,
+        "on_group": ON_GROUP,
+    }
+
+
+def _rule_of(name: str, or_none: bool = False) -> Any:
+    def fault(value: Any) -> str:
+        without = ("likelihood",) if name == "grade" else ()  # grades reused groups (`grade_reuse`), not visits
+        text = "" if or_none and value is None else rules()[name].fault(value, without)
+        return text and text + (", or None" if or_none else "")
+
+    return by(fault)
+
+
+def _fault_of_domains(value: Any) -> str:
+    from rllib_srl.replay.selection.predicates import domain_filter
+
+    try:
+        domain_filter(value)
+    except ValueError as error:
+        return str(error).partition("; ")[2]
+    return ""
+
+
+def _fault_of_hooks(value: Any) -> str:
+    from rllib_srl.replay.admission.hooks import fault_of_names
+
+    return fault_of_names(value)
+
+
+def _fault_of_quotas(value: Any) -> str:
+    is_right = value in (None, "equal") or (
+        isinstance(value, Mapping) and value and all(isinstance(w, int | float) and w > 0 for w in value.values())
+    )
+    return "" if is_right else "expected None, 'equal' or weights above 0 by domain"
+
+
+def _fault_of_directory(value: Any) -> str:
+    is_right = value is None or (isinstance(value, str) and Path(value).is_absolute())
+    return "" if is_right else "expected an absolute path as text, or None"
+
+
+_BY_NAME = "parameters by name"
+Effects = Annotated[
+    tuple[Literal["interval", "draw"], ...], Strict(False), where(lambda *names: len(set(names)) == len(names))
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ReplaySettings(Settings):
     """Settings of the memory. Invariant: plain values only, so that they can be sent to any process."""
 
-    revisit_fraction: float | str = setting(
+    prefix = "replay_"
+
+    revisit_fraction: Share | Literal["auto"] = setting(
         0.25,
         'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
+        "a number in [0, 1], or 'auto'",
     )
-    reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)")
+    reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
         0.0,
         "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
-        of="retain.weight", is_head=True,
+        of="retain.weight", is_head=True, ge=0,
     )
-    retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers")
+    retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers", ge=1)
     retain_top_k: int = setting(
-        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", of="retain.top_k"
+        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", of="retain.top_k", ge=0
     )
     retain_window: int = setting(
-        5, "a domain is held unless it was among the fresh prompts of so many last iterations", of="retain.window"
+        5, "a domain is held unless it was among the fresh prompts of so many last iterations",
+        of="retain.window", ge=1,
     )
-    capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory")
-    groups_per_item: int = setting(2, "number of newest groups kept per item")
-    max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk")
-    min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused")
-    spacing: str = setting(
+    capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
+    groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
+    max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk", ge=1)
+    min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
+    spacing: Annotated[str, _rule_of("spacing")] = setting(
         "none",
         'when items are due: none (always) fsrs sm2 leitner fixed expanding or "module:rule"',
         of="spacing.name", is_head=True,
     )
-    spacing_config: Mapping[str, Any] = setting({}, "parameters of the spacing rule, by name", of="spacing.*")
+    spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule, by name", _BY_NAME, of="spacing.*")
     desired_retention: float = setting(
-        0.9, "predicted recall at which an item becomes due, in (0, 1)", of="spacing.desired_retention"
+        0.9, "predicted recall at which an item becomes due, in (0, 1)", of="spacing.desired_retention", gt=0, lt=1
     )
     iterations_per_day: float = setting(
-        1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day"
+        1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day", gt=0
     )
     fill_with_not_due: bool = setting(
         True, "if too few items are due, revisit items before they are; False: play fresh prompts"
     )
-    min_recall_interval: int = setting(1, "minimum iterations between two visits of an item")
-    grade: str = setting(
+    min_recall_interval: int = setting(1, "minimum iterations between two visits of an item", ge=1)
+    grade: Annotated[str, _rule_of("grade")] = setting(
         "pass_rate",
         'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"',
         of="grade.name", is_head=True,
@@ -80,96 +144,107 @@ class ReplaySettings:
     grade_reuse: bool = setting(
         False, "also grade an item on reuse, by the change in likelihood of stored successes", of="grade.on_reuse"
     )
-    rating_scale: str = setting(
+    rating_scale: Literal["ordinal", "binary", "normalised"] = setting(
         "normalised",
         'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
         of="grade.rating_scale",
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
     min_graded: int = setting(
-        2, "minimum number of valid episodes for a visit to be graded, at most group_size", of="grade.min_episodes"
+        2, "minimum number of valid episodes for a visit to be graded, at most group_size",
+        of="grade.min_episodes", ge=1,
     )
-    history_by: str = setting(
+    history_by: Literal["versions", "visits", "kl"] = setting(
         "versions",
         'what discounts the history of a prompt: "versions" (updates), "visits" or "kl" (of the policy, nats)',
         of="history.by", is_head=True,
     )
     history_half_life: float | None = setting(
         None, "after so many of these a prompt's history counts half; None: 11 versions, 1 visit or 0.06 nats",
-        of="history.half_life",
+        of="history.half_life", gt=0,
     )
-    selection: str = setting(
+    selection: Annotated[str, _rule_of("selection")] = setting(
         "uniform",
         'rule that selects items to revisit (docs/memory.md), or "module:rule"',
         of="selection.name", is_head=True,
     )
-    reuse_selection: str = setting(
+    reuse_selection: Annotated[str, _rule_of("reuse_selection")] = setting(
         "uniform",
         'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
         of="reuse_selection.name", is_head=True,
     )
-    selection_config: Mapping[str, Any] = setting({}, "parameters of the rule for revisits", of="selection.*")
-    reuse_selection_config: Mapping[str, Any] = setting({}, "parameters of the rule for reuse", of="reuse_selection.*")
-    domains: Any = setting(
+    selection_config: dict[str, Any] = setting({}, "parameters of the rule for revisits", _BY_NAME, of="selection.*")
+    reuse_selection_config: dict[str, Any] = setting(
+        {}, "parameters of the rule for reuse", _BY_NAME, of="reuse_selection.*"
+    )
+    domains: Annotated[Any, by(_fault_of_domains)] = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a predicate'
     )
-    domain_quotas: Any = setting(None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas')
-    max_age: int = setting(6, "maximum age of a reused group, iterations")
-    max_uses: int = setting(4, "maximum number of times a group is reused")
-    reuse_coeff: float = setting(
-        1.0, "weight of the loss of reused groups; that of played groups is 1"
+    domain_quotas: Annotated[Any, by(_fault_of_quotas)] = setting(
+        None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas'
     )
-    reuse_correction: str = setting(
+    max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
+    max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
+    reuse_coeff: float = setting(1.0, "weight of the loss of reused groups; that of played groups is 1", ge=0)
+    reuse_correction: Literal["clip", "truncate", "mask"] = setting(
         "clip",
         'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
         of="reuse_correction.name", is_head=True,
     )
-    mask_window: tuple[float, float] = setting(
+    mask_window: Annotated[Pair, where(lambda low, high: 0 < low < 1 < high)] = setting(
         (0.5, 2.0),
         'range of ratios that are kept; "truncate": the upper end caps the ratio',
+        "two numbers, 0 < lower < 1 < upper",
         of="reuse_correction.window", rules="mask truncate",
     )
     max_logp_gap: float | None = setting(
-        1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum"
+        1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )
     diversity_coeff: float = setting(
         0.0,
         "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
-        of="diversity.coeff", is_head=True,
+        of="diversity.coeff", is_head=True, ge=0,
     )
-    diversity_on: tuple[str, ...] = setting(
-        DIVERSITY_ON, "effects of diversity: interval (shorter intervals), draw (drawn more often)", of="diversity.on"
+    diversity_on: Effects = setting(
+        DIVERSITY_ON,
+        "effects of diversity: interval (shorter intervals), draw (drawn more often)",
+        "some of 'interval', 'draw'",
+        of="diversity.on",
     )
-    diversity_device: str = setting(
+    diversity_device: Literal["cpu", "gpu"] = setting(
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
         of="diversity.device",
     )
-    embedding: str | None = setting(
+    embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
         '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"; None: "ngram" where diversity, '
         "near_duplicate or least_diverse need one, else none",
     )
-    eviction: str = setting(
+    eviction: Annotated[str, _rule_of("eviction")] = setting(
         "fifo",
         'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"',
     )
-    max_episode_tokens: int | None = setting(None, "maximum tokens of a stored episode, prompt included; None: any")
-    near_duplicate: float | None = setting(
-        None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check"
+    max_episode_tokens: int | None = setting(
+        None, "maximum tokens of a stored episode, prompt included; None: any", ge=1
     )
-    degenerate_share: float | None = setting(0.5, "maximum share of one token or loop in an episode; None: no check")
-    admit: Any = setting(
+    near_duplicate: float | None = setting(
+        None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check", gt=0, le=1
+    )
+    degenerate_share: float | None = setting(
+        0.5, "maximum share of one token or loop in an episode; None: no check", gt=0, le=1
+    )
+    admit: Annotated[Any, by(_fault_of_hooks)] = setting(
         "secrets",
         'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
         "or a list of these (docs/memory.md); None: nothing",
     )
-    on_group: str | None = setting(
+    on_group: Annotated[str | None, _rule_of("on_group", or_none=True)] = setting(
         None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'
     )
-    local_directory: str | None = setting(
+    local_directory: Annotated[str | None, by(_fault_of_directory)] = setting(
         None, "directory on a local disk for the journal, with results on a network file system; None: in the run's own"
     )
-    timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds")
+    timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds", gt=0)
 
     @property
     def first_revisit_fraction(self) -> float:
@@ -190,13 +265,15 @@ class ReplaySettings:
     @property
     def has_due_dates(self) -> bool:
         """Return whether a spacing rule sets due dates and predicts recall."""
-        return self.spacing != NoSpacing.name
+        return self.spacing != "none"
 
     @property
     def reads_recall(self) -> bool:
         """Return whether something needs reviews: spacing, a chosen grade, or a rule that may read recall."""
+        from rllib_srl.replay.selection.rules import DATELESS
+
         is_plain = {self.selection, self.reuse_selection} <= {*DATELESS} and self.eviction in ("fifo", "least_diverse")
-        is_graded = self.grade_reuse or self.grade != TABLE["grade"].default
+        is_graded = self.grade_reuse or self.grade != "pass_rate"
         return self.has_due_dates or is_graded or not is_plain
 
     @property
@@ -204,49 +281,44 @@ class ReplaySettings:
         """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
 
-    def faults(self, prefix: str = "") -> list[str]:
-        """Return all validation errors, each as "name = value; expected ..."; [] if there are none."""
-        lines = [line for check in (_ranges, _choices, _parts, _rules, _place, _together) for line in check(self)]
-        named = {line.partition(" ")[0] for line in lines}
-        lines += [line for line in _without_effect(self) if line.partition(" ")[0] not in named]
-        return [f"{prefix}{line}" for line in lines]
+    def contradictions(self) -> Iterator[str]:
+        """Yield the errors of settings that do not go together."""
+        yield from _rules_with_parameters(self)
+        fractions = (self.revisit_fraction, self.reuse_fraction)
+        if not self.is_on and any(fractions):
+            yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
+        if not self.is_on and self.retain:
+            yield f"retain = {self.retain!r} with capacity = 0; expected 0 without a memory, which stores the answers"
+        if not self.is_on and self.local_directory is not None:
+            yield f"local_directory = {self.local_directory!r} with capacity = 0; expected None without a memory"
+        if self.embedding == "policy" and self.near_duplicate is not None:
+            yield (
+                f"near_duplicate = {self.near_duplicate!r} with embedding = 'policy'; expected another embedding: "
+                "hidden states are known after the update, duplicates are refused before it"
+            )
+        for name in () if self.retain else ("retain_answers", "retain_top_k", "retain_window"):
+            if (value := getattr(self, name)) != self.default(name):
+                yield f"{name} = {value!r}; expected it only with retain above 0"
+        for name in () if self.has_due_dates else ("desired_retention", "iterations_per_day"):
+            if (value := getattr(self, name)) != self.default(name):
+                yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
+        if not self.diversity_coeff and self.diversity_on != DIVERSITY_ON:
+            yield f"diversity_on = {self.diversity_on!r}; expected it only with diversity_coeff above 0"
 
-    def checked(self) -> ReplaySettings:
-        """Return these settings.
-
-        Raises:
-            ValueError: settings are invalid; the message lists all errors.
-        """
-        if faults := self.faults():
-            raise ValueError("ReplaySettings has faults:\n  " + "\n  ".join(faults))
-        return self
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """Return the default of a setting."""
+        return cls.model_fields[name].get_default(call_default_factory=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every setting in JSON types; a function by its import path."""
-        return {name: _plain(getattr(self, name)) for name in TABLE}
+        return {name: _plain(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation."""
-        is_tuple = {name for name, row in TABLE.items() if isinstance(row.default, tuple)}
-        known: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items()}
-        return cls(**known)
-
-
-TABLE = table_of(ReplaySettings)
-RULES: dict[str, Rules[Any]] = {
-    "spacing": SPACINGS,
-    "grade": GRADES,
-    "selection": SELECTIONS,
-    "reuse_selection": SELECTIONS,
-    "domains": PREDICATES,
-    "embedding": EMBEDDINGS,
-    "eviction": EVICTIONS,
-    "admit": ADMISSIONS,
-    "on_group": ON_GROUP,
-}
-# By `domain_filter`, by the settings of admission, and where it is chosen.
-CHECKED_APART = ("domains", "admit", "on_group")
+        is_tuple = {name for name in cls.model_fields if isinstance(cls.default(name), tuple)}
+        return cls.unchecked({n: tuple(v) if n in is_tuple else v for n, v in values.items()})
 
 
 def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
@@ -256,149 +328,31 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
         setting_name: "spacing", "selection" or "reuse_selection".
         rule: its name. The parameters of a user's own rule are unknown.
     """
-    if not isinstance(rule, str) or rule not in RULES[setting_name].own or RULES[setting_name].is_users(rule):
+    table = rules()[setting_name]
+    if not isinstance(rule, str) or rule not in table.own or table.is_users(rule):
         return None
-    if setting_name == "spacing":
-        return {name: row for name, row in table_of(SPACINGS.own[rule]).items() if name != "desired_retention"}
-    own = SELECTIONS.own[rule]
-    return table_of(own) if isinstance(own, type) else {}
+    own = table.own[rule]
+    rows = table_of(own) if isinstance(own, type) else {}
+    return {name: row for name, row in rows.items() if name != "desired_retention"}
 
 
-NOT_CHOSEN = {"grade": ("likelihood",)}  # grades reused groups (`grade_reuse`), not visits
+def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
+    from rllib_srl.replay.schedule.spacing import make_spacing
+    from rllib_srl.replay.selection.rules import SELECTIONS
 
-_AT_LEAST = {
-    "retain_answers": 1,
-    "retain_top_k": 0,
-    "retain_window": 1,
-    "capacity": 0,
-    "groups_per_item": 1,
-    "max_bytes": 1,
-    "min_buffer_size": 0,
-    "min_recall_interval": 1,
-    "min_graded": 1,
-    "max_age": 1,
-    "max_uses": 1,
-}
-_WITHIN: dict[str, tuple[float, float, str]] = {
-    "revisit_fraction": (0, 1, "a number in [0, 1], or 'auto'"),
-    "reuse_fraction": (0, 1 - 1e-9, "a number in [0, 1)"),
-    "retain": (0, math.inf, "a number of at least 0"),
-    "desired_retention": (1e-9, 1 - 1e-9, "a number in (0, 1)"),
-    "iterations_per_day": (1e-9, math.inf, "a number above 0"),
-    "pass_reward": (-math.inf, math.inf, "a number"),
-    "reuse_coeff": (0, math.inf, "a number of at least 0"),
-    "max_logp_gap": (1e-9, math.inf, "a number above 0, or None"),
-    "diversity_coeff": (0, math.inf, "a number of at least 0"),
-    "timeout_s": (1e-9, math.inf, "a number above 0"),
-}
-
-
-def _ranges(settings: ReplaySettings) -> Iterator[str]:
-    yield from of_integers(settings, _AT_LEAST)
-    not_numbers = ("revisit_fraction",) if settings.revisit_fraction == AUTO else ()
-    yield from of_ranges(settings, {name: row for name, row in _WITHIN.items() if name not in not_numbers})
-    admission = {name: getattr(settings, name) for name in SHARED}
-    yield from AdmissionSettings(**admission).faults()
-    window = settings.mask_window
-    if not isinstance(window, tuple | list) or len(window) != 2 or not all(map(is_number, window)):
-        yield f"mask_window = {window!r}; expected two numbers"
-    elif not 0 < window[0] < 1 < window[1]:
-        yield f"mask_window = {window!r}; expected 0 < lower < 1 < upper"
-    half_life = settings.history_half_life
-    if half_life is not None and (not is_number(half_life) or half_life <= 0):
-        yield f"history_half_life = {half_life!r}; expected a number above 0, or None"
-    yield from of_switches(settings, ("grade_reuse", "fill_with_not_due"))
-
-
-def _choices(settings: ReplaySettings) -> Iterator[str]:
-    choices: dict[str, tuple[Any, ...]] = {
-        "history_by": tuple(HALF_LIVES),
-        "rating_scale": tuple(RATING_SCALES),
-        "reuse_correction": CORRECTIONS,
-        "diversity_device": ("cpu", "gpu"),
-    }
-    yield from of_choices(settings, choices)
-    for name, rules in RULES.items():
-        if name == "embedding" and settings.embedding is None:
-            continue
-        if name not in CHECKED_APART and (fault := rules.fault(getattr(settings, name), NOT_CHOSEN.get(name, ()))):
-            yield f"{name} = {getattr(settings, name)!r}; {fault}"
-    if settings.on_group is not None and (fault := ON_GROUP.fault(settings.on_group)):
-        yield f"on_group = {settings.on_group!r}; {fault}, or None"
-
-
-def _parts(settings: ReplaySettings) -> Iterator[str]:
-    value = settings.diversity_on
-    if not isinstance(value, tuple | list) or set(value) - set(DIVERSITY_ON) or len(set(value)) != len(value):
-        yield f"diversity_on = {value!r}; expected some of {', '.join(map(repr, DIVERSITY_ON))}"
-    quotas = settings.domain_quotas
-    if quotas not in (None, "equal") and not _are_weights(quotas):
-        yield f"domain_quotas = {quotas!r}; expected None, 'equal' or weights above 0 by domain"
-    try:
-        domain_filter(settings.domains)
-    except ValueError as error:
-        yield str(error)
-
-
-def _rules(settings: ReplaySettings) -> Iterator[str]:
-    names = ("selection_config", "reuse_selection_config", "spacing_config")
-    configs = {name: getattr(settings, name) for name in names}
-    if bad := {name: value for name, value in configs.items() if not isinstance(value, Mapping)}:
-        yield from (f"{name} = {value!r}; expected parameters by name" for name, value in bad.items())
-        return
+    for name in ("selection", "reuse_selection"):
+        config = getattr(settings, f"{name}_config")
+        try:
+            SELECTIONS.make(getattr(settings, name), config)
+        except (TypeError, ValueError) as error:
+            yield f"{name}_config = {config!r}; {error}"
     if "desired_retention" in settings.spacing_config:
         yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
         return
-    for name in ("selection", "reuse_selection"):
-        rule, config = getattr(settings, name), configs[f"{name}_config"]
-        if not SELECTIONS.fault(rule):
-            try:
-                SELECTIONS.make(rule, config)
-            except (TypeError, ValueError) as error:
-                yield f"{name}_config = {config!r}; {error}"
-    retention = settings.desired_retention
-    if not SPACINGS.fault(settings.spacing) and is_number(retention) and 0 < retention < 1:
-        try:
-            make_spacing(settings.spacing, retention, **settings.spacing_config)
-        except (TypeError, ValueError) as error:
-            yield f"spacing_config = {settings.spacing_config!r}; {error}"
-
-
-def _place(settings: ReplaySettings) -> Iterator[str]:
-    place = settings.local_directory
-    if place is None:
-        return
-    if not isinstance(place, str) or not Path(place).is_absolute():
-        yield f"local_directory = {place!r}; expected an absolute path as text, or None"
-    elif settings.capacity == 0:
-        yield f"local_directory = {place!r} with capacity = 0; expected None without a memory"
-
-
-def _together(settings: ReplaySettings) -> Iterator[str]:
-    fractions = (settings.revisit_fraction, settings.reuse_fraction)
-    if settings.capacity == 0 and settings.retain:
-        yield f"retain = {settings.retain!r} with capacity = 0; expected 0 without a memory, which stores the answers"
-    if settings.capacity == 0 and any(fractions):
-        yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
-    if settings.embedding == "policy" and settings.near_duplicate is not None:
-        yield (
-            f"near_duplicate = {settings.near_duplicate!r} with embedding = 'policy'; expected another embedding: "
-            "hidden states are known after the update, duplicates are refused before it"
-        )
-
-
-def _without_effect(settings: ReplaySettings) -> Iterator[str]:
-    """Yield errors for parameters of a part that is off."""
-    if settings.retain == 0:
-        for name in ("retain_answers", "retain_top_k", "retain_window"):
-            if (value := getattr(settings, name)) != TABLE[name].default:
-                yield f"{name} = {value!r}; expected it only with retain above 0"
-    if not settings.has_due_dates:
-        for name in ("desired_retention", "iterations_per_day"):
-            if (value := getattr(settings, name)) != TABLE[name].default:
-                yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
-    if not settings.diversity_coeff and tuple(settings.diversity_on) != DIVERSITY_ON:
-        yield f"diversity_on = {settings.diversity_on!r}; expected it only with diversity_coeff above 0"
+    try:
+        make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+    except (TypeError, ValueError) as error:
+        yield f"spacing_config = {settings.spacing_config!r}; {error}"
 
 
 def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
@@ -411,9 +365,9 @@ def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
     Raises:
         ValueError: naming these rules.
     """
-    chosen = [(name, rule) for name in names or RULES for rule in _chosen(settings, name)]
-    named = [(name, rule) for name, rule in chosen if isinstance(rule, str) and ":" in rule and rule not in RULES[name]]
-    named = [(name, rule) for name, rule in named if not rule.startswith(CONTRIB)]
+    chosen = [(name, rule) for name in names or rules() for rule in _chosen(settings, name)]
+    chosen = [(name, rule) for name, rule in chosen if isinstance(rule, str) and not rule.startswith(CONTRIB)]
+    named = [(name, rule) for name, rule in chosen if ":" in rule and rule not in rules()[name]]
     if named:
         listed = ", ".join(f"{name} = {rule!r}" for name, rule in named)
         raise ValueError(f"the memory has rules of somebody's own: {listed}; expected --trust-rules, to run their code")
@@ -421,19 +375,21 @@ def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
 
 def users_rules(settings: ReplaySettings) -> dict[str, Any]:
     """Return setting -> rule for the chosen rules registered in this process only; of hooks "admit/<name>"."""
-    chosen = [(name, rule) for name in RULES for rule in _chosen(settings, name) if RULES[name].is_users(rule)]
-    return {f"admit/{rule}" if name == "admit" else name: RULES[name][rule] for name, rule in chosen}
+    chosen = [(name, rule) for name in rules() for rule in _chosen(settings, name) if rules()[name].is_users(rule)]
+    return {f"admit/{rule}" if name == "admit" else name: rules()[name][rule] for name, rule in chosen}
 
 
-def register_rules(settings: ReplaySettings, rules: Mapping[str, Any]) -> None:
+def register_rules(settings: ReplaySettings, given: Mapping[str, Any]) -> None:
     """Register the rules that `users_rules` returned in another process."""
-    for key, rule in rules.items():
+    for key, rule in given.items():
         name, _, of_hook = key.partition("/")
-        RULES[name][of_hook or getattr(settings, name)] = rule
+        rules()[name][of_hook or getattr(settings, name)] = rule
 
 
 def _chosen(settings: ReplaySettings, name: str) -> tuple[Any, ...]:
     """Return the rules that a setting names."""
+    from rllib_srl.replay.admission.hooks import names_of
+
     value = getattr(settings, name)
     return names_of(value) if name == "admit" else (value,)
 
@@ -448,8 +404,3 @@ def _plain(value: Any) -> Any:
     if callable(value):
         return f"{value.__module__}:{value.__qualname__}"
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _are_weights(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value) and all(is_number(w) and w > 0 for w in value.values())
-

@@ -7,6 +7,7 @@ import inspect
 import pickle
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pytest
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -17,8 +18,7 @@ import rllib_srl
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import settings as tables
 from rllib_srl.algorithm.resources import engine_threads
-from rllib_srl.algorithm.validation import AT_LEAST, INSTEAD, ONE_OF, USED, faults_of
-from rllib_srl.common.setting_tables import public
+from rllib_srl.algorithm.validation import INSTEAD, USED, faults_of
 from tests.flat_settings import grouped
 
 PACKAGE = Path(rllib_srl.__file__).parent
@@ -35,16 +35,22 @@ def test_the_defaults_are_without_fault(config):
     assert config.compute_dtype in ("float32", "bfloat16") and config.flat().engine in ("vllm", "transformers")
 
 
+ALONE = {name: row for name, row in tables.FLAT.items() if not row.rules}
+
 # --- faults ---------------------------------------------------------------------------------------
 
 FAULTS = [
-    *[(name, least - 1, f"expected an integer of at least {least}") for name, least in AT_LEAST.items()],
-    *[(name, "no such", "expected one of 'auto'" if "auto" in c else "expected one of") for name, c in ONE_OF.items()],
+    *[(name, 1.5, "expected an integer of at least") for name, row in ALONE.items() if row.kind is int],
+    *[(name, "no such", "expected one of") for name, row in ALONE.items() if get_origin(row.kind) is Literal],
+    *[(name, "yes", "expected True or False") for name, row in ALONE.items() if row.kind is bool],
+    *[(name, "long", "expected a number") for name, row in ALONE.items() if row.kind is float],
+    ("max_turns", 0, "max_turns = 0; expected an integer of at least 1"),
+    ("max_episode_tokens", 7, "expected an integer of at least 8"),
     ("group_size", 8.0, "group_size = 8.0; expected an integer of at least 2"),
     ("group_size", True, "group_size = True; expected an integer of at least 2"),
     ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'gae', 'group'"),
-    ("temperature", 0.0, "temperature = 0.0; expected a number from 0.01 to 100"),
-    ("temperature", 0.001, "expected a number from 0.01 to 100"),
+    ("temperature", 0.0, "temperature = 0.0; expected a number in [0.01, 100]"),
+    ("temperature", 0.001, "expected a number in [0.01, 100]"),
     ("clip_low", 0, "expected a number in (0, 1]"),
     ("clip_low", 1.5, "expected a number in (0, 1]"),
     ("engine_memory_utilization", 1.2, "expected a number in (0, 1]"),
@@ -79,7 +85,7 @@ FAULTS = [
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing.boxes = 3; expected some of"),
     ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
-    ("replay_mask_window", (2.0, 0.5), "replay_reuse_correction.window = (2.0, 0.5); expected 0 < lower < 1 < upper"),
+    ("replay_mask_window", (2.0, 0.5), "window = (2.0, 0.5); expected two numbers, 0 < lower < 1 < upper"),
     ("replay_diversity_on", ("draws",), "replay_diversity.on = ('draws',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
@@ -191,23 +197,18 @@ def test_several_agents_are_refused(config):
 
 # --- the grouped methods --------------------------------------------------------------------------
 
-GROUPS = {
-    "environment": tables.ENVIRONMENT,
-    "env_runners": tables.ENV_RUNNERS,
-    "training": tables.TRAINING,
-    "evaluation": tables.EVALUATION,
-}
+METHODS = ("environment", "env_runners", "training", "evaluation")
 
 
-@pytest.mark.parametrize(("method", "name"), [(m, name) for m, table in GROUPS.items() for name in public(table)])
+@pytest.mark.parametrize(("method", "name"), [(one, name) for one in METHODS for name in tables.settings_of(one)])
 def test_a_grouped_method_sets_its_settings(method, name):
     config, mark = SRLConfig(), object()
-    assert getattr(config, name) == tables.SETTINGS[name][0]
+    assert getattr(config, name) == tables.SETTINGS[name].initial
     assert getattr(config, method)(**{name: mark}) is config
     assert getattr(config, name) is mark
 
 
-@pytest.mark.parametrize("name", public(tables.REPLAY))
+@pytest.mark.parametrize("name", tables.settings_of("replay"))
 def test_replay_takes_the_short_names(name):
     assert getattr(SRLConfig().replay(**{name.removeprefix("replay_"): 0.5}), name) == 0.5
 
@@ -233,7 +234,7 @@ def names_read() -> set[str]:
     return read
 
 
-@pytest.mark.parametrize("name", [name for name in tables.FLAT if name not in tables.REPLAY])
+@pytest.mark.parametrize("name", [n for n, row in tables.FLAT.items() if not row.is_rllib and n[:7] != "replay_"])
 def test_every_setting_is_read_somewhere(name):
     assert name.removeprefix("planner_") in names_read()
 

@@ -83,8 +83,9 @@ def talk(config):
 
 
 @pytest.mark.slow
-def test_the_length_penalty_reaches_the_advantages(talk, build):
-    algo = build(talk, overlong_penalty=1.0, overlong_share=1.0, advantage="mean_only", longest_answer=12)
+def test_the_length_penalty_reaches_the_advantages(talk, build, monkeypatch):
+    monkeypatch.setattr("rllib_srl.batch.advantage_estimator.OVERLONG_SHARE", 1.0)
+    algo = build(talk, overlong_penalty=1.0, advantage="mean_only", longest_answer=12)
     shards = captured(algo)
     algo.train()
     for group, advantage_G in zip(shards[0].groups(), shards[0].advantages, strict=True):

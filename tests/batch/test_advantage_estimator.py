@@ -14,7 +14,7 @@ from rllib_srl.batch.loss_weights import token_scales
 from rllib_srl.batch.parts import PartRef, part_meta, part_of
 from rllib_srl.batch.shaping import overlong
 from rllib_srl.batch.shard import build_shards, fetched
-from rllib_srl.losses import LossSettings
+from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, ListedRef, Prompt
 from tests.small_learner import GROUPS, make_group
 
@@ -49,10 +49,10 @@ def test_the_length_penalty_is_that_of_dapo():
 
 
 def test_shaped_rewards_see_lengths():
-    group = meta_of([1, 1, 0], lengths=[8, 10, 4])
-    settings = {"longest_answer": 10, "overlong_penalty": 1.0, "overlong_share": 0.5}
+    group = meta_of([1, 1, 0], lengths=[9, 10, 4])
+    settings = {"longest_answer": 10, "overlong_penalty": 1.0}
     (rewards_G,) = AdvantageEstimator(LossSettings.made(**settings)).shaped_rewards([group])
-    np.testing.assert_allclose(rewards_G, [1 - 0.6, 1 - 1, 0])  # lengths 8, 10, 4 with a cache of 5: -.6, -1, 0
+    np.testing.assert_allclose(rewards_G, [1 - 0.5, 1 - 1, 0])  # lengths 9, 10, 4 with a cache of 2: -.5, -1, 0
     assert AdvantageEstimator(LossSettings.made()).shaped_rewards([group])[0].tolist() == [1, 1, 0]
 
 

@@ -14,7 +14,7 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.batch.estimators import group_relative
 from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
-from rllib_srl.losses import LossSettings
+from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import History
 from tests.batch.test_advantage_estimator import as_lists, meta_of
 from tests.flat_settings import grouped
@@ -125,7 +125,7 @@ def test_a_kl_penalty_changes_advantages_and_not_what_is_trained_on():
 
 def test_shaping_acts_on_the_rewards_and_on_those_of_the_others():
     group = meta_of([1, 1], lengths=[10, 4])
-    settings = {"longest_answer": 10, "overlong_penalty": 1.0, "overlong_share": 0.5, "surprise_scale": "none"}
+    settings = {"longest_answer": 10, "overlong_penalty": 1.0, "surprise_scale": "none"}
     (advantage_G,) = estimate([group], [NO_HISTORY], **settings).advantages
     assert advantage_G == pytest.approx([0 - (1 + 1) / 3, 1 - (1 + 0) / 3])  # ten tokens cost 1
 

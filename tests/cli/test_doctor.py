@@ -205,10 +205,11 @@ WHOLE = ("--max_episode_tokens", "256", "--max_turn_tokens", "16", "--group_size
 
 def test_faults_end_with_1_before_a_run(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    words = ["--env", "compare", "--model", "tiny", "--lr", "-1", *WHOLE, "--out", str(tmp_path / "file" / "run")]
+    words = ["--env", "compare", "--model", "tiny", *WHOLE, "--out", str(tmp_path / "file" / "run")]
+    words += ["--optimizer_name", "sgd", "--weight_decay", "0.1"]
     assert doctor.main(words) == 1
     out = capsys.readouterr().out
-    assert "failure  directory" in out and "failure  settings     lr = -1" in out
+    assert "failure  directory" in out and "failure  settings     weight_decay = 0.1" in out
     assert "training are not checked" in out and "2 failures" in out
 
 

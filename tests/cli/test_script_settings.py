@@ -9,7 +9,7 @@ import pytest
 from rllib_srl.algorithm.settings import GROUPS, SETTINGS
 from rllib_srl.cli import train
 from rllib_srl.cli.shared import settings
-from rllib_srl.cli.shared.settings import RLLIB, SettingsError, build_config, given_settings, read_value
+from rllib_srl.cli.shared.settings import SettingsError, build_config, given_settings, read_value
 from scripts import settings_doc
 
 
@@ -22,10 +22,9 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
         train.parse(["--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0
-    for name in {*SETTINGS, *RLLIB} - {"log_directory"}:
+    for name in {*SETTINGS} - {"log_directory"}:
         assert f"--{name} " in shown
-    clip_high = "upper clip bound of the ratio is 1 + clip_high (0.28 if no preset)"
-    assert f"--clip_high VALUE {clip_high} (default: preset)" in shown
+    assert "--clip_high VALUE upper clip bound of the ratio is 1 + clip_high (default: 0.28)" in shown
     assert "(default: smollm2-135m)" in shown and "(default: none)" in shown
     assert "--log_directory" not in shown
 
@@ -63,10 +62,10 @@ def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         given("--group_size", "many", "--check_resources", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
     assert str(caught.value).splitlines() == [
-        "settings cannot be read:",
+        "settings have faults:",
         "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
-        "  group_size = 'many'; expected a number",
-        "  check_resources = 'maybe'; expected true or false",
+        "  group_size = 'many'; expected an integer of at least 2, or of 1 with advantage = 'posterior'",
+        "  check_resources = 'maybe'; expected True or False",
     ]
 
 
@@ -115,7 +114,8 @@ def test_unknown_flags_are_refused_with_what_to_use(
 
 @pytest.mark.parametrize("number", ["-1e-5", "-1", "-.5", "-2.5E3"])
 def test_a_negative_number_is_a_value(number: str) -> None:
-    assert given("--lr", number, "--seed", "3") == {"lr": float(number), "seed": 3}
+    parsed = train.parse(["--lr", number, "--seed", "3"])
+    assert (parsed.lr, parsed.seed) == (number, "3")
 
 
 def test_the_config_holds_what_was_given() -> None:
@@ -131,7 +131,7 @@ def test_the_config_holds_what_was_given() -> None:
 def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
     names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}
-    assert names >= {*SETTINGS, *RLLIB} | {key for group in GROUPS.values() for key in group.flat} - {
+    assert names >= {*SETTINGS} | {key for group in GROUPS.values() for key in group.flat} - {
         group.head for group in GROUPS.values()
     }
     monkeypatch.setattr(settings_doc, "TARGET", tmp_path / "settings.md")
@@ -140,6 +140,6 @@ def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest
 
 def test_every_default_is_that_of_a_new_config() -> None:
     config = build_config({})
-    for setting in settings.all_settings().values():
-        if setting.name not in ("model", "callbacks", "iterations", "grace_s", "max_failures", *settings.SHORTHANDS):
-            assert getattr(config, setting.name) == setting.default, setting.name
+    for name, row in settings.all_settings().items():
+        if name not in ("model", "callbacks", *settings.RunSettings.table(), *settings.SHORTHANDS):
+            assert getattr(config, name) == row.initial, name

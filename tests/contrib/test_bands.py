@@ -9,7 +9,7 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl.contrib.bands import Bands, Failing
-from rllib_srl.curriculum import Plan
+from rllib_srl.curriculum.planner import Plan
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group, a_prompt
 from tests.small_worlds import small_config, watch

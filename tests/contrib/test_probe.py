@@ -9,7 +9,8 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl.contrib.probe import Probe
-from rllib_srl.curriculum import Plan, Planner, PlannerSettings
+from rllib_srl.curriculum.planner import Plan, Planner
+from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.types import GroupMeta
 from tests.curriculum.test_planner import EVEN, ODD, assert_trained_alike, recorded
 from tests.replay.groups import a_group, a_prompt

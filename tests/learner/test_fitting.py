@@ -224,7 +224,7 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
         ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
         ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
         ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
-        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True, False or 'offload'"),
+        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, message):

@@ -135,7 +135,7 @@ def test_every_kind_of_model_has_the_gradients_of_the_whole_model():
     ("dtype", "given", "message"),
     [
         ("float32", "bfloat16", "fsdp.gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
-        ("bfloat16", "float16", "fsdp.gather_dtype = 'float16'; expected 'float32' or 'bfloat16'"),
+        ("bfloat16", "float16", "fsdp.gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
     ],
 )
 def test_formats_that_cannot_work_are_refused(random_llama_dir, dtype, given, message):

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rllib_srl.losses import LossSettings
+from rllib_srl.losses.clip import TAUS
+from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import Group
 
 
@@ -67,7 +68,7 @@ def surrogate(
         least, most = settings.cispo_bounds
         return -min(max(r.item(), least), most) * a * logp
     if rule == "sapo":
-        tau = settings.sapo_taus[0] if a > 0 else settings.sapo_taus[1]
+        tau = TAUS[0] if a > 0 else TAUS[1]
         return -a * 4 / tau / (1 + torch.exp(-tau * (r - 1)))
     if rule == "symmetric":
         high = 1 + settings.clip_low

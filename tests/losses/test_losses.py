@@ -9,25 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.losses import (
-    CLIP_RULES,
+from rllib_srl.losses.bapo import bounds_of, masses, path_of
+from rllib_srl.losses.clip import CLIP_RULES, Tokens
+from rllib_srl.losses.corrections import (
     CORRECTIONS,
-    KL_REWARDS,
-    RATIO_LEVELS,
     REUSE_CORRECTIONS,
-    LossSettings,
-    Tokens,
     correction_of,
-    episode_mean,
     importance_correction,
     is_on_policy,
-    k1,
-    k2,
-    k3,
-    k3_k2,
-    ratio_of,
 )
-from rllib_srl.losses.bapo import bounds_of, masses, path_of
+from rllib_srl.losses.episodes import episode_mean
+from rllib_srl.losses.kl import KL_REWARDS, k1, k2, k3, k3_k2
+from rllib_srl.losses.ratio import RATIO_LEVELS, ratio_of
+from rllib_srl.losses.settings import LossSettings
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
 OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
@@ -314,8 +308,10 @@ TOY = [1.0, 0.65, 0.7, 0.5, 0.3, 0.85, 0.9, 1.0], [1.0] + [-1.0] * 7
         ("active", [0.196, 0.225, 0.267, 0.345]),
     ],
 )
-def test_which_way_the_lower_bound_moves_the_share(mode, expected):
-    settings, table, _ = share_along_the_path(mode, *TOY, bapo_low=(0.6, 0.9, 0.1), bapo_high=(1.2, 1.2, 0.05))
+def test_which_way_the_lower_bound_moves_the_share(mode, expected, monkeypatch):
+    monkeypatch.setattr("rllib_srl.losses.bapo.LOW", (0.6, 0.9, 0.1))
+    monkeypatch.setattr("rllib_srl.losses.bapo.HIGH", (1.2, 1.2, 0.05))
+    settings, table, _ = share_along_the_path(mode, *TOY)
     assert [low for low, _ in path_of(settings)] == pytest.approx([0.6, 0.7, 0.8, 0.9])
     against = {"paper": lambda p, n: abs(p - n), "released": lambda p, n: n, "active": lambda p, n: p + n}[mode]
     assert [p / against(p, n) for p, n in table.tolist()] == pytest.approx(expected, abs=6e-4)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.selection import sampler
-from rllib_srl.replay.settings import TABLE, ReplaySettings
+from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, rewards_of
 
 
@@ -117,7 +117,7 @@ def test_every_setting_has_a_check_that_it_acts():
 
     apart = set(ACTS_ELSEWHERE)
     assert not apart & set(ACTS)
-    assert set(ACTS) | apart == set(TABLE) == {f.name for f in fields(ReplaySettings)}
+    assert set(ACTS) | apart == set(ReplaySettings.model_fields)
 
 
 @pytest.mark.slow
@@ -209,16 +209,16 @@ BAD = {
 
 
 def test_every_setting_has_bad_values_and_the_defaults_are_none():
-    assert set(BAD) == set(TABLE) and ReplaySettings().faults() == []
+    assert set(BAD) == set(ReplaySettings.model_fields) and ReplaySettings.faults({}) == []
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in BAD.items() for value in values], ids=str)
 def test_a_bad_value_is_named(name, value):
-    faults = ReplaySettings(**{name: value}).faults()
+    faults = ReplaySettings.faults({name: value})
     assert len(faults) == 1, faults
     assert faults[0].startswith(f"{name} = ") or name in faults[0]
     assert "expected" in faults[0]
-    assert ReplaySettings(**{name: value}).faults("replay_")[0].startswith("replay_")
+    assert ReplaySettings.faults({name: value}, "replay_")[0].startswith("replay_")
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_a_bad_value_is_named(name, value):
     ],
 )
 def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):
-    (fault,) = ReplaySettings(**{name: value}).faults()
+    (fault,) = ReplaySettings.faults({name: value})
     assert fault.startswith(f"{name} = {value!r}; expected it only with ")
-    assert ReplaySettings(**{name: value}, **beside).faults() == []
+    assert ReplaySettings.faults({name: value, **beside}) == []
 
 
 def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):

@@ -102,7 +102,7 @@ def test_a_group_in_which_the_policy_wrote_nothing_can_be_measured():
 
 
 def test_hidden_states_cannot_refuse_duplicates():
-    (fault,) = ReplaySettings(embedding="policy", near_duplicate=0.9).faults()
+    (fault,) = ReplaySettings.faults({"embedding": "policy", "near_duplicate": 0.9})
     assert "embedding = 'policy'" in fault
 
 

@@ -56,6 +56,7 @@ def test_a_run_set_aside_shares_nothing_with_the_next(run, tmp_path):
 
 
 def test_a_local_directory_needs_a_memory():
-    without = ReplaySettings(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0, local_directory="/disk")
-    assert without.faults() == ["local_directory = '/disk' with capacity = 0; expected None without a memory"]
-    assert ReplaySettings(local_directory="/disk").faults() == []
+    without = {"capacity": 0, "revisit_fraction": 0.0, "reuse_fraction": 0.0, "local_directory": "/disk"}
+    (line,) = ReplaySettings.faults(without)
+    assert line == "local_directory = '/disk' with capacity = 0; expected None without a memory"
+    assert ReplaySettings.faults({"local_directory": "/disk"}) == []

@@ -101,9 +101,9 @@ def test_waiting_items_that_nobody_wants_do_not_fill_the_schedule():
 
 def test_a_registered_predicate_has_a_name(monkeypatch):
     monkeypatch.setitem(PREDICATES, "failed", failed)
-    assert ReplaySettings(domains="failed").faults() == []
+    assert ReplaySettings.faults({"domains": "failed"}) == []
     assert sees_entries(domain_filter("failed")) and not sees_entries(domain_filter(of_words))
-    (fault,) = ReplaySettings(domains="faild").faults()
+    (fault,) = ReplaySettings.faults({"domains": "faild"})
     assert fault.endswith("or the registered 'failed'")
 
 

@@ -22,7 +22,7 @@ from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES
 from rllib_srl.replay.selection.rules import SELECTIONS
-from rllib_srl.replay.settings import RULES, ReplaySettings, check_trusted
+from rllib_srl.replay.settings import ReplaySettings, check_trusted, rules
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
@@ -120,7 +120,7 @@ def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
     if setting in ("selection", "reuse_selection"):
         plain |= {"capacity": 6, "eviction": f"{__name__}:oldest_stays"}
     settings = ReplaySettings(**{"capacity": 50, **plain, setting: name})
-    assert settings.faults() == []
+    settings.checked()
     found = acting(settings)[setting]
     if setting == "admit":
         groups = [a_group(a_prompt(i, ("sums", "words")[i % 2]), 1, i) for i in range(10)]
@@ -135,7 +135,7 @@ def is_of_words(domain):
 
 
 def test_rules_reach_a_process_that_does_not_know_them():
-    settings = ReplaySettings(selection="theirs", admit=None)
+    settings = ReplaySettings.from_dict({"selection": "theirs", "admit": None})
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         RLlibReplayBuffer(settings)
     try:
@@ -149,7 +149,7 @@ def test_rules_reach_a_process_that_does_not_know_them():
 
 
 def test_names_that_are_nowhere_are_named_early():
-    faults = ReplaySettings(selection="uniforms", eviction="fifi", grade="likelihood", admit=3).faults()
+    faults = ReplaySettings.faults({"selection": "uniforms", "eviction": "fifi", "grade": "likelihood", "admit": 3})
     by_name = {fault.partition(" = ")[0]: fault for fault in faults}
     assert by_name.keys() == {"selection", "eviction", "grade", "admit"} and len(faults) == 4
     expected = "grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'"
@@ -162,7 +162,7 @@ def test_names_that_are_nowhere_are_named_early():
         f"{__name__}:OWN": "expected a callable, not a dict",
     }
     for name, said_of_it in bad.items():
-        (fault,) = ReplaySettings(spacing=name).faults("replay_")
+        (fault,) = ReplaySettings.faults({"spacing": name}, "replay_")
         assert fault.startswith(f"replay_spacing = {name!r}; expected") and said_of_it in fault
 
 
@@ -237,7 +237,7 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
     own = {"selection": last_first, "grade": only_easy, "embedding": OneWord, "spacing": nine_days}
     own |= {"eviction": oldest_stays, "domains": lambda domain, entry: entry.prompt.prompt_id != "p7"}
     for name, rule in own.items():
-        monkeypatch.setitem(RULES[name], "mine", rule)
+        monkeypatch.setitem(rules()[name], "mine", rule)
     given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None}
     settings = ReplaySettings(capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
     memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)

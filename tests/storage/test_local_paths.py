@@ -40,7 +40,7 @@ def test_a_uri_is_no_path(text: str, path: str | None) -> None:
     ("directory", "message"),
     [
         ("s3://bucket/run", "log_directory = 's3://bucket/run'; s3://bucket/run is a URI; expected a path"),
-        (Path("gs://bucket"), "log_directory = 'gs:/bucket'; "),
+        (Path("gs://bucket"), "log_directory = PosixPath('gs:/bucket'); "),
         (7, "log_directory = 7; expected a path, or None"),
     ],
 )

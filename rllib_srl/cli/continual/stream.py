@@ -28,19 +28,10 @@ from rllib_srl.cli.continual.stream_plan import NUM_ORDERS, ORDER, SEEDS, STREAM
 from rllib_srl.cli.shared.cluster import command, message_of, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError, new_directory
-from rllib_srl.cli.shared.settings import (
-    GRACE,
-    MAX_FAILURES,
-    Parser,
-    add_settings,
-    add_trust,
-    given_settings,
-    grace_of,
-    max_failures_of,
-    with_underscores,
-)
+from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning.plan import Plan
 from rllib_srl.cli.tuning.search import num_at_once
@@ -98,13 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
     if arguments.resume is not None:
         directory = arguments.resume.absolute()
-        plans, arguments.max_failures = earlier(directory), MAX_FAILURES.default
+        plans, arguments.max_failures = earlier(directory), run_setting("max_failures", {})
     else:
         given = given_settings(arguments)
-        WATCH.grace_s = grace_of(given)
-        arguments.max_failures = max_failures_of(given)  # of each trial
-        for setting in (GRACE, MAX_FAILURES):
-            given.pop(setting.name, None)
+        WATCH.grace_s = float(run_setting("grace_s", given))
+        arguments.max_failures = run_setting("max_failures", given)  # of each trial
+        for name in ("grace_s", "max_failures"):
+            given.pop(name, None)
         arguments.out = directory = (arguments.out or new_directory("stream")).absolute()
         if directory.exists():
             raise RunError(f"--out {directory} exists; expected a new directory, or --resume {directory}")

@@ -16,7 +16,6 @@ from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.report.run_facts import RunFacts, settings_in
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
-from rllib_srl.cli.shared.settings import ITERATIONS
 from rllib_srl.replay.journal.reader import PLACES
 from rllib_srl.studies.results import STUDY_FILE
 
@@ -86,7 +85,7 @@ class LiveRun:
         """Return how far the run is, in words."""
         if self.facts is None:
             return "no finished iteration yet"
-        done, planned = int(self.facts.iterations[-1]), self._settings.get(ITERATIONS.name)
+        done, planned = int(self.facts.iterations[-1]), self._settings.get("iterations")
         written_at = _written_at(self.directory / METRICS)
         of = f" of {planned:,}" if isinstance(planned, int) else ""
         end = "finished" if isinstance(planned, int) and done >= planned else "the last one"

@@ -23,7 +23,7 @@ from rllib_srl.cli.report.run_plots import (
 )
 from rllib_srl.cli.shared.display import duration
 from rllib_srl.cli.shared.run_log import PARTS
-from rllib_srl.cli.shared.settings import ITERATIONS, all_settings
+from rllib_srl.cli.shared.settings import all_settings
 from rllib_srl.cli.shared.shown_settings import flat_settings
 from rllib_srl.studies.report.blocks import (
     Block,
@@ -87,7 +87,7 @@ def opening(facts: RunFacts) -> Iterator[Block]:
     env = settings.get("env") or ", ".join(settings.get("worlds") or ())
     env = env or ("a stream of domains" if settings.get("stream") else "unknown environments")
     what = f"{settings.get('model', 'A model')} on {env}"
-    planned = settings.get(ITERATIONS.name)
+    planned = settings.get("iterations")
     done = int(facts.iterations[-1])
     of = f" of {planned}" if planned else ""
     seconds, tokens = facts.total("time_this_iter_s"), facts.total("env_runners/num_generated_tokens")
@@ -209,7 +209,7 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
     if not facts.settings:
         return
     yield Heading("Settings")
-    defaults = {name: _plain(setting.default) for name, setting in all_settings().items()}
+    defaults = {name: _plain(row.initial) for name, row in all_settings().items()}
     given = {name: value for name, value in facts.settings.items() if name not in HIDDEN}
     changed = {name: value for name, value in given.items() if _plain(value) != defaults.get(name)}
     yield _table_of(changed, "Settings that differ from their defaults.")

@@ -200,7 +200,7 @@ def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | No
 def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
     """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
-    every = folded(values, {setting.name: setting.default for setting in flag_settings()}) | chosen
+    every = folded(values, {name: row.initial for name, row in flag_settings().items()}) | chosen
     plain = {name: _plain(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
     text += yaml.safe_dump(plain, sort_keys=False)

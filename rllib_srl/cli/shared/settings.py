@@ -8,96 +8,54 @@
 
       replay_spacing: {name: fixed, interval: 8}      the same as --replay_spacing name=fixed interval=8
 
-Flags, `--help` and docs/settings.md are made from one table: `rllib_srl.algorithm.settings` and, for RLlib's own
-settings, `RLLIB` below.
+Types, ranges and defaults are those of the models in `rllib_srl.algorithm.settings`. What needs Ray or torch is
+imported where it is used: a command line with an error in a value ends before they load.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rllib_srl import SRL, SRLConfig
-from rllib_srl.algorithm import settings as ours
-from rllib_srl.algorithm.checks import early_faults
-from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.algorithm.resources import check_machine_holds
-from rllib_srl.algorithm.settings import FLAT, GROUPS, place_of
-from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose
+from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, place_of
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.setting_tables import Group, public
-from rllib_srl.losses.presets import DEFAULTS, PRESET
+from rllib_srl.common.setting_model import PRESET, Group, Setting, Settings, setting
 
-RUN, ENVIRONMENT, MODEL, RUNNERS = "run", "environment", "model", "env runners and engine"
-TRAINING, LEARNERS, EVALUATION, MEMORY = "training", "learners", "evaluation", "memory"
-PLANNER = "planner of continual learning"
+if TYPE_CHECKING:
+    from rllib_srl.algorithm.config import SRLConfig
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting. Invariant: `default` is its value in a new `SRLConfig`."""
-
-    name: str
-    group: str
-    default: Any
-    meaning: str
+OWN_DATA = "question_file"  # the environment that `data` and `reward` stand for
 
 
-# RLlib's most used settings: name -> (group, unit and meaning). `model` stands for model_config["model"].
-RLLIB = {
-    "callbacks": (TRAINING, 'callbacks: "contrib.trackers:wandb", "module:Class", a list; not kept by --resume'),
-    "env": (ENVIRONMENT, 'environment: an installed name (docs/environments.md), or "package.module:Class"'),
-    "env_config": (ENVIRONMENT, "settings of the environment"),
-    "model": (MODEL, 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id'),
-    "seed": (TRAINING, "random seed of the run; none: a different one for each"),
-    "lr": (TRAINING, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns"),
-    "num_epochs": (TRAINING, "optimiser steps per batch"),
-    "grad_clip": (TRAINING, "maximum norm of the gradient"),
-    "num_env_runners": (RUNNERS, "processes that generate and play episodes; 0: the main process does, for debugging"),
-    "num_cpus_per_env_runner": (RUNNERS, "CPUs that Ray reserves per env runner"),
-    "num_gpus_per_env_runner": (RUNNERS, "GPUs that Ray reserves per env runner; below 1: a share of one"),
-    "custom_resources_per_env_runner": (RUNNERS, "further Ray resources per env runner"),
-    "sample_timeout_s": (RUNNERS, "timeout of one round of sampling, seconds"),
-    "num_learners": (LEARNERS, "learner processes; 0: the main process trains"),
-    "num_cpus_per_learner": (LEARNERS, "CPUs that Ray reserves per learner; auto: 1 without a GPU, else 0"),
-    "num_gpus_per_learner": (LEARNERS, "GPUs that Ray reserves per learner; below 1: a share of one"),
-    "num_cpus_for_main_process": (LEARNERS, "CPUs that Ray reserves for the main process"),
-    "evaluation_interval": (EVALUATION, "iterations between evaluations; none: no evaluation"),
-    "evaluation_duration": (EVALUATION, "number of held-out prompts per evaluation"),
-}
-DEFAULT_OF: dict[str, Callable[[SRLConfig], Any]] = {
-    "model": lambda config: config.model_config["model"],
-    "callbacks": lambda config: None,
-}
-ORDER = (RUN, ENVIRONMENT, MODEL, RUNNERS, TRAINING, LEARNERS, EVALUATION, MEMORY, PLANNER)
-OURS = {ENVIRONMENT: ours.ENVIRONMENT, RUNNERS: ours.ENV_RUNNERS, TRAINING: ours.TRAINING}
-OURS |= {EVALUATION: ours.EVALUATION, MEMORY: ours.REPLAY, PLANNER: ours.PLANNER}
-ITERATIONS = Setting("iterations", RUN, 100, "total number of iterations, those before a resume included")
-GRACE = Setting("grace_s", RUN, GRACE_S, "seconds from SIGTERM to exit, in which the iteration may finish and be saved")
-MAX_FAILURES = Setting("max_failures", RUN, 3, "new starts after lost processes, without a newer checkpoint; 0: none")
-SCRIPTS_OWN = (ITERATIONS, GRACE, MAX_FAILURES)
-# The settings in `--help`; `--help-all` also shows the rest.
-USED_MOST = (
-    *("env", "env_config", "data", "reward", "model", "engine"),
-    *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
-    *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
-)
+class RunSettings(Settings):
+    """How long `srl train` goes on; no part of SRLConfig."""
+
+    iterations: int = setting(100, "total number of iterations, those before a resume included", ge=1)
+    grace_s: float = setting(
+        GRACE_S, "seconds from SIGTERM to exit, in which the iteration may finish and be saved", ge=0
+    )
+    max_failures: int = setting(3, "new starts after lost processes, without a newer checkpoint; 0: none", ge=0)
+
+
+class DataSettings(Settings):
+    """Shorthands for env and env_config."""
+
+    data: Any = setting(None, "your own questions: a file or a hub data set")
+    reward: Any = setting(None, "with data: reward functions, module:f, file.py:f or a URL")
+
+
+RUN = Part("run", "", RunSettings)
+DATA = Part("environment", "", DataSettings)
+SHORTHANDS = tuple(DATA.rows)
 MAPPINGS = ("env_config", "worlds", "mixture", "regularisers", "custom_resources_per_env_runner")
-SHORTHANDS = {  # stand for env and env_config
-    "data": "your own questions: a file or a hub data set",
-    "reward": 'with data: reward functions, module:f, file.py:f or a URL',
-}
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -107,81 +65,24 @@ class SettingsError(ValueError):
 
 
 @cache
+def all_parts() -> tuple[Part, ...]:
+    """Return the parts of the settings in the order of documents."""
+    return (RUN, PARTS[0], DATA, *PARTS[1:])
+
+
 def all_settings() -> dict[str, Setting]:
-    """Return every setting by name, ordered by group; the group "run" belongs to the scripts."""
-    config = SRLConfig()
-    rows = [*SCRIPTS_OWN]
-    for name, (group, meaning) in RLLIB.items():
-        default = DEFAULT_OF[name](config) if name in DEFAULT_OF else getattr(config, name)
-        rows.append(Setting(name, group, default, meaning))
-    rows += [Setting(name, ENVIRONMENT, None, meaning) for name, meaning in SHORTHANDS.items()]
-    for group, table in OURS.items():
-        rows += [Setting(name, group, row.default, row.meaning) for name, row in public(table).items()]
-    return {row.name: row for row in sorted(rows, key=lambda row: ORDER.index(row.group))}
+    """Return every setting by name, ordered by part."""
+    return {name: row for part in all_parts() for name, row in part.rows.items()}
 
 
-def flag_settings() -> list[Setting]:
+def titles() -> dict[str, str]:
+    """Return setting -> title of its part."""
+    return {name: part.title for part in all_parts() for name in part.rows}
+
+
+def flag_settings() -> dict[str, Setting]:
     """Return the settings that scripts take as flags and in YAML files."""
-    return [setting for setting in all_settings().values() if setting.name not in NOT_A_FLAG]
-
-
-def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
-    """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
-    parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
-    all_help: dict[argparse.Action, str] = {}
-    parser.add_argument("--help-all", action=HelpAll, all_help=all_help, help="show all settings and exit")
-    used_most = parser.add_argument_group("settings used most (--help-all shows all)")
-    groups: dict[str, Any] = {}
-    for setting in flag_settings():
-        if setting.name in without:
-            continue
-        if setting.group not in groups:
-            groups[setting.group] = parser.add_argument_group(f"settings: {setting.group}")
-        is_mapping = setting.name in MAPPINGS or setting.name in GROUPS
-        action = (used_most if setting.name in USED_MOST else groups[setting.group]).add_argument(
-            f"--{setting.name}",
-            default=argparse.SUPPRESS,
-            nargs="+" if is_mapping else None,
-            metavar="NAME=VALUE" if setting.name in MAPPINGS else "VALUE",
-            help=f"{setting.meaning} (default: {shown(setting.default)})".replace("%", "%%"),
-        )
-        if setting.name not in USED_MOST:
-            all_help[action], action.help = str(action.help), argparse.SUPPRESS
-
-
-class HelpAll(argparse.Action):
-    """`--help-all`: the page of `--help` with the settings that it omits."""
-
-    def __init__(
-        self, option_strings: list[str], dest: str, all_help: Mapping[argparse.Action, str], help: str | None = None
-    ) -> None:
-        """Store `all_help`: the help text of each flag that `--help` omits."""
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-        self._all_help = all_help
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        """Print the help and exit."""
-        for action, text in self._all_help.items():
-            action.help = text
-        parser.print_help()
-        parser.exit()
-
-
-def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of commands that play the held-out prompts of finished runs or of models."""
-    text = "use the reward functions that the settings of someone else's run name; they are code"
-    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
-    add_verbose(parser)
-    add_debug(parser)
-    add_settings(parser, without=("iterations", "grace_s", "model"))
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add `--trust-checkpoint`."""
-    text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
-    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+    return {name: row for name, row in all_settings().items() if name not in NOT_A_FLAG}
 
 
 def shown(default: Any) -> str:
@@ -192,81 +93,15 @@ def shown(default: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that reports errors as one message without the usage, with exit status 2.
-
-    The message lists all unknown flags at once, and errors in the other settings as far as they can be validated.
-    """
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; exit if there are unknown ones."""
-        arguments, extra = self.parse_known_args(args, namespace)
-        if extra:
-            self._refuse(extra, arguments)
-        return arguments
-
-    def _refuse(self, extra: list[str], arguments: argparse.Namespace) -> NoReturn:
-        is_name = [not NUMBER.fullmatch(word) and (word.startswith("-") or "=" in word) for word in extra]
-        unknown = [word for word, is_one in zip(extra, is_name, strict=True) if is_one] or extra
-        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
-        hints = [(word.partition("=")[0], in_place_of(word.partition("=")[0], known, "--")) for word in unknown]
-        lines = ["unknown arguments:", *(f"  {word}: {hint or '--help lists them all'}" for word, hint in hints)]
-        try:
-            lines += _more_faults(given_settings(arguments))
-        except SettingsError as error:
-            lines.append(str(error))
-        self.error("\n".join(lines))
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with a message."""
-        self.exit(2, f"error: {message}\n")
-
-
-def with_underscores(argv: Iterable[str]) -> list[str]:
-    """Return `argv` with underscores in flags (--group-size: --group_size) and negative values joined to their flag.
-
-    argparse would treat the -1e-5 of `--lr -1e-5` as a flag.
-    """
-
-    names = set(all_settings())
-
-    def spelt(word: str) -> str:
-        flag, equals, value = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        return f"--{name}{equals}{value}" if flag.startswith("--") and name in names else word
-
-    words: list[str] = []
-    for word in map(spelt, argv):
-        is_value = word.startswith("-") and NUMBER.fullmatch(word)
-        if is_value and words and words[-1].removeprefix("--") in names:
-            words[-1] += f"={word}"
-        else:
-            words.append(word)
-    return words
-
-
-def grace_of(values: Mapping[str, Any]) -> float:
-    """Return `grace_s`, the seconds from SIGTERM to the end of the process.
+def run_setting(name: str, values: Mapping[str, Any]) -> Any:
+    """Return one of `RunSettings`, by its default where `values` lacks it.
 
     Raises:
-        SettingsError: the value is not a number, or below 0.
+        SettingsError: the value is out of its range.
     """
-    grace_s = values.get(GRACE.name, GRACE.default)
-    if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-        raise SettingsError(f"{GRACE.name} = {grace_s!r}; expected a number of at least 0")
-    return float(grace_s)
-
-
-def max_failures_of(values: Mapping[str, Any]) -> int:
-    """Return `max_failures`, the new starts of a run, or of a trial of Tune, that has lost a process.
-
-    Raises:
-        SettingsError: the value is not an integer, or below 0.
-    """
-    number = values.get(MAX_FAILURES.name, MAX_FAILURES.default)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise SettingsError(f"{MAX_FAILURES.name} = {number!r}; expected an integer of at least 0")
-    return number
+    if faults := RunSettings.faults({name: values[name]} if name in values else {}):
+        raise SettingsError("\n".join(faults))
+    return values.get(name, RUN.rows[name].default)
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -280,16 +115,17 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     values = _content_of(path) if path else {}
     if unknown := _unknown_names(values):
         faults += [f"settings file {path} has unknown names:", *unknown]
-    known = {setting.name for setting in flag_settings()}
-    read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
+    known = flag_settings()
+    read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known}, True)
     if wrong:
-        faults += ["settings cannot be read:", *wrong]
+        faults += ["settings have faults:", *wrong]
     try:
         read = expanded(read)
     except ValueError as error:
         faults.append(f"settings have faults:\n  {error}")
     if faults:
-        raise SettingsError("\n".join([*faults, *_more_faults(read)]))
+        more = more_faults(read)
+        raise SettingsError("\n".join([*faults, *(line for line in more if line not in faults)]))
     return read
 
 
@@ -303,6 +139,8 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     data, reward = (values.get(name) for name in SHORTHANDS)
     if data is None and reward is None:
         return rest
+    from rllib_srl.algorithm.config import SRLConfig
+
     if values.get("env") not in (None, OWN_DATA) or values.get("worlds") or values.get("stream"):
         name = next(name for name in ("env", "worlds", "stream") if values.get(name))
         shorthand = "data" if data is not None else "reward"
@@ -319,12 +157,14 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = [setting.name for setting in flag_settings()]
-    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {name: getattr(arguments, name) for name in flag_settings() if hasattr(arguments, name)}
 
 
-def _more_faults(read: Mapping[str, Any]) -> list[str]:
+def more_faults(read: Mapping[str, Any]) -> list[str]:
     """Return the errors in the readable settings; required settings may still be missing."""
+    from rllib_srl.algorithm.checks import early_faults
+    from rllib_srl.algorithm.validation import faults_of
+
     try:
         config = build_config(read)
         config.choose_length()
@@ -348,6 +188,9 @@ def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
         PlacementError: this machine has too few resources.
     """
     import ray
+
+    from rllib_srl.algorithm.resources import check_machine_holds
+    from rllib_srl.algorithm.srl import SRL
 
     lines = list(more)
     try:
@@ -390,7 +233,7 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 
 def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
-    known = [setting.name for setting in flag_settings()]
+    known = list(flag_settings())
     return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
 
 
@@ -408,29 +251,55 @@ def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingsError: values of the wrong type, all at once.
     """
-    read, faults = _read(values)
+    read, faults = _read(values, False)
     if faults:
         raise SettingsError("\n".join(["settings cannot be read:", *faults]))
     return read
 
 
-def _read(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the readable values, and an error message for each other one."""
+def _read(values: Mapping[str, Any], is_checked: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the readable values, and an error message for each other one.
+
+    Args:
+        values: as text or from YAML.
+        is_checked: whether types and ranges are checked, too. That imports the rules that values name.
+    """
     read, faults = {}, []
     for name, value in values.items():
         try:
-            read[name] = read_value(name, value)
+            one = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
             shown_value = value[0] if isinstance(value, list) and name in GROUPS and len(value) == 1 else value
             faults.append(f"  {name} = {shown_value!r}; expected {' '.join(str(error).split())}")
+            continue
+        wrong = _faults_of_value(name, one) if is_checked else []
+        faults += [f"  {line}" for line in wrong]
+        if not wrong:
+            read[name] = one
     return read, faults
 
 
+def _faults_of_value(name: str, value: Any) -> list[str]:
+    """Return the errors of one setting by its type and range, or of each of its parameters."""
+    part = next(part for part in all_parts() if name in part.rows)
+    group = GROUPS.get(name)
+    values, names = {name: value}, {name: name}
+    if group:
+        given = {key: one for key, one in group.given(value).items() if key in group.flat}
+        values = {group.flat[key]: one for key, one in given.items()}
+        is_plain = not isinstance(value, Mapping)
+        names = {group.flat[key]: name if is_plain or key == "name" else f"{name}.{key}" for key in given}
+    prefix = part.model.prefix
+    is_left = {flat: isinstance(one, str) and one == PRESET for flat, one in values.items()}
+    wrong, _ = part.model.found({flat.removeprefix(prefix): one for flat, one in values.items() if not is_left[flat]})
+    return [names[prefix + flat] + line.removeprefix(flat) for flat, line in wrong.items()]
+
+
 def read_value(name: str, value: Any) -> Any:
-    """Convert one value, from text or YAML, to the type of its setting; `SRLConfig.validate` checks ranges.
+    """Convert one value from text or YAML; whether it fits its setting is checked apart.
 
     Raises:
-        ValueError: the value has the wrong type; the message names the expected one.
+        ValueError: the text is no mapping where one is needed.
     """
     if name in SHORTHANDS:
         is_yaml = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
@@ -439,55 +308,31 @@ def read_value(name: str, value: Any) -> Any:
         return _mapping(value)
     if name in GROUPS:
         return _group_value(GROUPS[name], value)
-    return _plain_value(_default_of(name), value)
-
-
-def _default_of(name: str) -> Any:
-    """Return the default of a setting, or of a parameter by its flat name."""
-    if name in FLAT:
-        default = FLAT[name].default
-    else:
-        default = all_settings()[name].default
-    return DEFAULTS[name] if isinstance(default, str) and default == PRESET else default
+    return _plain_value(FLAT[name].default if name in FLAT else all_settings()[name].default, value)
 
 
 def _group_value(group: Group, value: Any) -> Any:
     """Convert the value of a setting with parameters: that of its head, or a mapping."""
     words = value if isinstance(value, list) and all(isinstance(word, str) for word in value) else [value]
     is_mapping = isinstance(words[0], str) and (words[0].lstrip().startswith("{") or "=" in words[0])
-    if not is_mapping and len(words) > 1 and isinstance(group.default(group.head), str):
+    head = group.table[group.flat[group.head]].default
+    if not is_mapping and len(words) > 1 and isinstance(head, str):
         raise ValueError("one value, name=value pairs, or one JSON object")
     given = _mapping(words) if is_mapping else words[0] if len(words) == 1 else value
     if not isinstance(given, Mapping):
-        return _plain_value(_default_of(group.flat[group.head]), given)
-    values, faults = {}, []
-    for key, one in given.items():
-        try:
-            values[key] = _plain_value(_default_of(group.flat[key]), one) if key in group.flat else one
-        except ValueError as error:
-            faults.append(f"{key} to be {error}")
-    if faults:
-        raise ValueError(", ".join(faults))
-    return values
+        return _plain_value(head, given)
+    defaults = {key: group.table[flat].default for key, flat in group.flat.items()}
+    return {key: _plain_value(defaults[key], one) if key in defaults else one for key, one in given.items()}
 
 
 def _plain_value(default: Any, value: Any) -> Any:
-    if isinstance(value, str) and value == PRESET:
-        return value
-    if isinstance(default, str) and default != "auto":
-        return str(value)
+    """Convert a value: text is text where the default is one, else it is read as YAML."""
     if isinstance(value, str):
-        value = plain(value)
-    if value is None or isinstance(value, list | tuple):
-        return tuple(value) if isinstance(default, tuple) and value else value
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ValueError("true or false")
-    elif isinstance(default, int | float):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("a number")
-        value = float(value) if isinstance(default, float) else value
-    return value
+        value = value if (isinstance(default, str) and default != "auto") or value == PRESET else plain(value)
+    if isinstance(default, tuple) and isinstance(value, list):
+        return tuple(value)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if isinstance(default, float) and is_integer else value
 
 
 def plain(text: str) -> Any:
@@ -519,6 +364,8 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
     Raises:
         SettingsError: settings contradict each other.
     """
+    from rllib_srl.algorithm.config import SRLConfig
+
     try:
         return apply_settings(SRLConfig(), expanded(values))
     except ValueError as error:
@@ -532,8 +379,7 @@ def model_config_of(values: Mapping[str, Any]) -> SRLConfig:
 
 def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:
     """Set settings by name, and return `config`."""
-    own = [setting.name for setting in SCRIPTS_OWN]
-    rest = {name: value for name, value in values.items() if name not in own}
+    rest = {name: value for name, value in values.items() if name not in RUN.rows}
     if "env" in rest:
         config.environment(rest.pop("env"))
     if "model" in rest:

@@ -24,8 +24,9 @@ _USER_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 def settings_to_log(config: Any) -> dict[str, Any]:
     """Return the settings of a run as texts and numbers, nested names joined by ".", without secrets."""
-    names = [name for name in (*OF_RLLIB, *SETTINGS) if name != "seal_key_file"]
+    names = [name for name, row in SETTINGS.items() if name in OF_RLLIB or not row.is_rllib]
     values = {"model": config.model_config["model"], **{name: getattr(config, name) for name in names}}
+    del values["seal_key_file"]
     return dict(flat_settings(values))
 
 

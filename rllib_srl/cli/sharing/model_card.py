@@ -102,7 +102,7 @@ def data_lines(settings: Mapping[str, Any]) -> list[str]:
 
 def setting_lines(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ from their defaults."""
-    defaults = {setting.name: setting.default for setting in flag_settings() if setting.name not in NOT_SHOWN}
+    defaults = {name: row.initial for name, row in flag_settings().items() if name not in NOT_SHOWN}
     changed = {n: settings[n] for n in defaults if n in settings and _listed(settings[n]) != _listed(defaults[n])}
     return ["The settings that differ from the defaults:", "", *as_yaml(changed)] if changed else []
 

@@ -170,7 +170,7 @@ def config_of(
     # The trial writes its own checkpoints, Tune none.
     changed = {"checkpoint_every": 0, **({"callbacks": None} if num_rehearsed else {})}
     config: dict[str, Any] = build_config({**values, **changed}).to_dict()
-    shown = {setting.name: _plain(setting.default) for setting in all_settings().values()} | values
+    shown = {name: _plain(row.initial) for name, row in all_settings().items()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
     return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed, "trust": trust}}
 

@@ -22,7 +22,7 @@ from rllib_srl import SRL, SRLConfig, register
 from rllib_srl.cli.shared.cluster import message_of, start_ray
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import ITERATIONS, apply_settings
+from rllib_srl.cli.shared.settings import apply_settings
 from rllib_srl.cli.tuning.plan import check_directory, from_anywhere
 from rllib_srl.tune_configs import Search
 
@@ -30,7 +30,7 @@ from rllib_srl.tune_configs import Search
 def with_settings(search: Search, given: Mapping[str, Any]) -> Search:
     """Return a search with the given settings; a given setting is no longer varied."""
     values = from_anywhere(given)
-    iterations = values.get(ITERATIONS.name, search.iterations)
+    iterations = values.get("iterations", search.iterations)
     apply_settings(search.param_space, values)
     if search.metric.startswith("evaluation/") and not search.param_space.evaluation_interval:
         search.param_space.evaluation(evaluation_interval=iterations)

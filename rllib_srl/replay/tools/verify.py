@@ -8,7 +8,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
@@ -63,5 +62,5 @@ def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     names = ("selection", "reuse_selection", "selection_config", "reuse_selection_config", "grade", "eviction")
     default, embedding = ReplaySettings(), settings.embedding_used  # of the rules as they were
     rules = {name: getattr(default, name) for name in names}
-    settings = replace(settings, **rules, embedding=embedding, domains="all", admit=None)
+    settings = settings.changed(**rules, embedding=embedding, domains="all", admit=None)
     return SRLReplayBuffer(settings, directory=directory)

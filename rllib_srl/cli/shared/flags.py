@@ -1,0 +1,145 @@
+"""Flags of commands that take the settings of a run: one for each setting, and `--help` and `--help-all` about them.
+
+This module and what it imports load neither Ray nor torch, so that `srl train --help` is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rllib_srl.algorithm.settings import GROUPS
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose
+from rllib_srl.cli.shared.settings import (
+    MAPPINGS,
+    NUMBER,
+    SettingsError,
+    flag_settings,
+    given_settings,
+    more_faults,
+    shown,
+    titles,
+)
+from rllib_srl.common.foreign_names import in_place_of
+
+# The settings in `--help`; `--help-all` also shows the rest.
+USED_MOST = (
+    *("env", "env_config", "data", "reward", "model", "engine"),
+    *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
+    *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
+)
+
+
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+    """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
+    parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
+    all_help: dict[argparse.Action, str] = {}
+    parser.add_argument("--help-all", action=HelpAll, all_help=all_help, help="show all settings and exit")
+    used_most = parser.add_argument_group("settings used most (--help-all shows all)")
+    groups: dict[str, Any] = {}
+    of_part = titles()
+    for name, row in flag_settings().items():
+        if name in without:
+            continue
+        title = of_part[name]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(f"settings: {title}")
+        action = (used_most if name in USED_MOST else groups[title]).add_argument(
+            f"--{name}",
+            default=argparse.SUPPRESS,
+            nargs="+" if name in MAPPINGS or name in GROUPS else None,
+            metavar="NAME=VALUE" if name in MAPPINGS else "VALUE",
+            help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
+        )
+        if name not in USED_MOST:
+            all_help[action], action.help = str(action.help), argparse.SUPPRESS
+
+
+class HelpAll(argparse.Action):
+    """`--help-all`: the page of `--help` with the settings that it omits."""
+
+    def __init__(
+        self, option_strings: list[str], dest: str, all_help: Mapping[argparse.Action, str], help: str | None = None
+    ) -> None:
+        """Store `all_help`: the help text of each flag that `--help` omits."""
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+        self._all_help = all_help
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Print the help and exit."""
+        for action, text in self._all_help.items():
+            action.help = text
+        parser.print_help()
+        parser.exit()
+
+
+def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of commands that play the held-out prompts of finished runs or of models."""
+    text = "use the reward functions that the settings of someone else's run name; they are code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+    add_verbose(parser)
+    add_debug(parser)
+    add_settings(parser, without=("iterations", "grace_s", "model"))
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add `--trust-checkpoint`."""
+    text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
+    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports errors as one message without the usage, with exit status 2.
+
+    The message lists all unknown flags at once, and errors in the other settings as far as they can be validated.
+    """
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the arguments; exit if there are unknown ones."""
+        arguments, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self._refuse(extra, arguments)
+        return arguments
+
+    def _refuse(self, extra: list[str], arguments: argparse.Namespace) -> NoReturn:
+        is_name = [not NUMBER.fullmatch(word) and (word.startswith("-") or "=" in word) for word in extra]
+        unknown = [word for word, is_one in zip(extra, is_name, strict=True) if is_one] or extra
+        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        hints = [(word.partition("=")[0], in_place_of(word.partition("=")[0], known, "--")) for word in unknown]
+        lines = ["unknown arguments:", *(f"  {word}: {hint or '--help lists them all'}" for word, hint in hints)]
+        try:
+            lines += more_faults(given_settings(arguments))
+        except SettingsError as error:
+            lines.append(str(error))
+        self.error("\n".join(lines))
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message."""
+        self.exit(2, f"error: {message}\n")
+
+
+def with_underscores(argv: Iterable[str]) -> list[str]:
+    """Return `argv` with underscores in flags (--group-size: --group_size) and negative values joined to their flag.
+
+    argparse would treat the -1e-5 of `--lr -1e-5` as a flag.
+    """
+
+    names = set(flag_settings())
+
+    def spelt(word: str) -> str:
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        return f"--{name}{equals}{value}" if flag.startswith("--") and name in names else word
+
+    words: list[str] = []
+    for word in map(spelt, argv):
+        is_value = word.startswith("-") and NUMBER.fullmatch(word)
+        if is_value and words and words[-1].removeprefix("--") in names:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words

@@ -1,0 +1,292 @@
+"""A part's settings as one pydantic model: default, range and meaning of each stand once, at its field.
+
+    class PlannerSettings(Settings):
+        adapt: Literal["none", "both"] = setting("none", "fractions that adapt", of="adapt.name", is_head=True)
+        adapt_rate: float = setting(0.1, "step of a fraction", of="adapt.rate", rules="both", gt=0, le=1)
+
+    PlannerSettings.table()                       name -> `Setting`: flags, documents and Tune's names come from it
+    PlannerSettings.faults({"adapt_rate": 2})     ["adapt_rate = 2; expected a number in (0, 1]"]
+
+A setting with parameters is a *group*. Users give a dictionary, or the value of its head alone: adapt="both" for
+adapt={"name": "both"}. Inside the package each parameter has its own flat name; `Group.spread` returns values by these.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, Strict, ValidationError
+
+from rllib_srl.common.foreign_names import nearest
+
+PRESET = "preset"  # value of a setting that the user leaves to the named algorithm or loss
+
+Pair = Annotated[tuple[float, float], Strict(False)]  # a list is a tuple, too
+Triple = Annotated[tuple[float, float, float], Strict(False)]
+Part = TypeVar("Part", bound="Settings")
+
+
+class Setting(NamedTuple):
+    """A setting or a parameter of one, as its field declares it."""
+
+    default: Any
+    meaning: str  # with the unit
+    kind: Any = Any  # its annotation
+    of: str = ""  # "group.parameter", where users give it; "": no parameter; "group.*": all other parameters
+    rules: tuple[str, ...] = ()  # values of the group's head that read it; (): all
+    is_head: bool = False  # its value alone stands for the group
+    is_preset: bool = False  # a named algorithm may set it
+    is_rllib: bool = False  # it belongs to RLlib
+
+    @property
+    def initial(self) -> Any:
+        """The value in a new `SRLConfig`."""
+        return PRESET if self.is_preset else self.default
+
+    @property
+    def group(self) -> str:
+        """The setting that users give, "" for a setting that is no parameter."""
+        return self.of.partition(".")[0]
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter within its group."""
+        return self.of.partition(".")[2]
+
+
+def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any:
+    """Return a field of `Settings`.
+
+    Args:
+        default: default value.
+        meaning: unit and meaning, as docs/settings.md prints it.
+        expected: valid values, for errors; "": said by type and range.
+        given: `of`, `rules` (separated by spaces), `is_head`, `is_preset` and `is_rllib` of `Setting`; and limits of
+            pydantic: ge, gt, le, lt, min_length.
+    """
+    own = {name: given.pop(name) for name in Setting._fields if name in given}
+    own["rules"] = tuple(own.get("rules", "").split())
+    extra: dict[str, Any] = {"row": own, "expected": expected}
+    return Field(default, description=meaning, json_schema_extra=extra, **given)
+
+
+def by(fault: Callable[[Any], str]) -> PlainValidator:
+    """Return a validator from a function that returns "expected ..." for a wrong value and "" for a right one."""
+
+    def check(value: Any) -> Any:
+        if text := fault(value):
+            raise ValueError(text)
+        return value
+
+    return PlainValidator(check)
+
+
+def where(is_right: Callable[..., bool]) -> AfterValidator:
+    """Return a validator of a sequence: `is_right` gets its parts; the text for errors is the field's `expected`."""
+
+    def check(value: Any) -> Any:
+        if not is_right(*value):
+            raise ValueError
+        return value
+
+    return AfterValidator(check)
+
+
+class SettingFaults(ValueError):
+    """Values outside their ranges. Invariant: `wrong` is name -> "expected ...", one for each value."""
+
+    def __init__(self, values: Mapping[str, Any], wrong: Mapping[str, str]) -> None:
+        """Write one line for each value."""
+        super().__init__("settings are invalid:\n  " + "\n  ".join(f"{n} = {values[n]!r}; {wrong[n]}" for n in wrong))
+        self.wrong = wrong
+
+
+class Settings(BaseModel):
+    """Settings of one part. Invariant: each value is within its range; `faults` also checks them together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    prefix: ClassVar[str] = ""  # of the names in SRLConfig
+
+    def __init__(self, **values: Any) -> None:
+        """Take values by name; others have their defaults.
+
+        Raises:
+            SettingFaults: naming every value of a wrong type or outside its range.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingFaults(values, self._wrong(error)) from None
+
+    @classmethod
+    @cache
+    def table(cls) -> dict[str, Setting]:
+        """Return flat name, with the prefix of this part, -> `Setting`."""
+        rows = {}
+        for name, field in cls.model_fields.items():
+            if isinstance(field.json_schema_extra, dict):
+                own: dict[str, Any] = dict(field.json_schema_extra["row"])  # type: ignore[arg-type]
+                own["of"] = own.get("of", "") and cls.prefix + own["of"]
+                default = field.get_default(call_default_factory=True)
+                rows[cls.prefix + name] = Setting(default, field.description or "", field.annotation, **own)
+        return rows
+
+    @classmethod
+    def unchecked(cls: type[Part], values: Mapping[str, Any]) -> Part:
+        """Return settings from values that are checked elsewhere, or cannot be checked here."""
+        return cls.model_construct(**values)
+
+    def changed(self: Part, **values: Any) -> Part:
+        """Return these settings with some changed."""
+        return self.model_copy(update=values)
+
+    @classmethod
+    def faults(cls, values: Mapping[str, Any], prefix: str = "") -> list[str]:
+        """Return all errors of the values and of their combination, each "name = value; expected ..."."""
+        wrong, together = cls.found(values)
+        return [f"{prefix}{line}" for line in (*wrong.values(), *together)]
+
+    @classmethod
+    def found(cls, values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+        """Return name -> error of each wrong value, and the errors of the others together."""
+        values = {name: value for name, value in values.items() if not cls._is_default(name, value)}
+        try:
+            made, wrong = cls(**values), {}
+        except SettingFaults as error:
+            wrong = dict(error.wrong)
+            made = cls(**{name: value for name, value in values.items() if name not in wrong})
+        lines = {name: f"{name} = {values[name]!r}; {text}" for name, text in wrong.items()}
+        return lines, [line for line in made.contradictions() if not names_any(line, wrong)]
+
+    def contradictions(self) -> Iterable[str]:
+        """Return the errors of settings that do not go together; each value is within its range."""
+        return ()
+
+    def checked(self: Part) -> Part:
+        """Return these settings.
+
+        Raises:
+            ValueError: settings are invalid; the message lists all errors.
+        """
+        if faults := self.faults(vars(self)):
+            raise ValueError(f"{type(self).__name__} has faults:\n  " + "\n  ".join(faults))
+        return self
+
+    @classmethod
+    def _is_default(cls, name: str, value: Any) -> bool:
+        default = cls.model_fields[name].default if name in cls.model_fields else ...
+        return type(value) is type(default) and bool(value == default)
+
+    @classmethod
+    def _wrong(cls, error: ValidationError) -> dict[str, str]:
+        """Return name -> "expected ..." of pydantic's errors."""
+        wrong: dict[str, str] = {}
+        for one in error.errors():
+            name = str(one["loc"][0])
+            if one["type"] == "extra_forbidden":
+                near = nearest(name, cls.model_fields)
+                wrong[name] = "expected no setting of that name" + (f"; did you mean {near}?" if near else "")
+            elif one["type"] == "value_error" and (text := str(one["ctx"]["error"])):
+                wrong[name] = text
+            else:
+                wrong.setdefault(name, f"expected {expected(cls, name)}")
+        return wrong
+
+
+def names_any(line: str, names: Collection[str]) -> bool:
+    """Return whether an error message names any of some settings."""
+    return bool(names) and bool(re.search(rf"\b({'|'.join(map(re.escape, names))})\b", line))
+
+
+def expected(model: type[Settings], name: str) -> str:
+    """Return the valid values of a field as text: "a number in (0, 1], or None"."""
+    field = model.model_fields[name]
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and extra["expected"]:
+        return str(extra["expected"])
+    limits = {key: getattr(one, key) for one in field.metadata for key in ("ge", "gt", "le", "lt") if hasattr(one, key)}
+    words = _words(field.annotation, limits)
+    return words + (", or None" if field.default is None and "None" not in words else "")
+
+
+def _words(kind: Any, limits: Mapping[str, float]) -> str:
+    names = [repr(one) for one in get_args(kind)]
+    if hasattr(kind, "__metadata__"):  # Annotated
+        return _words(get_args(kind)[0], limits)
+    if get_origin(kind) in (Union, types.UnionType):
+        last = sorted(get_args(kind), key=lambda one: (one is type(None), str(one).startswith("typing.Literal")))
+        return ", or ".join(_words(one, limits) for one in last)
+    if str(kind).startswith("typing.Literal"):
+        return ("one of " if len(names) > 1 else "") + ", ".join(names)
+    if kind is type(None):
+        return "None"
+    if kind is bool:
+        return "True or False"
+    if kind is int:
+        return f"an integer of at least {limits['ge']}" if "ge" in limits else "an integer"
+    if kind is float:
+        return f"a number{_range(limits)}"
+    return "a text" if kind is str else f"a {getattr(kind, '__name__', kind)}"
+
+
+def _range(limits: Mapping[str, float]) -> str:
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    if low is not None and high is not None:
+        return f" in {'[' if 'ge' in limits else '('}{low:g}, {high:g}{']' if 'le' in limits else ')'}"
+    if low is None:
+        return "" if high is None else f" of at most {high:g}"
+    return f" of at least {low:g}" if "ge" in limits else f" above {low:g}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A setting with parameters. Invariant: `flat` holds the head, first, and every parameter but those of `rest`."""
+
+    name: str
+    head: str  # key of the head, often "name"
+    flat: Mapping[str, str]  # parameter -> flat name
+    table: Mapping[str, Setting]  # the rows of these flat names
+    rest: str = ""  # flat name of the dictionary of all other parameters, "" if there are none
+
+    def given(self, value: Any) -> dict[str, Any]:
+        """Return a value of the setting as a dictionary; one that lacks the head of a switch turns it on."""
+        if not isinstance(value, Mapping):
+            return {self.head: value}
+        is_switch = isinstance(self.table[self.flat[self.head]].default, bool)
+        return {self.head: True, **value} if is_switch else dict(value)
+
+    def spread(self, value: Any) -> dict[str, Any]:
+        """Return the value of each flat name, that of a new config where a value is not given."""
+        given = self.given(value)
+        values = {flat: given.pop(key, self.table[flat].initial) for key, flat in self.flat.items()}
+        return {**values, self.rest: given} if self.rest else values
+
+    def default(self, key: str) -> Any:
+        """Return the value of a parameter in a new config; `NotImplemented`, equal to no value, for one of `rest`."""
+        return self.table[self.flat[key]].initial if key in self.flat else NotImplemented
+
+    def readers(self, key: str) -> tuple[str, ...]:
+        """Return the rules that read a parameter; () if all do."""
+        return self.table[self.flat[key]].rules if key in self.flat else ()
+
+
+def groups_of(table: Mapping[str, Setting]) -> dict[str, Group]:
+    """Return setting -> group for each setting of the table that has parameters."""
+    groups = {}
+    for head, row in table.items():
+        if row.is_head:
+            members = {name: other for name, other in table.items() if other.group == row.group}
+            flat = {row.parameter: head} | {other.parameter: name for name, other in members.items()}
+            rest = flat.pop("*", "")
+            groups[row.group] = Group(row.group, row.parameter, flat, members, rest)
+    return groups
+
+
+def public(table: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the settings that users give: each group once, with default and meaning of its head."""
+    return {row.group or name: row for name, row in table.items() if row.is_head or not row.of}
