@@ -35,15 +35,9 @@ def test_similarities_worked_by_hand():
     ids, _ = found.nearest(np.array([[1, 0], [1, 0]]), 1, [3, -1])
     assert ids.tolist() == [[7], [3]]
     assert found.ids().tolist() == [0, 3, 7] and len(found) == 3
-
-
-def test_fewer_than_k_are_said_to_be_missing():
-    found = Neighbours(2)
-    ids, similarity = found.nearest(np.eye(2), 2)
-    assert ids.tolist() == [[-1, -1]] * 2 and np.isnan(similarity).all()
-    found.set([5], np.eye(2)[:1])
-    ids, similarity = found.nearest(np.eye(2)[:1], 3, [5])
-    assert ids.tolist() == [[-1] * 3] and np.isnan(similarity).all()
+    ids, similarity = found.nearest(np.eye(2)[:1], 4, [3])
+    assert ids.tolist() == [[7, 0, -1, -1]] and np.isnan(similarity[0]).tolist() == [False, False, True, True]
+    assert np.isnan(Neighbours(2).nearest(np.eye(2), 2)[1]).all()
 
 
 def test_equal_similarities_are_ordered_by_id_and_zeros_are_unlike_everything():

@@ -91,14 +91,6 @@ def test_an_entry_tells_what_is_known():
     assert {(one.visits, one.pass_rate) for one in groups.values()} == {(2, 0.25), (2, 0.5)}
 
 
-def test_waiting_items_that_nobody_wants_do_not_fill_the_schedule():
-    buffer = a_buffer(domains=failed, revisit_fraction=0.25)
-    rewards = ((1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0))
-    buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(12)], 1)
-    drawn = {int(prompt.prompt_id[1:]) for now in range(2, 9) for prompt in buffer.draw_prompts(2, now)}
-    assert drawn and all(index % 2 == 0 for index in drawn)
-
-
 def test_a_registered_predicate_has_a_name(monkeypatch):
     monkeypatch.setitem(PREDICATES, "failed", failed)
     assert ReplaySettings.faults({"domains": "failed"}) == []

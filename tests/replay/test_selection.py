@@ -224,12 +224,6 @@ def test_a_batch_is_full_distinct_and_seeded(name, num, num_candidates, seed, ar
     np.testing.assert_array_equal(draws[0], draws[1])
 
 
-def test_a_rule_draws_within_the_slots_of_each_domain():
-    candidates = some(300)
-    indices = apply("srl", SRL(), candidates, 20, generator(), {0: 10, 1: 6, 2: 4})
-    assert np.bincount(candidates.domain[indices]).tolist() == [10, 6, 4]
-
-
 def test_a_users_rule_is_held_to_the_contract():
     def mine(candidates, num, generator):
         return np.zeros(num, int)
@@ -241,28 +235,6 @@ def test_a_users_rule_is_held_to_the_contract():
 
 
 # Parameters
-
-ACTS = {  # rule -> parameter -> another value
-    "srl": {"temperature": 0.0, "epsilon_new": 1.0, "learnability_coeff": 500.0},
-    "srl groups": {"signal_floor": 100.0, "age_scale": 0.1},
-    "per groups": {"alpha": 20.0, "beta": 1.0, "by": "reward"},
-    "high_reward": {"factor": 1.0},
-}
-
-
-@pytest.mark.parametrize(("rule", "name"), [(rule, name) for rule, names in ACTS.items() for name in names])
-def test_a_parameter_changes_a_draw(rule, name):
-    """With one seed, draws differ only because the parameter acts."""
-    of, _, kind = rule.partition(" ")
-    candidates = some(40, 13, kind == "groups")
-
-    def drawn(parameters) -> list:
-        made, rng = SELECTIONS.make(of, parameters), generator(1)
-        indices = np.concatenate([made(candidates, 5, rng) for _ in range(20)])
-        weights = made.loss_weights(candidates, indices) if hasattr(made, "loss_weights") else []
-        return [*indices.tolist(), *weights]
-
-    assert drawn({}) == drawn({}) != drawn({name: ACTS[rule][name]})
 
 
 @pytest.mark.parametrize("rule", [SRL, PER, HighReward])

@@ -1,1 +1,1 @@
-"""Scheduling of items: recall, spacing rules, grades of reviews, shares of slots."""
+"""Scheduling of items: grades of visits, spacing rules, due dates, slots of the memory in a batch."""

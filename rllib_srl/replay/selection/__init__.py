@@ -1,1 +1,1 @@
-"""Selection of items and groups to draw, and of items to evict: candidates, rules, domain shares, eviction."""
+"""Selection of items and groups to draw, and of items to evict: rules, quotas of domains, a filter, draws, eviction."""
