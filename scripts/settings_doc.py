@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
+from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, SOURCES  # noqa: E402
 from rllib_srl.algorithm.settings import FLAT, GROUPS  # noqa: E402
 from rllib_srl.cli.shared.settings import RUN, all_parts, shown  # noqa: E402
 from rllib_srl.common.setting_model import Group, Setting  # noqa: E402
@@ -26,8 +29,8 @@ Written by `python scripts/settings_doc.py`; do not edit.
 
 Each setting is an attribute of `SRLConfig`, a flag of `srl train` and a key of its YAML file. In Python
 `.environment(...)` sets `env`, `env_config`, `worlds`, `mixture` and `stream`,
-`.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods of their own, and
-the method of its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
+`.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods, and the method of
+its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
 
 A default marked ^ applies if the preset that `loss` names does not set another (see [losses](losses.md)); in
 `SRLConfig` such a setting is "preset" until it is set. A setting marked + has parameters, which are listed
@@ -45,6 +48,17 @@ first one, the setting keeps its own. On the command line: `--replay_spacing nam
 """
 
 
+NAMES = """
+## Named algorithms and memories
+
+`.training("dapo")` or `--algorithm dapo` sets these, `.replay("srl")` or `--replay srl` those of a memory. A setting
+that you give beside the name wins.
+
+| name | sets | source |
+|---|---|---|
+"""
+
+
 def document() -> str:
     """Return the text of docs/settings.md."""
     parts, title = [INTRODUCTION], ""
@@ -55,6 +69,8 @@ def document() -> str:
             title = part.title
             parts.append(f"\n## {title[0].upper()}{title[1:]}\n\n| setting | default | meaning |\n|---|---|---|\n")
         parts += [_row(name, row) for name, row in part.rows.items()]
+    parts += [NAMES, *(_named(f"algorithm {name}", values, SOURCES[name]) for name, values in ALGORITHMS.items())]
+    parts += [_named(f"replay {name}", values, "") for name, values in MEMORIES.items()]
     return "".join([*parts, PARAMETERS, *map(_parameters, GROUPS.values())])
 
 
@@ -76,6 +92,11 @@ def _parameters(group: Group) -> str:
     merged = {row: [] if readers == every else readers for row, readers in merged.items()}
     lines += [f"| `{key}` | {' '.join(of)} | {text} | {what} |\n" for (key, text, what), of in merged.items()]
     return "".join(lines) if others else ""
+
+
+def _named(name: str, values: Mapping[str, Any], source: str) -> str:
+    listed = ", ".join(f"`{setting}: {shown(value)}`" for setting, value in values.items())
+    return f"| `{name}` | {listed} | {source} |\n"
 
 
 def _default(row: Setting) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium as gym
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
-from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -29,6 +28,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.flat import LONGEST_EPISODE, FlatSettings
 from rllib_srl.algorithm.gpu_memory import ModelShape, fit_awake
+from rllib_srl.algorithm.named import settings_of_name, without_names
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings
 from rllib_srl.algorithm.resources import (
@@ -53,11 +53,11 @@ from rllib_srl.algorithm.settings import (
     warn_once,
 )
 from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
-from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.common.setting_checks import is_number
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
@@ -71,8 +71,6 @@ from rllib_srl.replay.settings import ReplaySettings
 _NAME_FILES = ("env_config", "worlds", "stream", "regularisers")
 
 logger = logging.getLogger(__name__)
-
-CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
 
 # Settings that `validate` chooses together from the GPUs at hand, where the user has not
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
@@ -193,8 +191,17 @@ class SRLConfig(AlgorithmConfig):
         super().env_runners(**theirs)
         return self._assign(ours)
 
-    def training(self, **kwargs: Any) -> SRLConfig:
-        """Set batch, loss and optimiser, beside RLlib's own settings such as `lr` and `num_epochs`."""
+    def training(self, algorithm: str | None = None, **kwargs: Any) -> SRLConfig:
+        """Set batch, loss and optimiser, beside RLlib's own settings such as `lr` and `num_epochs`.
+
+        Args:
+            algorithm: "grpo", "dapo", "spo" or "srl" sets what it consists of, where nothing else is set (`named.py`).
+            kwargs: settings.
+
+        Raises:
+            ValueError: there is no algorithm of this name.
+        """
+        self._assign_named("algorithm", algorithm)
         ours, theirs = _divide(kwargs, "training")
         super().training(**theirs)
         return self._assign(ours)
@@ -205,8 +212,17 @@ class SRLConfig(AlgorithmConfig):
         super().evaluation(**theirs)
         return self._assign(ours)
 
-    def replay(self, **kwargs: Any) -> SRLConfig:
-        """Set the memory; names are those of docs/settings.md without the prefix `replay_`."""
+    def replay(self, memory: str | None = None, **kwargs: Any) -> SRLConfig:
+        """Set the memory; names are those of docs/settings.md without the prefix `replay_`.
+
+        Args:
+            memory: "none", "uniform", "balanced" or "srl" sets what it consists of, where nothing else is set.
+            kwargs: settings.
+
+        Raises:
+            ValueError: there is no memory of this name.
+        """
+        self._assign_named("replay", memory)
         return self._assign_short("replay", kwargs)
 
     def planner(self, **kwargs: Any) -> SRLConfig:
@@ -219,14 +235,14 @@ class SRLConfig(AlgorithmConfig):
         Raises:
             ValueError: the name of no class of callbacks.
         """
-        super().callbacks(_callbacks(callbacks_class), **kwargs)
+        super().callbacks(callbacks_of(callbacks_class), **kwargs)
         return self
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
-        """Set settings by name; callbacks may be named as in `callbacks`."""
-        values = dict(config_dict)
+        """Set settings by name; "algorithm", "replay" and callbacks are names as in their methods."""
+        values = without_names(config_dict)
         for name in values.keys() & {"callbacks", "callbacks_class"}:
-            values[name] = _callbacks(values[name])
+            values[name] = callbacks_of(values[name])
         config: SRLConfig = super().update_from_dict(values)
         return config
 
@@ -235,6 +251,11 @@ class SRLConfig(AlgorithmConfig):
         if unknown := sorted(set(values) - set(names)):
             raise TypeError(_refusal(part, unknown, names) + f"\nexpected some of {names}")
         return self._assign({f"{part}_{name}": value for name, value in values.items()})
+
+    def _assign_named(self, kind: str, name: str | None) -> None:
+        for setting, value in (settings_of_name(kind, name) if name is not None else {}).items():
+            if getattr(self, setting) == SETTINGS[setting].initial:
+                setattr(self, setting, copy(value))
 
     def _assign(self, values: Mapping[str, Any]) -> SRLConfig:
         for name, value in values.items():
@@ -434,10 +455,6 @@ class SRLConfig(AlgorithmConfig):
     def _env_id(self) -> str:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
-    def may_draw(self, kind: str) -> bool:
-        """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
-        return self.flat().may_draw(kind)
-
     @property
     def is_sharded(self) -> bool:
         """Return whether weights are sharded over the learners (`fsdp`)."""
@@ -565,21 +582,6 @@ def _divide(values: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dic
         raise TypeError(_refusal(method, unknown, {*taken, *theirs} - {"self", "kwargs"}))
     ours = {name: value for name, value in values.items() if name in taken}
     return ours, {name: value for name, value in values.items() if name not in taken}
-
-
-def _callbacks(given: Any) -> Any:
-    """Return callbacks with names replaced by classes; RLlib's own form of a class, "module.Class", stays."""
-    if isinstance(given, list | tuple):
-        return [_callbacks(one) for one in given]
-    is_name = isinstance(given, str) and (":" in given or given.startswith(CONTRIB) or "." not in given)
-    return _callback(given) if is_name else given
-
-
-def _callback(name: str) -> type[RLlibCallback]:
-    found = CALLBACKS.named(name)
-    if not isinstance(found, type) or not issubclass(found, RLlibCallback):
-        raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {found!r}")
-    return found
 
 
 def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:

@@ -283,7 +283,7 @@ class SRL(SavedAlgorithm):
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
-        is_trained_later = not is_dropped and self.config.may_draw("reuse")
+        is_trained_later = not is_dropped and self.config.flat().may_draw("reuse")
         spent = self.ahead.take_seconds(), self.ahead.take_waiting_share()
         self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
         if late and not is_dropped and not is_trained_later:
@@ -300,7 +300,7 @@ class SRL(SavedAlgorithm):
         except RatingsError as error:
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
-        if counts.get("num_applied") and not self.config.may_draw("reuse"):
+        if counts.get("num_applied") and not self.config.flat().may_draw("reuse"):
             self.report.warn(
                 "ratings grade prompts but do not train: replay_reuse_fraction is 0; set it above 0, such as 0.25"
             )

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 
+from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.types import GroupMeta, Prompt
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm import Algorithm
     from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
 
 
 class SRLCallback(RLlibCallback):
@@ -185,3 +188,18 @@ def augmented(algorithm: Algorithm, prompts: Sequence[Prompt], now: int) -> list
             raise TypeError(f"{name}.augment_batch returned {more!r:.200}; expected a list of Prompt, () for none")
         together += more
     return together
+
+
+def callbacks_of(given: Any) -> Any:
+    """Return callbacks with names replaced by classes; RLlib's own form of a class, "module.Class", stays."""
+    if isinstance(given, list | tuple):
+        return [callbacks_of(one) for one in given]
+    is_name = isinstance(given, str) and (":" in given or given.startswith(CONTRIB) or "." not in given)
+    return _callback(given) if is_name else given
+
+
+def _callback(name: str) -> type[RLlibCallback]:
+    found = CALLBACKS.named(name)
+    if not isinstance(found, type) or not issubclass(found, RLlibCallback):
+        raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {found!r}")
+    return found

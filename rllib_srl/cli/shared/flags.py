@@ -26,7 +26,7 @@ from rllib_srl.common.foreign_names import in_place_of
 
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
-    *("env", "env_config", "data", "reward", "model", "engine"),
+    *("algorithm", "replay", "data", "reward", "env", "env_config", "model", "engine"),
     *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
     *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
 )

@@ -20,10 +20,11 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, place_of
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
@@ -45,16 +46,22 @@ class RunSettings(Settings):
     max_failures: int = setting(3, "new starts after lost processes, without a newer checkpoint; 0: none", ge=0)
 
 
-class DataSettings(Settings):
-    """Shorthands for env and env_config."""
+class Shorthands(Settings):
+    """Words that stand for several settings; what is given beside them wins."""
 
+    algorithm: Literal[tuple(ALGORITHMS)] | None = setting(  # type: ignore[valid-type]
+        None, f"method whose settings are those of its paper: {' '.join(ALGORITHMS)}, docs/settings.md"
+    )
+    replay: Literal[tuple(MEMORIES)] | None = setting(  # type: ignore[valid-type]
+        None, f"memory in one word: {' '.join(MEMORIES)}"
+    )
     data: Any = setting(None, "your own questions: a file or a hub data set")
     reward: Any = setting(None, "with data: reward functions, module:f, file.py:f or a URL")
 
 
 RUN = Part("run", "", RunSettings)
-DATA = Part("environment", "", DataSettings)
-SHORTHANDS = tuple(DATA.rows)
+WORDS = Part("in one word", "", Shorthands)
+SHORTHANDS = tuple(WORDS.rows)
 MAPPINGS = ("env_config", "worlds", "mixture", "regularisers", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -67,7 +74,7 @@ class SettingsError(ValueError):
 @cache
 def all_parts() -> tuple[Part, ...]:
     """Return the parts of the settings in the order of documents."""
-    return (RUN, PARTS[0], DATA, *PARTS[1:])
+    return (RUN, WORDS, *PARTS)
 
 
 def all_settings() -> dict[str, Setting]:
@@ -130,13 +137,14 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the environment that `data` and `reward` stand for in their place.
+    """Return settings with those that the shorthands stand for in their place.
 
     Raises:
         ValueError: they contradict other settings.
     """
+    values = without_names(values)
     rest = {name: value for name, value in values.items() if name not in SHORTHANDS}
-    data, reward = (values.get(name) for name in SHORTHANDS)
+    data, reward = values.get("data"), values.get("reward")
     if data is None and reward is None:
         return rest
     from rllib_srl.algorithm.config import SRLConfig

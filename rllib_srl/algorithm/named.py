@@ -1,0 +1,73 @@
+"""Named algorithms and memories: one word sets loss, advantage, sampling and replay of a published method.
+
+    SRLConfig().training("dapo")          srl train --algorithm dapo          {"algorithm": "dapo"} under Tune
+    SRLConfig().replay("srl")             srl train --replay srl              {"replay": "srl"}
+
+A setting that the user gives wins. docs/settings.md lists what each name sets, docs/losses.md what differs from the
+papers; none of them loads a reference model for a KL, for which there is `kl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rllib_srl.common.foreign_names import nearest
+
+MEMORIES: dict[str, dict[str, Any]] = {
+    "none": {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0, "replay_capacity": 0},
+    "uniform": {"replay_revisit_fraction": 0.25, "replay_selection": "uniform"},
+    "balanced": {"replay_revisit_fraction": 0.25, "replay_selection": "balanced"},
+    "srl": {
+        "replay_revisit_fraction": 0.25,
+        "replay_spacing": "fsrs",
+        "replay_selection": "srl",
+        "replay_diversity": 0.5,
+    },
+}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"loss": "grpo", **MEMORIES["none"]},
+    "dapo": {"loss": "dapo", **MEMORIES["none"]},
+    "spo": {
+        "num_prompts_per_batch": 128,  # one episode each: as many episodes as 16 prompts of 8
+        "group_size": 1,
+        "advantage": {"name": "posterior", "scale": "centred", "min_surprise": 0.0},
+        "replay_history": "kl",
+        "replay_selection": "contrib.spo",
+    },
+    "srl": MEMORIES["srl"],
+}
+SOURCES = {
+    "grpo": "Shao et al. 2024, arXiv 2402.03300",
+    "dapo": "Yu et al. 2025, arXiv 2503.14476",
+    "spo": "Xu and Ding 2025, arXiv 2509.13232",
+    "srl": "this project: revisits by spaced repetition and diversity",
+}
+TABLES = {"algorithm": ALGORITHMS, "replay": MEMORIES}
+
+
+def settings_of_name(kind: str, name: Any) -> Mapping[str, Any]:
+    """Return the settings of a named algorithm (`kind` "algorithm") or memory ("replay").
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    table = TABLES[kind]
+    if not isinstance(name, str) or name not in table:
+        near = nearest(name, table) if isinstance(name, str) else ""
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"{kind} = {name!r}; expected one of {', '.join(map(repr, table))}{hint}")
+    return table[name]
+
+
+def without_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those that "algorithm" and "replay" stand for in their place; the other values win.
+
+    Raises:
+        ValueError: a name of neither.
+    """
+    named: dict[str, Any] = {}
+    for kind in TABLES:
+        if values.get(kind) is not None:
+            named |= settings_of_name(kind, values[kind])
+    return named | {name: value for name, value in values.items() if name not in TABLES}

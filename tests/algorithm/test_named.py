@@ -1,0 +1,68 @@
+"""Named algorithms and memories: what they set, what wins over them, and every way to name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES
+from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.cli import train
+from rllib_srl.cli.shared.settings import SettingsError, build_config, given_settings
+
+BY_NAME = [("training", name) for name in ALGORITHMS] + [("replay", name) for name in MEMORIES]
+
+
+def config() -> SRLConfig:
+    return SRLConfig().environment("compare").rl_module(model_config={"model": "tiny"})
+
+
+def values_of(config: SRLConfig) -> dict:
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("method", "name"), BY_NAME)
+def test_a_name_is_valid_and_the_same_in_python_in_tune_and_as_a_flag(method, name):
+    made = getattr(config(), method)(name)
+    assert faults_of(made) == [] and warnings_of(made) == []
+    key = "replay" if method == "replay" else "algorithm"
+    assert values_of(config().update_from_dict({key: name})) == values_of(made)
+    flags = given_settings(train.parse(["--env", "compare", "--model", "tiny", f"--{key}", name]))
+    assert key not in flags and values_of(build_config(flags)) == values_of(made)
+
+
+def test_methods_are_those_of_the_papers():
+    dapo = config().training("dapo").loss_settings()
+    assert (dapo.clip_low, dapo.clip_high, dapo.aggregation) == (0.2, 0.28, "token_mean")
+    assert (dapo.dynamic_sampling_tries, dapo.overlong_penalty, dapo.kl_coeff) == (10, 1.0, 0.0)
+    spo = config().training("spo")
+    assert (spo.loss_settings().advantage, spo.loss_settings().surprise_scale, spo.group_size) == (
+        "posterior",
+        "centred",
+        1,
+    )
+    assert (spo.replay_settings().selection, spo.replay_settings().history_by) == ("contrib.spo", "kl")
+    assert config().training("grpo").replay_settings().is_on is False
+    srl = config().training("srl").replay_settings()
+    assert (srl.spacing, srl.selection, srl.diversity_coeff, srl.embedding_used) == ("fsrs", "srl", 0.5, "ngram")
+
+
+def test_an_explicit_setting_wins_whatever_the_order():
+    for made in (
+        config().training("spo", group_size=2),
+        config().training(group_size=2).training("spo"),
+        config().update_from_dict({"group_size": 2, "algorithm": "spo"}),
+        build_config({"env": "compare", "model": "tiny", "group_size": 2, "algorithm": "spo"}),
+    ):
+        assert (made.group_size, made.num_prompts_per_batch) == (2, 128)
+    made = config().replay("srl", revisit_fraction=0.5)
+    assert (made.replay_revisit_fraction, made.replay_spacing) == (0.5, "fsrs")
+
+
+def test_an_unknown_name_is_one_line():
+    with pytest.raises(ValueError, match="^algorithm = 'dappo'; expected one of 'grpo', .*; did you mean 'dapo'\\?$"):
+        SRLConfig().training("dappo")
+    with pytest.raises(ValueError, match="^replay = 7; expected one of 'none', 'uniform', 'balanced', 'srl'$"):
+        SRLConfig().update_from_dict({"replay": 7})
+    with pytest.raises(SettingsError, match="algorithm = 'ppo'; expected one of 'grpo', 'dapo', 'spo', 'srl'"):
+        given_settings(train.parse(["--algorithm", "ppo"]))
