@@ -25,7 +25,7 @@ from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import TORCH, fault_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
-from rllib_srl.replay.setting_advice import Run, group_size_faults
+from rllib_srl.replay.setting_advice import Run, group_size_errors
 from rllib_srl.replay.setting_advice import warnings_of as memory_warnings
 from rllib_srl.replay.settings import AUTO, parameters_of
 
@@ -403,7 +403,7 @@ def _stream(config: Any) -> Iterator[str]:
 
 def _replay(config: Any) -> Iterator[str]:
     if not any(_group_size(config)):
-        yield from group_size_faults(config.replay_settings(), _beside_memory(config))
+        yield from group_size_errors(config.replay_settings(), _beside_memory(config))
 
 
 def _beside_memory(config: Any) -> Run:
