@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -154,6 +154,8 @@ class StreamOptions(_Strict):
 class ChatRequest(_Strict):
     """The body of a request, without the fields of `NEUTRAL` and `INERT`; see the module."""
 
+    taken: ClassVar[frozenset[str]] = frozenset()  # fields of `NEUTRAL` that a sub-class takes at any value
+
     model: str
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[ToolSchema] | None = Field(default=None, max_length=128)
@@ -197,6 +199,9 @@ class ChatRequest(_Strict):
         return [name for name in SAMPLING if getattr(self, name) is not None]
 
 
+R = TypeVar("R", bound=ChatRequest)
+
+
 def read_object(body: bytes) -> Mapping[str, Any]:
     """Return the JSON object of a body.
 
@@ -218,19 +223,19 @@ def read_object(body: bytes) -> Mapping[str, Any]:
     return value
 
 
-def read_request(body: bytes) -> ChatRequest:
-    """Return the request.
+def read_request(body: bytes, kind: type[R] = ChatRequest) -> R:  # type: ignore[assignment]
+    """Return the request, with the fields of its kind.
 
     Raises:
         RequestError: it is not JSON, or not a request that can be answered.
     """
     value = read_object(body)
     for name, given in value.items():
-        if fault := fault_of(name, given):
+        if name not in kind.taken and (fault := fault_of(name, given)):
             raise RequestError(fault, name)
-    unread = (INERT | NEUTRAL.keys()) - ChatRequest.model_fields.keys()
+    unread = (INERT | NEUTRAL.keys()) - kind.model_fields.keys()
     try:
-        request = ChatRequest.model_validate({name: one for name, one in value.items() if name not in unread})
+        request = kind.model_validate({name: one for name, one in value.items() if name not in unread})
     except ValidationError as error:
         _refuse(error)
     if len(request.stops()) > 16 or not all(request.stops()):

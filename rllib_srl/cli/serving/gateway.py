@@ -15,6 +15,7 @@ A conversation is on disk before its answer is complete for the client, a rating
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -31,11 +32,11 @@ from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.place import MOST_NAMED, Stores
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Collected, Sampling, event, forwarded
+from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
-from rllib_srl.envs.agents.requests import ChatRequest, RequestError, read_object, read_request
+from rllib_srl.envs.agents.requests import RequestError, read_object, read_request
 from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.lineage.conversations import Conversation, ConversationsError
 from rllib_srl.people.lineage.versions import LineageError
@@ -83,7 +84,7 @@ class Gateway:
         return JSONResponse(web.MODELS)
 
     async def _chat(self, request: Request) -> Response:
-        asked = read_request(await body_of(request))
+        asked = read_request(await body_of(request), ServedRequest)
         if self._serving.num_under_way >= MAX_UNDER_WAY:
             raise Refusal(429, "too_many_calls", f"{MAX_UNDER_WAY} answers are under way already")
         if asked.stream:
@@ -91,20 +92,26 @@ class Gateway:
             return web.Stream(self._pieces(asked, headers), headers=headers)
         with self._serving.answering() as (number, name):
             body, why_not = forwarded(asked, self._usual, name)
-            answer = Collected(_new_id(), number)
+            answer = Collected(_new_id(), number, asked)
             reply = answer.take(await self._serving.server.chat(body))
-            await self._log(answer, asked, why_not)
-            return JSONResponse(reply, headers=_headers(answer))
+            stored = await self._log(answer, asked, why_not)
+            return JSONResponse(reply, headers=self._headers(answer) | _trained(stored.untrainable))
 
-    async def _pieces(self, asked: ChatRequest, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, asked: ServedRequest, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield pieces as they come; the last one only after the conversation was logged."""
         with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
         with self._serving.answering() as (number, name):
             body, why_not = forwarded(asked, self._usual, name)
-            answer = Collected(_new_id(), number)
-            headers |= _headers(answer)
+            answer = Collected(_new_id(), number, asked)
+            headers |= self._headers(answer) | (_trained(why_not) if why_not else {})
             held, is_begun = [], False
             try:
+                if asked.may_call:
+                    reply = answer.take(await self._serving.server.chat(body))
+                    stored = await self._log(answer, asked, why_not)
+                    headers |= _trained(stored.untrainable)
+                    yield b"".join([*events_of(reply, with_usage), END])
+                    return
                 async with aclosing(self._serving.server.chat_events(body)) as values:
                     async for value in values:
                         piece = answer.take(value)
@@ -130,15 +137,22 @@ class Gateway:
                 last = [event(web.error_body(507, str(error), "not_stored"))]
             yield b"".join(last)
 
-    async def _log(self, answer: Collected, asked: ChatRequest, why_not: str) -> None:
+    def _headers(self, answer: Collected) -> dict[str, str]:
+        is_ignored = answer.asked.seed is not None and not self._usual.can_seed
+        ignored = {"X-SRL-Ignored": "seed; vLLM cannot seed single requests on a CPU"} if is_ignored else {}
+        return {"X-SRL-Version": str(answer.version), "X-SRL-Conversation": answer.conversation_id, **ignored}
+
+    async def _log(self, answer: Collected, asked: ServedRequest, why_not: str) -> Conversation:
+        """Store the conversation and return it as it is stored."""
         tokens, why = answer.tokens(why_not)
-        messages = [{"role": one["role"], "content": one.get("content") or ""} for one in asked.plain_messages()]
+        messages = [{"role": one["role"], "content": _shown(one)} for one in asked.plain_messages()]
         at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, at, messages, answer.text, reason or "cut", tokens, why)
-        await self._stores.run(self._stores.conversations.log, Conversation(*about))
+        stored = await self._stores.run(self._stores.conversations.log, Conversation(*about))
         if why_not != CUT:
             self._serving.num_restarts = 0
+        return stored
 
     # --- ratings -----------------------------------------------------------------------------------
 
@@ -226,8 +240,16 @@ def rating_of(body: Mapping[str, Any]) -> tuple[str, str]:
     return text, rater
 
 
-def _headers(answer: Collected) -> dict[str, str]:
-    return {"X-SRL-Version": str(answer.version), "X-SRL-Conversation": answer.conversation_id}
+def _trained(untrainable: str) -> dict[str, str]:
+    """Return the header that says whether an answer can be trained on."""
+    reason = " ".join(untrainable.split()).encode("ascii", "replace").decode()
+    return {"X-SRL-Trained": f"no; reason={reason}" if reason else "yes"}
+
+
+def _shown(message: Mapping[str, Any]) -> str:
+    """Return the content of a message as it is stored, with the calls in it."""
+    calls = [json.dumps(one["function"], ensure_ascii=False) for one in message.get("tool_calls", ())]
+    return "\n".join(filter(None, [message.get("content") or "", *calls]))
 
 
 def _new_id() -> str:

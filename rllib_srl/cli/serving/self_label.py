@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from rllib_srl.cli.serving.place import Stores
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.training import Training
-from rllib_srl.cli.serving.translation import Collected, Sampling, forwarded
+from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.envs.agents.requests import read_request
 from rllib_srl.envs.agents.web import Refusal
@@ -102,9 +102,9 @@ class SelfLabels:
             Refusal: the engine refuses the request.
             ServerError: the engine fails.
         """
-        asked = read_request(json.dumps({"model": RATER, "messages": list(first.messages)}).encode())
+        asked = read_request(json.dumps({"model": RATER, "messages": list(first.messages)}).encode(), ServedRequest)
         with self._serving.answering() as (number, served_name):
-            answer = Collected(name, number)
+            answer = Collected(name, number, asked)
             body, why_not = forwarded(asked, self._usual, served_name)
             try:
                 answer.take(await self._serving.server.chat(body))

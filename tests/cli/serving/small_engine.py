@@ -91,6 +91,11 @@ class SmallEngine(VLLMServer):
             return JSONResponse({"error": {"message": "out of order"}}, 500)
         if self.fault == "400":
             return JSONResponse({"error": {"message": "too long"}}, 400)
+        if body["n"] > 1 or "tools" in body:
+            text = self.texts.pop(0) if self.texts else " 93"
+            whole = {**choice_of(5, -0.5, "message", text), "finish_reason": "stop"}
+            listed = [{**whole, "index": at} for at in range(body["n"])]
+            return JSONResponse({"id": "x", "model": "v0", "prompt_token_ids": [1, 2], "choices": listed})
         pieces = [choice_of(5, -0.5, "delta", " 9"), {**choice_of(6, -0.25, "delta", "3"), "finish_reason": "stop"}]
         if not body["stream"]:
             whole = choice_of(5, -0.5, "message", " 93") | {"token_ids": [5, 6], "finish_reason": "stop"}
@@ -137,14 +142,14 @@ class Parts:
 
 
 @asynccontextmanager
-async def served_with(directory, after=0):
+async def served_with(directory, after=0, shows_tools=False):
     place = Place(directory / "served")
     place.settle(FIXED)
     stores, engine = Stores(place), SmallEngine(directory / "e.sock")
     parts = []
     serving = Serving(engine, place, stores, lambda is_busy: parts[0].on_busy(is_busy))
     parts.append(training := Training(place, stores, serving, TrainingSettings(), [], after))
-    gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, ()))
+    gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, (), (), shows_tools, False))
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
