@@ -49,19 +49,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllib_srl.envs.people.outside import GradedOutside
-from rllib_srl.envs.people.schemes import PASS_REWARDS, SCHEMES, faults_of_rating, needed_by, reward_of
+from rllib_srl.envs.people.schemes import PASS_REWARDS, SCHEMES, Moving, faults_of_rating, needed_by, reward_of
 from rllib_srl.envs.question import read_settings
 
 logger = logging.getLogger(__name__)
 
 ASKED, RATINGS = "asked.jsonl", "ratings.jsonl"
-
-
-class Normaliser(Protocol):
-    """Moving statistics, as `rllib_srl.envs.people.rating.Moving`."""
-
-    def normalised(self, stars: float) -> float:
-        """Return a rating normalised by the ratings before it, then include it in the statistics."""
 
 
 class Lines:
@@ -113,7 +106,7 @@ class RatingFiles:
     Invariant: results depend on the complete lines of ratings.jsonl alone, not on the reader or the time of reading.
     """
 
-    def __init__(self, directory: Path, needed: tuple[str, ...], moving: Normaliser | None = None):
+    def __init__(self, directory: Path, needed: tuple[str, ...], moving: Moving | None = None):
         """Use the files of `directory`, which is created if it does not exist.
 
         Args:
@@ -244,31 +237,6 @@ class RatingSettings:
         if not 0 <= self.momentum < 1:
             faults.append(f"momentum = {self.momentum}; expected 0 to below 1")
         return faults
-
-
-@dataclass
-class Moving:
-    """Moving mean and variance of stars.
-
-    Starts with the moments of stars drawn uniformly from 1 to 5 (mean 3, variance 2); after a rating x
-
-        d = x - mean,   mean += (1 - m) d,   variance = m (variance + (1 - m) d^2)
-    """
-
-    momentum: float
-    mean: float = 3.0
-    variance: float = 2.0
-
-    def normalised(self, stars: float) -> float:
-        """Return (stars - mean) / standard deviation of the ratings so far, then include `stars` in them.
-
-        Source: Finch 2009, "Incremental calculation of weighted mean and variance", section 9.
-        """
-        difference = stars - self.mean
-        normalised: float = difference / max(self.variance, 1e-6) ** 0.5
-        self.mean += (1 - self.momentum) * difference
-        self.variance = self.momentum * (self.variance + (1 - self.momentum) * difference**2)
-        return normalised
 
 
 class RatingQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rllib_srl.people.rating import check_value
+from rllib_srl.people.rating import check_value, shown_reward
 from rllib_srl.people.rating_store import RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
 
@@ -18,11 +18,13 @@ class Change:
     value: str
     is_new: bool
     is_unused: bool
+    reward: float | None
 
     def __str__(self) -> str:
         unused = "; unused: the answer is not in the memory any more" if self.is_unused else ""
         before = f" (it was {self.before})" if self.is_new else " already"
-        return f"rated {self.answer_id} {self.value}{before}{unused}"
+        reward = "" if self.reward is None else f", reward {shown_reward(self.reward)}"
+        return f"rated {self.answer_id} {self.value}{before}{reward}{unused}"
 
 
 def rate_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str = "") -> Change:
@@ -32,11 +34,13 @@ def rate_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value
         ValueError: the value is unknown, or there is no such answer.
         RatingsError: nothing was stored.
     """
-    check_value(value)
+    check_value(value, store.scheme)
     answer = answers.find(answer_id)
     gone = store.of_answer(answer_id) if answer is None else None
     rated = answer or (gone.answer if gone else None)
     if rated is None:
         raise ValueError(f"id = {answer_id!r} is no answer in the memory of the run; expected one that srl rate shows")
     before = store.value_of(rated)
-    return Change(answer_id, before, value, store.rate(rated, value, rater), answer is None)
+    is_new = store.rate(rated, value, rater)
+    found = store.rating_of(rated)
+    return Change(answer_id, before, value, is_new, answer is None, found.reward if found else None)

@@ -120,7 +120,8 @@ def as_groups(ratings: Iterable[Rating]) -> list[RatedGroup]:
             group_id,
             key,
             tuple(
-                RatedAnswer(one.answer.episode, one.answer.fingerprint, one.reward, one.is_binary) for one in listed
+                RatedAnswer(one.answer.episode, one.answer.fingerprint, one.reward, one.is_binary, one.quality)
+                for one in listed
             ),
             min((mark for one in listed if (mark := one.pass_reward) is not None), default=None),
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rllib_srl.people.answer import Answer
-from rllib_srl.people.rating import TAKEN_BACK
+from rllib_srl.people.rating import TAKEN_BACK, shown_reward
 from rllib_srl.people.rating_store import RatingStore
 
 
@@ -71,7 +71,9 @@ class RatingQueue:
         self._store.rate(answer, value, self.rater)
         self._done.append(_Step(self._waiting.pop(), before, value))
         changed = f" (it was {before})" if before not in (TAKEN_BACK, value) else ""
-        return f"rated {answer.answer_id} {value}{changed}"
+        found = self._store.rating_of(answer)
+        reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
+        return f"rated {answer.answer_id} {value}{changed}{reward}"
 
     def skip(self) -> None:
         """Leave the current answer as it is, and go on to the next."""

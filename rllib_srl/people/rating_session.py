@@ -1,6 +1,7 @@
 """Ask a person for ratings, one line a reply: at a terminal, or from a pipe.
 
     good, bad, skip, 1 to 5, undo, quit          also g, b, s, u, q; the end of the input is quit
+    good 4, bad 2, skip, undo, quit              with the scheme "hybrid"; also g4, b2
 
 `rating_queue.py` has their order and what the replies do.
 """
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rllib_srl.people.answer import Answer
-from rllib_srl.people.rating import TAKEN_BACK
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, words_of
 from rllib_srl.people.rating_queue import RatingQueue
 from rllib_srl.people.rating_store import RatingStore
 
-REPLIES = {"g": "good", "b": "bad", "s": "skip", "u": "undo", "q": "quit", **{str(n): str(n) for n in range(1, 6)}}
-ASKED, AT_THE_END = "good, bad, 1 to 5, skip, undo, quit", "undo, quit"
+COMMANDS = {"s": "skip", "u": "undo", "q": "quit"}
+AT_THE_END = "undo, quit"
 NO_MORE = "\nno more answers in the memory of the run"
 
 
@@ -41,13 +42,16 @@ class RatingSession:
         """
         self._store, self._read, self._show = store, read, show
         self._queue = RatingQueue(store, answers, rater)
+        values = VALUES[store.scheme]
+        self._replies = COMMANDS | {value[0] + value[-1] if " " in value else value[0]: value for value in values}
+        self._asked = f"{words_of(store.scheme)}, skip, undo, quit"
 
     def run(self) -> int:
         """Ask until the person quits or the replies end; return how many answers have a rating of this session."""
         while True:
             answer = self._queue.current
-            self._show(NO_MORE if answer is None else shown(answer, self._store.value_of(answer)))
-            reply = self._reply(ASKED if answer else AT_THE_END)
+            self._show(NO_MORE if answer is None else shown(answer, self._store.shown(answer)))
+            reply = self._reply(self._asked if answer else AT_THE_END)
             if reply == "quit":
                 return self._queue.num_rated
             if reply == "undo":
@@ -61,14 +65,15 @@ class RatingSession:
                 self._show(said)
 
     def _reply(self, asked: str) -> str:
-        known = REPLIES if asked == ASKED else {"u": "undo", "q": "quit"}
+        known = self._replies if asked == self._asked else {"u": "undo", "q": "quit"}
         while True:
             try:
                 line = self._read(f"{asked}: ").strip().lower()
             except EOFError:
                 return "quit"
-            if line in known or line in known.values():
-                return known.get(line, line)
+            said = " ".join(line.split())
+            if said in known or said in known.values():
+                return known.get(said, said)
             self._show(f"{line!r}; expected {asked}")
 
 

@@ -1,14 +1,15 @@
 """Store ratings in a run's directory: one SQLite file that raters and the run use at the same time.
 
-    RUN/ratings.db    meta      schema version, id of the file
+    RUN/ratings.db    meta      schema version, id of the file, scheme of its ratings
                       answers   what was rated, as text; newest: the last change of its rating
-                      ratings   one row per change, append-only; its seq orders all changes
+                      ratings   one row per change, append-only, with its reward; its seq orders all changes
+                      raters    moving mean and variance of each rater's stars
 
     store.rate(answer, "good", rater="ann")     durable when it returns; False: it was rated so already
     store.changed_since(seq)                    one indexed query; [] if nothing is new
 
 The file is private (mode 0600): it has the text of prompts and answers. Writers wait for each other for up to
-`private_database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it.
+`private_database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it. A file has one scheme for good.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.envs.people.schemes import Moving
 from rllib_srl.people.answer import Answer
-from rllib_srl.people.rating import TAKEN_BACK, Rating, check_value
+from rllib_srl.people.rating import TAKEN_BACK, Rating, check_scheme, check_value, reward_under, shown_reward
 from rllib_srl.storage.private_database import PrivateDatabase
 
 RATINGS = "ratings.db"  # in the directory of a run
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _TABLES = """
 CREATE TABLE answers (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL, fingerprint TEXT NOT NULL, group_id TEXT NOT NULL,
@@ -34,13 +36,15 @@ CREATE TABLE answers (
     prompt TEXT NOT NULL, answer TEXT NOT NULL, newest INTEGER NOT NULL, UNIQUE (id, fingerprint));
 CREATE TABLE ratings (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, answer INTEGER NOT NULL REFERENCES answers, value TEXT NOT NULL,
-    rater TEXT NOT NULL, rated_at TEXT NOT NULL);
+    rater TEXT NOT NULL, rated_at TEXT NOT NULL, reward REAL);
+CREATE TABLE raters (rater TEXT PRIMARY KEY, mean REAL NOT NULL, variance REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX answers_by_change ON answers (newest);
 CREATE INDEX answers_by_group ON answers (group_id);
 """
 _OF_ANSWER = ("group_id", "episode", "key", "fingerprint", "env_id", "domain", "version", "prompt", "answer")
 _FROM = "FROM answers a JOIN ratings r ON r.seq = a.newest"
-_SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, r.value, r.rater, r.rated_at, r.seq {_FROM}"
+_OF_RATING = "r.value, r.rater, r.rated_at, r.seq, r.reward"
+_SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING} {_FROM}"
 
 
 class RatingsError(RuntimeError):
@@ -52,6 +56,38 @@ class RatingStore(PrivateDatabase):
 
     tables, schema, content, error = _TABLES, SCHEMA_VERSION, "ratings", RatingsError
 
+    def __init__(self, path: Path, scheme: str = "") -> None:
+        """Open the file, or create it.
+
+        Args:
+            path: of the file.
+            scheme: of its ratings, which a file that has some keeps; "" takes the file's, or none in particular.
+
+        Raises:
+            ValueError: the scheme is unknown, or the file has ratings of another one.
+            RatingsError: the file cannot be used.
+        """
+        super().__init__(path)
+        self.scheme = check_scheme(scheme)
+        try:
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def _settle(self) -> None:
+        """Take the scheme of the file, or give it one before its first rating."""
+        (found,) = self._read("SELECT (SELECT value FROM meta WHERE name = 'scheme'), (SELECT count(*) FROM ratings)")
+        before, num = found[0] or "", found[1]
+        if not self.scheme or self.scheme == before:
+            self.scheme = before
+        elif before or num:
+            named = f"scheme {before!r}" if before else "ratings of no scheme in particular (good, bad, 1 to 5)"
+            raise ValueError(f"scheme = {self.scheme!r}: {self.path} has {named} already; leave the scheme out")
+        else:
+            with self._explained("setting their scheme"), self._transaction():
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('scheme', ?)", (self.scheme,))
+
     # --- writing ---------------------------------------------------------------------------------
 
     def rate(self, answer: Answer, value: str, rater: str = "") -> bool:
@@ -59,7 +95,7 @@ class RatingStore(PrivateDatabase):
 
         Args:
             answer: the answer.
-            value: good, bad, 1 to 5, or none to take the rating back.
+            value: of the file's scheme, or none to take the rating back.
             rater: name of the person, "" without one.
 
         Returns:
@@ -69,7 +105,7 @@ class RatingStore(PrivateDatabase):
             ValueError: the value is unknown.
             RatingsError: nothing was stored.
         """
-        check_value(value)
+        check_value(value, self.scheme)
         with self._explained(f"rating {answer.answer_id}"), self._transaction():
             where = (answer.answer_id, answer.fingerprint)
             query = f"SELECT a.number, r.value {_FROM} WHERE a.id = ? AND a.fingerprint = ?"
@@ -82,11 +118,20 @@ class RatingStore(PrivateDatabase):
                 text = f"INSERT INTO answers ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
                 values = [answer.answer_id, *(getattr(answer, name) for name in _OF_ANSWER), 0]
                 number = self._db.execute(text, values).lastrowid
-            change = (number, value, rater, datetime.now(UTC).isoformat(timespec="seconds"))
-            insert = "INSERT INTO ratings (answer, value, rater, rated_at) VALUES (?, ?, ?, ?)"
+            change = (number, value, rater, datetime.now(UTC).isoformat(timespec="seconds"), self._reward(value, rater))
+            insert = "INSERT INTO ratings (answer, value, rater, rated_at, reward) VALUES (?, ?, ?, ?, ?)"
             seq = self._db.execute(insert, change).lastrowid
             self._db.execute("UPDATE answers SET newest = ? WHERE number = ?", (seq, number))
         return True
+
+    def _reward(self, value: str, rater: str) -> float | None:
+        """Return the reward of a new rating, and move the statistics of its rater on."""
+        found = self._db.execute("SELECT mean, variance FROM raters WHERE rater = ?", (rater,)).fetchone()
+        moving = Moving(**dict(zip(("mean", "variance"), found or (), strict=False)))
+        reward = reward_under(value, self.scheme, moving)
+        moments = (rater, moving.mean, moving.variance)
+        self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", moments)
+        return reward
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -115,11 +160,20 @@ class RatingStore(PrivateDatabase):
         """Return the rating of the answer with an id, the newest of several; None if it was never rated."""
         return next(iter(self._ratings("WHERE a.id = ? ORDER BY r.seq DESC LIMIT 1", answer_id)), None)
 
+    def rating_of(self, answer: Answer) -> Rating | None:
+        """Return the rating of an answer, None if it was never rated."""
+        where = "WHERE a.id = ? AND a.fingerprint = ?"
+        return next(iter(self._ratings(where, answer.answer_id, answer.fingerprint)), None)
+
     def value_of(self, answer: Answer) -> str:
         """Return the value of an answer's rating, `TAKEN_BACK` if it has none."""
-        where = "WHERE a.id = ? AND a.fingerprint = ?"
-        found = self._ratings(where, answer.answer_id, answer.fingerprint)
-        return found[0].value if found else TAKEN_BACK
+        found = self.rating_of(answer)
+        return found.value if found else TAKEN_BACK
+
+    def shown(self, answer: Answer) -> str:
+        """Return the value of an answer's rating and its reward, as people see them."""
+        found = self.rating_of(answer)
+        return f"{found.value} (reward {shown_reward(found.reward)})" if found and found.is_given else TAKEN_BACK
 
     def group_ids(self) -> set[str]:
         """Return the ids of all groups with a rated answer."""
@@ -141,4 +195,5 @@ class RatingStore(PrivateDatabase):
 
     def _ratings(self, rest: str, *values: Any) -> list[Rating]:
         num = len(_OF_ANSWER)
-        return [Rating(Answer(*row[:num]), *row[num:]) for row in self._read(f"{_SELECT} {rest}", *values)]
+        rows = [(row[:num], (*row[num:], self.scheme)) for row in self._read(f"{_SELECT} {rest}", *values)]
+        return [Rating(Answer(*answer), *about) for answer, about in rows]

@@ -44,8 +44,9 @@ class RatedAnswer:
 
     episode: int
     fingerprint: str
-    reward: float | None  # in [0, 1]; None: the rating was taken back
+    reward: float | None  # None: the rating was taken back
     is_binary: bool = False  # good or bad, not 1 to 5
+    quality: float | None = None  # in [0, 1], for the grade; None: the reward
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,8 @@ def apply(buffer: SRLReplayBuffer, groups: Sequence[RatedGroup], now: int, chang
 
 
 def grade_of(answers: Collection[RatedAnswer]) -> int:
-    """Return the grade of an item by the mean reward of its rated answers; good and bad alone are at most Good."""
-    mean = float(np.mean([answer.reward for answer in answers]))
+    """Return the grade of an item by the mean quality of its rated answers; good and bad alone are at most Good."""
+    mean = float(np.mean([answer.reward if answer.quality is None else answer.quality for answer in answers]))
     grade = int(GRADES["rating"](Evidence(rating_N=np.array([mean])), scale="normalised")[0])
     return min(grade, GOOD) if all(answer.is_binary for answer in answers) else grade
 

@@ -276,8 +276,8 @@ def stored(run: Path) -> dict[str, str]:
 
 def test_answers_are_rated_skipped_undone_and_changed(page: TestClient, run: Path) -> None:
     html = page.get("/rate").text
-    undone = "undone: 1.2/0 is none"
-    for action, said in (("good", "rated 8.1/0 good"), ("skip", ""), ("4", "rated 1.2/0 4"), ("undo", undone)):
+    rated = {"good": "rated 8.1/0 good, reward 1", "4": "rated 1.2/0 4, reward 0.75", "undo": "undone: 1.2/0 is none"}
+    for action, said in (("good", rated["good"]), ("skip", ""), ("4", rated["4"]), ("undo", rated["undo"])):
         answer = page.post("/rate", data={**fields_of(html), "action": action})
         assert answer.status_code == 200 and said in answer.text
         html = answer.text
@@ -291,6 +291,17 @@ def test_answers_are_rated_skipped_undone_and_changed(page: TestClient, run: Pat
     listed = text_of(page.get(answer.headers["location"]).text)
     assert "8.1/0, sums, by ann" in listed and "waits for the next iteration of the run" in listed
     assert "1.2/0, domain sums" in listed  # the sitting goes on
+
+
+def test_a_scheme_has_its_own_buttons(page: TestClient, run: Path) -> None:
+    RatingStore(run / RATINGS, "hybrid").close()
+    html = page.get("/rate").text
+    assert html.count('name="action" value="good ') == html.count('name="action" value="bad ') == 5
+    assert 'value="good"' not in html
+    answer = page.post("/rate", data={**fields_of(html), "action": "bad 2"})
+    assert "rated 8.1/0 bad 2, reward -0.4" in answer.text and stored(run) == {"8.1/0": "bad 2"}
+    assert "8.1/0, reward -0.4, sums" in text_of(answer.text)
+    assert page.post("/rate", data={**fields_of(answer.text), "action": "good"}).status_code == 400
 
 
 def test_a_second_click_rates_nothing(page: TestClient, run: Path) -> None:

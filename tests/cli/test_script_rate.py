@@ -44,7 +44,7 @@ def said(capsys, monkeypatch, directory: Path, *argv: object, lines: str = "", s
 
 def test_replies_come_from_a_pipe(run, tmp_path):
     out = run("--rater", "ann", lines="good\n4\nwhat\nskip\n")
-    assert "rated 1.1/0 good\n" in out and "rated 1.1/1 4\n" in out
+    assert "rated 1.1/0 good, reward 1\n" in out and "rated 1.1/1 4, reward 0.75\n" in out
     assert "── 1.0/0  domain sums, model version 0\n" in out and "'what'; expected good, bad, 1 to 5" in out
     assert out.endswith("2 answers rated; the run applies new ratings before its next iteration\n")
     with RatingStore(tmp_path / "run" / RATINGS) as store:
@@ -55,12 +55,13 @@ def test_replies_come_from_a_pipe(run, tmp_path):
 
 
 def test_a_rating_is_set_changed_repeated_and_taken_back_by_its_id(run):
-    assert run("--set", "1.0/1", "2") == "rated 1.0/1 2 (it was none)\n"
-    assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad (it was 2)\n"
-    assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad already\n"
+    assert run("--set", "1.0/1", "2") == "rated 1.0/1 2 (it was none), reward 0.25\n"
+    assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad (it was 2), reward 0\n"
+    assert run("--set", "1.0/1", "bad") == "rated 1.0/1 bad already, reward 0\n"
     rows = run("--list").splitlines()
-    assert rows[0].split() == ["id", "rating", "rater", "at", "domain", "answer", "state"]
-    assert rows[1].startswith("1.0/1  bad     -") and rows[1].endswith("waits for the next iteration of the run")
+    assert rows[0].split() == ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]
+    assert rows[1].startswith("1.0/1  bad     0       -")
+    assert rows[1].endswith("waits for the next iteration of the run")
     assert rows[2:] == ["1 ratings"]
     assert run("--set", "1.0/1", "none") == "rated 1.0/1 none (it was bad)\n"
 
@@ -70,8 +71,16 @@ def test_a_rating_of_an_answer_that_is_gone_is_kept_and_said_to_be_unused(run, m
     for now in (2, 3):  # two newer groups of the prompt replace it
         memory.add([a_group(0, (0, 1), now, ids=[50 + now])], now)
     unused = "; unused: the answer is not in the memory any more\n"
-    assert run("--set", "1.0/1", "5") == f"rated 1.0/1 5 (it was 2){unused}"
+    assert run("--set", "1.0/1", "5") == f"rated 1.0/1 5 (it was 2), reward 1{unused}"
     assert run("--export", tmp_path / "all.jsonl") == f"1 ratings in {tmp_path / 'all.jsonl'}\n"
+
+
+def test_a_scheme_is_set_once_and_its_rewards_are_shown(run):
+    assert run("--scheme", "hybrid", "--set", "1.0/1", "good 4") == "rated 1.0/1 good 4 (it was none), reward 0.8\n"
+    assert run("--set", "1.0/1", "bad 2") == "rated 1.0/1 bad 2 (it was good 4), reward -0.4\n"
+    assert run("--list").splitlines()[1].startswith("1.0/1  bad 2   -0.4")
+    assert "rating = 'good'; expected good 1 to good 5" in run("--set", "1.0/1", "good", status=1)
+    assert "has scheme 'hybrid' already; leave the scheme out" in run("--scheme", "binary", "--list", status=1)
 
 
 def test_ratings_are_exported_with_their_texts(run, tmp_path):

@@ -47,7 +47,7 @@ def test_replies_rate_answers_in_order(sit):
     told, values = sit("good b s 5 u q", num=2)
     assert values == ["good", "bad", "none", "none"]
     assert ids(told) == ["12.0/0", "12.1/0", "12.2/0", "12.3/0", "12.3/0"]
-    assert "rated 12.0/0 good" in told and "undone: 12.3/0 is none" in told
+    assert "rated 12.0/0 good, reward 1" in told and "undone: 12.3/0 is none" in told
 
 
 def test_a_session_ends_with_its_answers_or_its_replies(sit):
@@ -55,7 +55,7 @@ def test_a_session_ends_with_its_answers_or_its_replies(sit):
     assert values == ["1", "2", "3", "4"]
     assert ids(told) == [f"12.{n}/0" for n in (0, 1, 2, 3)]  # what was rated here is not shown again
     told, values = sit("bad", num=1)  # all are rated: they are shown with their ratings
-    assert values == ["bad", "2", "3", "4"] and "rated 12.0/0 bad (it was 1)" in told
+    assert values == ["bad", "2", "3", "4"] and "rated 12.0/0 bad (it was 1), reward 0" in told
     assert "model version 11, rated 1" in told[0] and ids(told) == ["12.0/0", "12.1/0"]
     assert sit("", num=0)[1] == values
 
@@ -79,6 +79,20 @@ def test_an_unknown_reply_is_asked_again(sit):
     told, values = sit("fine 6 GOOD q", num=1)
     assert "'fine'; expected good, bad, 1 to 5, skip, undo, quit" in told
     assert values[0] == "good" and ids(told) == ["12.0/0", "12.1/0"]
+
+
+def test_a_scheme_has_its_own_replies(tmp_path):
+    with RatingStore(tmp_path / RATINGS, "hybrid") as store:
+        lines, told = iter(["good", "g4", "bad  2", "q"]), []
+
+        def read(prompt: str) -> str:
+            told.append(prompt)
+            return next(lines)
+
+        assert RatingSession(store, lambda: iter(ANSWERS), read, told.append).run() == 2
+        assert [store.value_of(answer) for answer in ANSWERS[:2]] == ["good 4", "bad 2"]
+    asked = "good 1 to good 5, bad 1 to bad 5, skip, undo, quit"
+    assert f"'good'; expected {asked}" in told and "rated 12.1/0 bad 2, reward -0.4" in told
 
 
 def test_an_answer_is_shown_with_prompt_domain_and_version():

@@ -10,7 +10,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating
+from rllib_srl.people.rating import TAKEN_BACK, VALUES
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from tests.conftest import ROOT
 from tests.people.answers import an_answer
@@ -35,12 +35,66 @@ def test_a_rating_is_kept_with_its_answer(store):
         assert again.all() == [one] and again.source_id == store.source_id
 
 
-def test_rewards_are_those_of_the_schemes_of_the_environment_rating():
-    rewards = {value: Rating(an_answer(), value, "", "", 1).reward for value in VALUES}
-    assert rewards == {"good": 1.0, "bad": 0.0, "1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0, "none": None}
-    marks = {value: Rating(an_answer(), value, "", "", 1).pass_reward for value in ("good", "4", "none")}
-    assert marks == {"good": 1.0, "4": 0.75, "none": None}
-    assert [Rating(an_answer(), value, "", "", 1).is_binary for value in ("bad", "1", "none")] == [True, False, False]
+def test_rewards_of_no_scheme_are_those_of_binary_and_ordinal(store):
+    for number, value in enumerate((*VALUES[""], TAKEN_BACK)):
+        store.rate(an_answer(number), "good")
+        store.rate(an_answer(number), value)
+    ratings = {one.value: one for one in store.all()}
+    rewards = {"good": 1.0, "bad": 0.0, "1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0, "none": None}
+    assert {value: one.reward for value, one in ratings.items()} == rewards
+    assert {value: one.quality for value, one in ratings.items()} == rewards
+    assert [ratings[value].pass_reward for value in ("good", "4", "none")] == [1.0, 0.75, None]
+    assert [ratings[value].is_binary for value in ("bad", "1", "none")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rewards", "qualities", "mark"),
+    [
+        ("binary", {"good": 1.0, "bad": 0.0}, [1.0, 0.0], 1.0),
+        ("ordinal", {"2": 0.25, "5": 1.0}, [0.25, 1.0], 0.75),
+        ("hybrid", {"good 4": 0.8, "bad 2": -0.4, "good 1": 0.2, "bad 5": -1.0}, [0.9, 0.3, 0.6, 0.0], 0.2),
+    ],
+)
+def test_rewards_of_a_scheme(tmp_path, scheme, rewards, qualities, mark):
+    with RatingStore(tmp_path / RATINGS, scheme) as store:
+        for number, value in enumerate(rewards):
+            store.rate(an_answer(number), value)
+        assert {one.value: one.reward for one in store.all()} == pytest.approx(rewards)
+        assert [one.quality for one in store.all()] == pytest.approx(qualities)
+        assert {one.pass_reward for one in store.all()} == {mark}
+        assert store.shown(an_answer(0)) == f"{next(iter(rewards))} (reward {next(iter(rewards.values())):g})"
+
+
+def test_normalised_rewards_follow_the_stars_of_each_rater(tmp_path):
+    with RatingStore(tmp_path / RATINGS, "normalised") as store:
+        for number, (rater, stars) in enumerate([("ann", "5"), ("bob", "1"), ("ann", "5"), ("ann", "none")]):
+            store.rate(an_answer(number), stars, rater)
+        store.rate(an_answer(2), "none", "ann")  # takes back, which moves nothing
+    with RatingStore(tmp_path / RATINGS) as store:  # the file has the scheme, and the raters' statistics
+        store.rate(an_answer(5), "3", "ann")
+        rewards = [one.reward for one in store.changed_since(0)]
+    # Mean 3 and variance 2 before the first star; after a 5: 3 + .05 * 2 = 3.1, .95 * (2 + .05 * 4) = 2.09;
+    # after another: 3.1 + .05 * 1.9 = 3.195, .95 * (2.09 + .05 * 1.9 ** 2) = 2.156975.
+    assert rewards == [2 / 2**0.5, -2 / 2**0.5, None, pytest.approx((3 - 3.195) / 2.156975**0.5)]
+
+
+def test_a_file_keeps_its_scheme_and_one_with_ratings_gets_no_other(tmp_path):
+    path = tmp_path / RATINGS
+    RatingStore(path).close()
+    with RatingStore(path, "hybrid") as store:
+        with pytest.raises(ValueError, match="rating = 'good'; expected good 1 to good 5, bad 1 to bad 5, or none"):
+            store.rate(an_answer(), "good")
+        assert store.rate(an_answer(), "good 4")
+    with RatingStore(path) as store:
+        assert store.scheme == "hybrid" and store.all()[0].scheme == "hybrid"
+    with pytest.raises(ValueError, match=r"scheme = 'binary': .* has scheme 'hybrid' already"):
+        RatingStore(path, "binary")
+    with pytest.raises(ValueError, match="scheme = 'likert'; expected one of binary, ordinal, normalised, hybrid"):
+        RatingStore(path, "likert")
+    with RatingStore(tmp_path / "other.db") as store:
+        store.rate(an_answer(), "good")
+    with pytest.raises(ValueError, match="has ratings of no scheme in particular"):
+        RatingStore(tmp_path / "other.db", "binary")
 
 
 def test_the_newest_rating_counts_and_repeating_it_writes_nothing(store):

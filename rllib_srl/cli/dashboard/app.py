@@ -24,17 +24,18 @@ from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.pages import Pages, application, position_in, short_fields
-from rllib_srl.cli.dashboard.rating_desk import ACTIONS, Card
+from rllib_srl.cli.dashboard.rating_desk import Card
 from rllib_srl.cli.dashboard.sections import TABS, shown_id
 from rllib_srl.cli.dashboard.transcripts import Hits, Wanted
 from rllib_srl.cli.dashboard.views import TROUBLES, Views
 from rllib_srl.cli.episodes import iterations_in, printable, rewards_in
 from rllib_srl.cli.people.rate import LISTED
 from rllib_srl.cli.report.run_page import shortened
-from rllib_srl.people.rating import VALUES
+from rllib_srl.people.rating import TAKEN_BACK, VALUES
 
 MOST_EPISODES = 20  # on a page
 FILTERS = ("q", "iteration", "reward", "stop", "env")
+_ALL_VALUES = {TAKEN_BACK, *(value for values in VALUES.values() for value in values)}
 READ_ONLY = "this page is read-only; start it with --allow-rating, or srl rate RUN --web"
 
 
@@ -101,9 +102,10 @@ class RunPages(Pages):
         desk = self._views.desk
         if request.method == "POST":
             form = await self._form(request)
-            if form.get("action") not in ACTIONS:
-                raise HTTPException(400, f"action = {form.get('action', '')[:40]!r}; expected {', '.join(ACTIONS)}")
-            names = (form.get("sitting", ""), form.get("shown", ""), form["action"])
+            names = (form.get("sitting", ""), form.get("shown", ""), form.get("action", ""))
+            actions = await self._readable(desk.actions)
+            if names[2] not in actions:
+                raise HTTPException(400, f"action = {names[2][:40]!r}; expected {', '.join(actions)}")
             card: Card = await self._readable(lambda: desk.reply(*names))
             return await self._rate_page(card, 409 if card.is_stale else 200)
         sitting = request.query_params.get("sitting", "")
@@ -117,7 +119,7 @@ class RunPages(Pages):
         """Change or take back the rating of an answer by its id."""
         form = await self._form(request)
         answer_id, value = form.get("id", ""), form.get("value", "")
-        if value not in VALUES or not re.fullmatch(r"[^\s/]{1,100}/[0-9]{1,9}", answer_id):
+        if value not in _ALL_VALUES or not re.fullmatch(r"[^\s/]{1,100}/[0-9]{1,9}", answer_id):
             raise HTTPException(400, "expected the id of an answer, such as 12.3/0, and a rating")
         await self._readable(lambda: self._views.desk.change(answer_id, value))
         sitting = form.get("sitting", "")
@@ -127,8 +129,9 @@ class RunPages(Pages):
     async def _rate_page(self, card: Card | None, status: int = 200) -> Response:
         has_memory = self._views.sources.memory.exists
         rows = await self._readable(self._views.desk.listed) if has_memory else []
+        values = (*(card.values if card else VALUES[""]), TAKEN_BACK)
         prompt, answer = (card.answer.prompt, card.answer.answer) if card and card.answer else ("", "")
-        about = {"card": card, "rows": rows, "header": LISTED, "values": VALUES, "has_memory": has_memory}
+        about = {"card": card, "rows": rows, "header": LISTED, "values": values, "has_memory": has_memory}
         texts = {"prompt": shortened(prompt), "answer": shortened(answer), "form_key": self._access.form_key}
         return await self._page("rate.html.j2", "rate", status, clean=printable, **about, **texts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rllib_srl.cli.dashboard.memory_view import MemoryView
@@ -23,7 +23,6 @@ from rllib_srl.replay.tools.explain import Decode
 
 MOST_SITTINGS = 32  # kept; the one that was used the longest ago ends first
 MOST_LISTED = 50  # ratings on the page
-ACTIONS = (*(value for value in VALUES if value != TAKEN_BACK), "skip", "undo")
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Card:
     value: str
     num_rated: int
     can_undo: bool
+    values: tuple[str, ...]
     message: str = ""
     is_stale: bool = False
 
@@ -77,17 +77,16 @@ class RatingDesk:
         while len(self._sittings) > MOST_SITTINGS:
             self._sittings.popitem(last=False)
         answer = queue.current
-        value = store.value_of(answer) if answer else TAKEN_BACK
-        return Card(sitting, answer, value, queue.num_rated, queue.can_undo)
+        value = store.shown(answer) if answer else TAKEN_BACK
+        return Card(sitting, answer, value, queue.num_rated, queue.can_undo, VALUES[store.scheme])
+
+    def actions(self) -> tuple[str, ...]:
+        """Return the replies that there are: values of the run's scheme, skip and undo."""
+        store, _ = self._opened()
+        return (*VALUES[store.scheme], "skip", "undo")
 
     def reply(self, sitting: str, shown: str, action: str) -> Card:
-        """Do what a person says to an answer that was shown, and return what comes next.
-
-        Raises:
-            ValueError: the action is unknown.
-        """
-        if action not in ACTIONS:
-            raise ValueError(f"action = {action!r}; expected one of {', '.join(ACTIONS)}")
+        """Do one of `actions` to an answer that was shown, and return what comes next."""
         before = self.card(sitting)
         if before.sitting != sitting or before.shown != shown:  # a second click, an old page, a new start
             said = "the page was older than the sitting; nothing was rated by that reply"
@@ -140,4 +139,4 @@ class RatingDesk:
 
 
 def _with(card: Card, message: str, is_stale: bool = False) -> Card:
-    return Card(card.sitting, card.answer, card.value, card.num_rated, card.can_undo, message, is_stale)
+    return replace(card, message=message, is_stale=is_stale)

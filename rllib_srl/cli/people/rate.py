@@ -5,10 +5,12 @@
     srl rate results/first --web                       in the browser, also on a phone
     srl rate results/first --list                      all ratings, and what has become of each
     srl rate results/first --set 12.3/0 bad            rate an answer, or change its rating; none takes it back
+    srl rate results/first --scheme hybrid             thumbs with stars: good 4 is worth .8, bad 2 is worth -.4
     srl rate results/first --export ratings.jsonl      all ratings with their prompts and answers
 
 Answers are those in the memory of the run, which may be going on: prompt and answer, domain, version of the model.
-Those without a rating come first. Replies are good, bad, 1 to 5, skip, undo and quit, or their first letters. A run
+Those without a rating come first. Replies are good, bad, 1 to 5, skip, undo and quit, or their first letters; a scheme,
+which a run keeps for good, has its own: --scheme binary, ordinal, normalised (by the rater's mean), hybrid. A run
 that is going on, or is resumed later, applies ratings before its next iteration. Several people may rate at once; the
 newest rating of an answer counts.
 """
@@ -29,15 +31,16 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.envs.people.schemes import SCHEMES
 from rllib_srl.people.rate_by_id import rate_by_id
-from rllib_srl.people.rating import EXPECTED, Rating, check_value
+from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
 from rllib_srl.replay.journal.journal import JournalError
 from rllib_srl.storage.disk import writing
 
-LISTED = ["id", "rating", "rater", "at", "domain", "answer", "state"]
+LISTED = ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]
 WIDEST = 40  # characters of an answer in the list
 
 
@@ -47,9 +50,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
-    ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {EXPECTED}")
+    ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {expected()}")
     ways.add_argument("--web", action="store_true", help="rate in the browser, on the page of srl dashboard")
     ways.add_argument("--export", type=Path, metavar="FILE", help="write all ratings to a JSONL file")
+    text = "values and rewards of the run's ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
+    parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
     add_flags(parser.add_argument_group("with --web"))
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
@@ -65,17 +70,19 @@ def rate(arguments: argparse.Namespace) -> int:
     """Do what the flags say."""
     directory: Path = arguments.directory
     check_run(directory)
+    path = directory / RATINGS
+    if arguments.scheme:
+        RatingStore(path, arguments.scheme).close()  # its scheme from here on
     if arguments.web:
         return serve(arguments, decoder_for(arguments), may_rate=True, tab="rate")
-    if arguments.set:
-        check_value(arguments.set[1])
-    path = directory / RATINGS
     if (arguments.list or arguments.export) and not path.exists():
         raise RatingsError(f"{directory} has no ratings yet; expected some: srl rate {directory}")
 
     with ExitStack() as stack:
         store = stack.enter_context(RatingStore(path))
         answers = stack.enter_context(StoredAnswers.of_run(directory, decoder_for(arguments), arguments.trust_rules))
+        if arguments.set:
+            check_value(arguments.set[1], store.scheme)
         if arguments.list:
             print_list(store, answers)
         elif arguments.export:
@@ -128,7 +135,8 @@ def cells(one: Rating) -> list[str]:
     """Return the first cells of a rating in the list."""
     text = " ".join(one.answer.answer.split())
     text = text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
-    return [one.answer.answer_id, one.value, one.rater or "-", one.rated_at, one.answer.domain or "-", text]
+    given = [one.value, shown_reward(one.reward), one.rater or "-", one.rated_at]
+    return [one.answer.answer_id, *given, one.answer.domain or "-", text]
 
 
 def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:

@@ -40,7 +40,7 @@ from rllib_srl.envs.agents.requests import RequestError, read_object, read_reque
 from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.lineage.conversations import Conversation, ConversationsError
 from rllib_srl.people.lineage.versions import LineageError
-from rllib_srl.people.rating import EXPECTED, TAKEN_BACK, check_value
+from rllib_srl.people.rating import TAKEN_BACK, check_value, expected
 from rllib_srl.people.rating_store import RatingsError
 from rllib_srl.storage.disk import DiskFull
 
@@ -165,16 +165,19 @@ class Gateway:
 
     async def _conversation(self, request: Request) -> Response:
         found = await self._found(request)
-        value = await self._stores.run(self._stores.ratings.value_of, found.as_answer())
-        return JSONResponse({**vars(replace(found, tokens=None)), "rating": value})
+        rating = await self._stores.run(self._stores.ratings.rating_of, found.as_answer())
+        given = {"rating": rating.value, "reward": rating.reward} if rating else {"rating": TAKEN_BACK, "reward": None}
+        return JSONResponse({**vars(replace(found, tokens=None)), **given})
 
     async def _rate(self, request: Request) -> Response:
-        value, rater = rating_of(read_object(await body_of(request)))
+        value, rater = rating_of(read_object(await body_of(request)), self._stores.ratings.scheme)
         found = await self._found(request)
         answer = found.as_answer()
         is_new = await self._stores.run(self._stores.ratings.rate, answer, value, rater)
         stale = await self._stores.run(self._stores.stale_versions) if is_new else {}
-        facts = {"id": found.id, "rating": value, "is_changed": is_new, "is_trained_on": not found.untrainable}
+        stored = await self._stores.run(self._stores.ratings.rating_of, answer)
+        facts = {"id": found.id, "rating": value, "reward": stored.reward if stored else None, "is_changed": is_new}
+        facts["is_trained_on"] = not found.untrainable
         return JSONResponse({**facts, "stale_versions": sorted(stale)})
 
     # --- versions ----------------------------------------------------------------------------------
@@ -216,8 +219,8 @@ class Gateway:
         return JSONResponse({**facts, "training": await self._training.status()})
 
 
-def rating_of(body: Mapping[str, Any]) -> tuple[str, str]:
-    """Return value and rater of a rating.
+def rating_of(body: Mapping[str, Any], scheme: str) -> tuple[str, str]:
+    """Return value and rater of a rating under a scheme.
 
     Raises:
         RequestError: the body is no rating.
@@ -233,8 +236,8 @@ def rating_of(body: Mapping[str, Any]) -> tuple[str, str]:
         text = TAKEN_BACK
     try:
         if not isinstance(text, str):
-            raise ValueError(f"rating is a {type(value).__name__}; expected {EXPECTED}")
-        check_value(text)
+            raise ValueError(f"rating is a {type(value).__name__}; expected {expected(scheme)}")
+        check_value(text, scheme)
     except ValueError as error:
         raise RequestError(str(error)[:500], "rating") from None
     return text, rater

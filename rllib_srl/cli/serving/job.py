@@ -58,7 +58,7 @@ class RatedTokens:
     prompt_ids: list[int]
     ids: list[int]
     logps: list[float]
-    reward: float  # of its rating, in [0, 1]
+    reward: float  # of its rating
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Job:
     settings: TrainingSettings
     keep: list[KeptDomain]
     answers: list[RatedTokens]
+    neutral: float = 0.5  # reward of an answer that is neither good nor bad
 
     def write(self, directory: Path) -> None:
         """Write job.json."""

@@ -112,14 +112,19 @@ class Place:
 class Stores:
     """The three stores of a place, used from one thread, so that the event loop never waits for a disk."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, scheme: str = "") -> None:
         """Open the stores.
 
+        Args:
+            place: the directory.
+            scheme: of the ratings; "" for that of the ratings so far.
+
         Raises:
+            ValueError: there are ratings of another scheme.
             RuntimeError: one of them is damaged.
         """
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
-        self._place = place
+        self._place, self._scheme = place, scheme
         try:
             self._thread.submit(self._open).result()
         except BaseException:
@@ -129,7 +134,7 @@ class Stores:
     def _open(self) -> None:
         directory = self._place.directory
         self.conversations = ConversationStore(directory / CONVERSATIONS)
-        self.ratings = RatingStore(directory / RATINGS)
+        self.ratings = RatingStore(directory / RATINGS, self._scheme)
         self.lineage = Lineage(directory / VERSIONS)
         self._standing = Standing(self.conversations, self.ratings, self.lineage)
 

@@ -44,6 +44,8 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
+from rllib_srl.envs.people.schemes import SCHEMES
+from rllib_srl.people.rating import VALUES
 from rllib_srl.rollout.transcript import make_transcript
 
 CONTEXT = 4096  # most tokens of a conversation
@@ -72,6 +74,8 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0: any (default: 8000)")
     text = "new ratings that start the training of a version; 0: no training (default: 32)"
     parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
+    text = "values and rewards of ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
+    parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
     text = "answers sampled in idle time where nobody rates; their majority rates them; 0: none (default: 0)"
     parser.add_argument("--self-label", type=int, default=0, metavar="N", help=text)
     text = "seconds without a rating after which --self-label samples (default: 600)"
@@ -115,6 +119,8 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
         faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
     if arguments.self_label and not FEWEST_VOTES <= arguments.self_label <= MOST_VOTES:
         faults.append(f"--self-label {arguments.self_label}; expected 0, or {FEWEST_VOTES} to {MOST_VOTES}")
+    if arguments.self_label and "good" not in VALUES[arguments.scheme]:
+        faults.append(f"--self-label rates good and bad, and --scheme {arguments.scheme} has neither; expected binary")
     if arguments.self_label and not arguments.train_after:
         faults.append("--self-label is given, and --train-after is 0: nothing would be learned from the votes")
     if not 0 <= arguments.self_label_after <= MOST_WAITING_S:
@@ -140,7 +146,10 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP
     usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, torch.cuda.is_available())
-    stores = Stores(place)
+    stores = Stores(place, arguments.scheme)
+    if arguments.self_label and "good" not in VALUES[stores.ratings.scheme]:
+        stores.close()
+        raise ValueError(f"--self-label rates good and bad, and --scheme {stores.ratings.scheme} has neither")
     serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(place, stores, serving, settings, keep, arguments.train_after)
     gateway = Gateway(place.token(), serving, stores, training, usual)

@@ -28,6 +28,7 @@ from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import ConversationsError
 from rllib_srl.people.lineage.versions import LineageError, Version
+from rllib_srl.people.rating import neutral_reward
 from rllib_srl.people.rating_store import RatingsError
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,8 @@ class Training:
         ]
         parent = str(self._place.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers)
+        neutral = neutral_reward(stores.ratings.scheme)
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral)
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():

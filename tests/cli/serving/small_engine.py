@@ -142,10 +142,10 @@ class Parts:
 
 
 @asynccontextmanager
-async def served_with(directory, after=0, shows_tools=False):
+async def served_with(directory, after=0, shows_tools=False, scheme=""):
     place = Place(directory / "served")
     place.settle(FIXED)
-    stores, engine = Stores(place), SmallEngine(directory / "e.sock")
+    stores, engine = Stores(place, scheme), SmallEngine(directory / "e.sock")
     parts = []
     serving = Serving(engine, place, stores, lambda is_busy: parts[0].on_busy(is_busy))
     parts.append(training := Training(place, stores, serving, TrainingSettings(), [], after))

@@ -133,6 +133,21 @@ def test_ratings_are_idempotent_change_and_are_counted_once(tmp_path):
     run(tmp_path, body)
 
 
+def test_a_scheme_has_its_own_values_and_rewards(tmp_path):
+    async def body(parts):
+        name = (await parts.ask()).json()["id"]
+        refused = await parts.rate(name, rating="good")
+        assert refused.status_code == 400 and "expected good 1 to good 5" in refused.json()["error"]["message"]
+        assert (await parts.rate(name, rating="bad 2", rater="ann")).json()["reward"] == -0.4
+        shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
+        assert (shown["rating"], shown["reward"]) == ("bad 2", -0.4)
+        version = await parts.training._begin(await parts.stores.run(parts.stores.free_ratings))
+        job = await parts.training._job(version)
+        assert ([one.reward for one in job.answers], job.neutral) == ([-0.4], 0.0)
+
+    run(tmp_path, body, scheme="hybrid")
+
+
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "é"])
 def test_without_the_token_there_is_nothing_to_read(tmp_path, token):
     async def body(parts):
@@ -361,7 +376,8 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
         assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status_code == 200
         rated = (await parts.rate(names[1], rating="2")).json()
         assert rated == {
-            "id": names[1], "rating": "2", "is_changed": True, "is_trained_on": True, "stale_versions": []
+            "id": names[1], "rating": "2", "reward": 0.25, "is_changed": True, "is_trained_on": True,
+            "stale_versions": [],
         }  # fmt: skip
         uses = {f"{names[0]}/0": "bad", f"{names[1]}/0": "2"}
         assert await parts.stores.run(parts.stores.free_ratings) == uses  # and not what version 1 learned from

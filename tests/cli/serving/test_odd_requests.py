@@ -79,7 +79,7 @@ def check_chat(status, body, sent):
     assert not any("error" in value for value in values), f"{body[-300:]!r} to {sent[:300]!r}"
     choices = [choice for value in values for choice in value["choices"]]
     assert choices[-1]["finish_reason"] in ("stop", "length")
-    said = [choice.get("message", choice.get("delta"))["content"] for choice in choices]
+    said = [choice.get("message", choice.get("delta")).get("content") for choice in choices]
     assert all(isinstance(one, str) for one in said if one is not None) and b"token_ids" not in body
 
 

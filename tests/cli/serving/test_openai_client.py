@@ -32,8 +32,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
 EDITED = "the engine edits the probabilities"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "2 + 3?"}]}
 TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool.function.name }}
-{% endfor %}{% endif %}{% for message in messages %}Question: {{ message.content }}
-{% endfor %}Answer:"""
+{% endfor %}{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 
 
 def run(directory, body):
@@ -118,7 +118,7 @@ def served_by_vllm(directory):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_vllm_takes_all_of_it_and_its_tokens_are_logged_where_they_are_trained_on(tmp_path):
-    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    schema = {"type": "string", "enum": ["yes"]}
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
     with served_by_vllm(tmp_path) as client:
 
@@ -132,7 +132,7 @@ def test_vllm_takes_all_of_it_and_its_tokens_are_logged_where_they_are_trained_o
         assert len(ask(True, seed=3)) == 1
         (listed,) = ask(True, logprobs=True, top_logprobs=3)
         assert len(listed.logprobs.content[0].top_logprobs) == 3 and listed.logprobs.content[0].logprob <= 0
-        assert json.loads(ask(False, response_format=form)[0].message.content) == {"a": 7}
+        assert json.loads(ask(False, response_format=form)[0].message.content) == "yes"
         for choice in ("auto", "none"):
             assert len(ask(True, tools=TOOLS, tool_choice=choice)) == 1
         for choice in ("required", {"type": "function", "function": {"name": "add"}}):

@@ -133,6 +133,7 @@ def test_a_conversation_that_the_engine_refuses_does_not_hold_up_the_others(tmp_
         (["--self-label", "1"], "--self-label 1; expected 0, or 2 to 64"),
         (["--self-label", "4", "--train-after", "0"], "--self-label is given, and --train-after is 0"),
         (["--self-label", "4", "--self-label-after", "-1"], "--self-label-after -1; expected 0 to 2.592e+06"),
+        (["--self-label", "4", "--scheme", "hybrid"], "and --scheme hybrid has neither"),
         (["--self-label", "4", "--self-label-after", "nan"], "--self-label-after nan; expected 0"),
     ],
 )

@@ -28,7 +28,7 @@ from rllib_srl.cli.dashboard.served.sections import shown_time
 from rllib_srl.cli.dashboard.served.views import TROUBLES, ServedViews
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.report.run_page import shortened
-from rllib_srl.people.rating import VALUES
+from rllib_srl.people.rating import TAKEN_BACK, shown_reward
 
 MOST_CONVERSATIONS = 20  # on a page
 LONGEST_REASON = 300  # characters
@@ -103,12 +103,13 @@ class ServedPages(Pages):
         q, before = short_fields(request, ("q",))["q"], position_in(request)
         model = self._views.model
         hits, found = await self._readable(lambda: model.search(q, before, MOST_CONVERSATIONS))
-        num = await self._readable(model.num_conversations)
+        num, values = await self._readable(lambda: (model.num_conversations(), model.values()))
         older = f"/conversations?{urlencode({'q': q, 'before': hits.before})}" if hits.before else ""
         opened = request.query_params.get("opened", "")
         about: dict[str, Any] = {"q": q, "before": before or "", "num": num, "is_first": before is None, "older": older}
-        about |= {"conversations": found, "is_cut": hits.is_cut, "opened": opened, "values": VALUES}
+        about |= {"conversations": found, "is_cut": hits.is_cut, "opened": opened, "values": values}
         about |= {"clean": printable, "shortened": shortened, "brief": _brief, "shown_time": shown_time}
+        about |= {"shown_reward": shown_reward, "taken_back": TAKEN_BACK}
         about["form_key"] = self._access.form_key
         return await self._page("conversations.html.j2", "conversations", **about)
 
@@ -116,8 +117,9 @@ class ServedPages(Pages):
         """Rate an answer, or take its rating back."""
         form = await self._form(request)
         name, value, q, before = (form.get(field, "") for field in ("id", "value", "q", "before"))
-        if value not in VALUES or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
-            raise HTTPException(400, f"expected the id of a conversation, and a rating: {', '.join(VALUES)}")
+        values = await self._readable(self._views.model.values)
+        if value not in values or not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
+            raise HTTPException(400, f"expected the id of a conversation, and a rating: {', '.join(values)}")
         if not await self._readable(lambda: self._views.model.rate(name, value)):
             raise HTTPException(404, f"{name} is no conversation here")
         place = {"before": before} if re.fullmatch(r"[0-9]{1,15}", before) else {}

@@ -20,6 +20,7 @@ from rllib_srl.cli.serving.place import Place, PlaceError, Stores
 from rllib_srl.cli.serving.versions import listed, roll_back
 from rllib_srl.people.lineage.conversations import CONVERSATIONS, Conversation, Hits
 from rllib_srl.people.lineage.versions import VERSIONS, Version
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating
 from rllib_srl.people.rating_store import RATINGS
 
 T = TypeVar("T")
@@ -91,14 +92,18 @@ class ServedModel:
         """Return the number of conversations."""
         return self._read(lambda its: its.conversations.num(), 0)
 
-    def search(self, text: str, before: int | None, most: int) -> tuple[Hits, list[tuple[Conversation, str]]]:
-        """Return the newest conversations with a text, and each with the value of its rating."""
+    def values(self) -> tuple[str, ...]:
+        """Return the values that a rating may have."""
+        return self._read(lambda its: (*VALUES[its.ratings.scheme], TAKEN_BACK), (*VALUES[""], TAKEN_BACK))
 
-        def look(its: Stores) -> tuple[Hits, list[tuple[Conversation, str]]]:
+    def search(self, text: str, before: int | None, most: int) -> tuple[Hits, list[tuple[Conversation, Rating | None]]]:
+        """Return the newest conversations with a text, and each with its rating."""
+
+        def look(its: Stores) -> tuple[Hits, list[tuple[Conversation, Rating | None]]]:
             hits = its.conversations.search(text, before, most, SEARCH_S)
-            return hits, [(one, its.ratings.value_of(one.as_answer())) for one in hits.conversations]
+            return hits, [(one, its.ratings.rating_of(one.as_answer())) for one in hits.conversations]
 
-        nothing: tuple[Hits, list[tuple[Conversation, str]]] = (Hits([], None, False), [])
+        nothing: tuple[Hits, list[tuple[Conversation, Rating | None]]] = (Hits([], None, False), [])
         return self._read(look, nothing)
 
     # --- changing --------------------------------------------------------------------------------
@@ -109,12 +114,12 @@ class ServedModel:
         Raises:
             ValueError: the value is unknown.
         """
-        value, rater = rating_of({"rating": value, "rater": self._rater})
 
         def rate(its: Stores) -> bool:
+            given, rater = rating_of({"rating": value, "rater": self._rater}, its.ratings.scheme)
             found = its.conversations.find(conversation_id)
             if found is not None:
-                its.ratings.rate(found.as_answer(), value, rater)
+                its.ratings.rate(found.as_answer(), given, rater)
             return found is not None
 
         return self._read(rate, False)

@@ -66,7 +66,7 @@ class SliceLearner:
         self.metrics: dict[str, float] = {}  # of the last slice; "num_nonfinite": of all
         self.num_done = self._continue()
         self._groups = [group_of(one) for one in job.answers]
-        self._advantages = advantages_of([one.reward for one in job.answers])
+        self._advantages = advantages_of([one.reward for one in job.answers], job.neutral)
         self._slices = slices_of(len(job.answers), job)
 
     @property
@@ -189,13 +189,13 @@ def group_of(answer: RatedTokens) -> Group:
     return group
 
 
-def advantages_of(rewards: Sequence[float]) -> list[np.ndarray]:
+def advantages_of(rewards: Sequence[float], neutral: float = 0.5) -> list[np.ndarray]:
     """Return the advantage of each answer, [1] each: its reward above the mean of the others, in units of its rms.
 
-    The mean is drawn towards 1/2 with the weight of one answer, so that a single rating has an advantage, too.
+    The mean is drawn towards `neutral` with the weight of one answer, so that a single rating has an advantage, too.
     """
     total, num = float(np.sum(rewards)), len(rewards)
-    histories = [History(total - reward, num - 1, 0.5) for reward in rewards]
+    histories = [History(total - reward, num - 1, neutral) for reward in rewards]
     return posterior([np.array([reward]) for reward in rewards], histories, PRIOR_WEIGHT)
 
 
