@@ -50,7 +50,7 @@ class StopReason(str, Enum):
         return self in _INFRASTRUCTURE
 
 
-PEOPLE = "people"  # in `Group.extra`: ratings by people, and the rewards of the environment; see `replay/rated.py`
+PEOPLE = "people"  # in `Group.extra`: ratings by people, and the rewards of the environment; see `replay/ratings.py`
 _INFRASTRUCTURE = frozenset(
     {
         *(StopReason.ENV_TIMEOUT, StopReason.ENV_CRASHED, StopReason.ENGINE_FAILED, StopReason.ABORTED),

@@ -60,7 +60,7 @@ LOCAL = [*FLAGS, "--engine", "transformers", "--num_env_runners", "2", "--num_le
 VLLM = [*FLAGS, "--engine", "name=vllm", "tensor_parallel_size=2", "kv_cache_gib=0.125", "--num_env_runners", "1"]
 # Of the process, not of the run: times, bytes in memory, how often something was started again or dropped.
 OF_THE_PROCESS = re.compile(
-    r"_s$|time|throughput|since_restore|num_bytes_in_memory|num_read_back|num_groups_undone|num_restarts|num_runner_restarts"
+    r"_s$|time|throughput|since_restore|num_groups_undone|num_restarts|num_runner_restarts"
     r"|num_groups_played_again|date|pid|hostname|node_ip|num_outstanding_async_reqs"
 )
 COUNTS = re.compile(r"^(training_iteration|env_runners/num_groups|env_runners/num_episodes|replay/num_groups_lost)$")

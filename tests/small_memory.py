@@ -13,8 +13,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.batch.shard import fetched
-from rllib_srl.replay.journal.journal import Journal
-from rllib_srl.replay.journal.transaction import SNAPSHOT
+from rllib_srl.replay.reading import Reading, reading
+from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 from tests.flat_settings import grouped
@@ -115,10 +115,12 @@ def weights_of(algo: SRL) -> np.ndarray:
     return np.concatenate([np.array(weights[name]).ravel() for name in sorted(weights)])
 
 
-def journal_of(algo: SRL, directory: Path) -> Journal:
-    """Return a copy of the memory's journal, open; whoever asks closes it."""
+@contextmanager
+def stored_of(algo: SRL, directory: Path) -> Iterator[Reading]:
+    """Yield what a copy of the memory holds."""
     algo.memory.snapshot(directory)
-    return Journal(directory / SNAPSHOT)
+    with reading(directory / SNAPSHOT, trusts_rules=True) as memory:
+        yield memory
 
 
 def check_memory(algo: SRL) -> None:

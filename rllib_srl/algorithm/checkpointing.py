@@ -46,8 +46,8 @@ from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.journal.codec import prompt_fields, prompt_of
-from rllib_srl.replay.journal.place import JOURNALS
+from rllib_srl.replay.payloads import prompt_fields, prompt_of
+from rllib_srl.replay.place import JOURNALS
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing

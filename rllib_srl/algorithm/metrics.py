@@ -32,8 +32,8 @@ from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.hooks import detector_of
 from rllib_srl.replay.admission.secrets import redact_turns
-from rllib_srl.replay.buffer_metrics import by_domain
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.batches import MAX_SHOWN_ANSWERS, RunnerBatch

@@ -59,7 +59,7 @@ from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.history import Policy
-from rllib_srl.replay.journal.place import journals_of
+from rllib_srl.replay.place import journals_of
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead

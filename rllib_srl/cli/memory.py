@@ -22,10 +22,10 @@ from pathlib import Path
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
-from rllib_srl.replay.buffer_metrics import by_domain, gauges
-from rllib_srl.replay.ingest import decoder_of
-from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.journal.reader import copied, journal_in, reading
+from rllib_srl.common.decoder import decoder_of
+from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.metrics import by_domain
+from rllib_srl.replay.reading import copied, database_in, reading
 from rllib_srl.replay.tools.explain import Decode, Found, all_items, counted, described, find, lateness, turns, why
 from rllib_srl.replay.tools.export import export_memory
 from rllib_srl.replay.tools.verify import faults_of, opened_buffer
@@ -41,7 +41,6 @@ ORDERS: dict[str, Callable[[Found], float]] = {  # ascending; items without a va
     "diversity": lambda item: -float(item.row["diversity"]),
 }
 HEADING = ["key", "prompt", "domain", "due", "recall", "pass rate", "visits", "lapses", "diversity", "groups"]
-OF_A_PROCESS = ("num_bytes_in_memory", "num_spilled", "num_read_back")  # of the running process; not in the database
 SETTINGS_FILE = "settings.yaml"  # as rllib_srl.cli.shared.runs names it; importing that takes seconds
 NO_TOKENIZER = f"no tokenizer: found no {SETTINGS_FILE} that names the model; expected --model"
 
@@ -51,7 +50,7 @@ def stats(arguments: argparse.Namespace) -> None:
     with reading(arguments.directory, arguments.trust_rules) as memory:
         settings, now = memory.settings, memory.now
         with copied(memory.path) as directory, closing(opened_buffer(directory, settings)) as buffer:
-            found = {name: value for name, value in gauges(buffer, now).items() if name not in OF_A_PROCESS}
+            found = buffer.stats(now)
     spacing = f"spacing {settings.spacing}"
     if settings.has_due_dates:
         days = counted(settings.iterations_per_day, "iteration")
@@ -144,7 +143,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """Verify a memory, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
     if (arguments.directory / MANIFEST).is_file():
         verify_sealed(arguments.directory)
-    path = journal_in(arguments.directory)
+    path = database_in(arguments.directory)
     if faults := faults_of(path, arguments.trust_rules):
         print(*faults, sep="\n")
         return 1
@@ -237,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         return arguments.action(arguments) or 0
-    except (ValueError, OSError, JournalError) as error:  # the message is enough without a traceback
+    except (ValueError, OSError, StoreError) as error:  # the message is enough without a traceback
         if arguments.debug:
             raise
         print("error: " + " ".join(str(error).split()), file=sys.stderr)

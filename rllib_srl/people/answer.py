@@ -16,7 +16,7 @@ class Answer:
     group_id: str
     episode: int  # position in the stored group
     key: str  # of the prompt
-    fingerprint: str  # `replay.rated.fingerprint`
+    fingerprint: str  # `replay.ratings.fingerprint`
     env_id: str
     domain: str
     version: int  # of the policy that wrote its last token

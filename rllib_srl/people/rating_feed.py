@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rllib_srl.people.rating import Rating
 from rllib_srl.people.rating_store import RatingsError, RatingStore
-from rllib_srl.replay.rated import RatedAnswer, RatedGroup, RatedUntil
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedUntil
 
 
 class Memory(Protocol):

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.people.answer import Answer
-from rllib_srl.replay.journal.reader import Reading, reading
-from rllib_srl.replay.rated import RatedGroups, fingerprint
+from rllib_srl.replay.ratings import RatedGroups, fingerprint
+from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.tools.explain import Decode, turns
 from rllib_srl.types import Group
 
@@ -41,8 +41,7 @@ class StoredAnswers:
         """Use an open reading; `decode` returns the function that turns token ids into text."""
         self._reading, self._make_decode = reading, decode
         self._decode: Decode | None = None
-        self._rated = RatedGroups()
-        self._rated.set_state(reading.stored.state.get("rated", ""))
+        self._rated = RatedGroups(reading.stored.state.get("rated", ""))
 
     @classmethod
     @contextmanager
@@ -51,7 +50,7 @@ class StoredAnswers:
 
         Raises:
             NotARun: the directory has no memory of a run; a checkpoint and a journal have no ratings of their own.
-            JournalError: the memory cannot be read.
+            StoreError: the memory cannot be read.
         """
         check_run(directory)
         with reading(directory, trusts_rules) as found:
@@ -139,6 +138,6 @@ def check_run(directory: Path) -> None:
     Raises:
         NotARun: it is not.
     """
-    if not (directory / "replay/journal.db").is_file():
+    if not (directory / "replay/memory.db").is_file():
         reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"
         raise NotARun(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")

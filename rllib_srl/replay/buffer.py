@@ -1,18 +1,23 @@
 """Stores items and their groups on disk, and draws them by a rule; runs without Ray.
 
     buffer = SRLReplayBuffer(capacity=10_000, directory=path)
-    visits = buffer.add(groups, now)          store, grade, reschedule           one commit, then acknowledged
-    prompts = buffer.draw_prompts(4, now)     play again (revisit)               draws are committed too, so a
-    groups = buffer.draw_groups(4, now)       train again (reuse)                restart does not repeat them
-    buffer.rate({key: 0.8}, now)              grades of items by people
-    buffer.rate_answers(rated, ...)           rewards of stored answers by people
+    visits = buffer.add(groups, now)            store, grade, reschedule           one commit, then acknowledged
+    prompts = buffer.draw_prompts(4, now)       play again (revisit)               draws are committed too, so a
+    groups = buffer.draw_groups(4, now)         train again (reuse)                restart does not repeat them
+    groups = buffer.draw_targets(4, now)        right answers to hold (retain)
+    buffer.rate({key: 0.8}, now)                grades of items by people
+    buffer.rate_answers(rated, ...)             rewards of stored answers by people
 
 Every call takes the training iteration as `now` and, from other processes, a request name. Calls are idempotent by
-request name: a repeated request returns its stored answer and changes nothing. A call that raises changes nothing.
+request name: a repeated request returns its stored answer and changes nothing. A call that raises changes nothing:
+the memory is loaded again from the store.
 
-    journal --load--> store, generators, counts, calibrators --calls--> transaction --commit--> journal
+    group -> admit? -> item, new or known -> diversity -> grade, due date, history -> stored -> new items (`on_group`)
 
-The content of a buffer is the journal's rows (items, groups, vectors) and its state (plain values by name).
+A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
+names get no loss. A group with too few valid episodes grades nothing. Both count in the history of their prompt, with
+an item or without (`replay/history.py`). A broken group (`admission.fault_of`) is ignored: its numbers never reach a
+row.
 """
 
 from __future__ import annotations
@@ -20,39 +25,97 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.buffer_metrics import gauges
-from rllib_srl.replay.diversity.tracker import DiversityTracker
-from rllib_srl.replay.history import DomainStatistics, Policy, UnstoredHistories, histories_without
-from rllib_srl.replay.ingest import Ingestion
-from rllib_srl.replay.journal.codec import StoredGroup, prompt_fields, prompt_of
-from rllib_srl.replay.journal.journal import Stored
-from rllib_srl.replay.journal.transaction import Change, Ledger
-from rllib_srl.replay.rated import RatedGroup, RatedGroups, apply
+from rllib_srl.batch.parts import part_of
+from rllib_srl.common.decoder import decoder_of
+from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
+from rllib_srl.replay.admission.hooks import Refusal
+from rllib_srl.replay.diversity.measures import diversity
+from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured
+from rllib_srl.replay.history import (
+    DomainStatistics,
+    Policy,
+    UnstoredHistories,
+    after_visit,
+    discounts,
+    histories_without,
+)
+from rllib_srl.replay.items import Tables, key_of, rows_at
+from rllib_srl.replay.metrics import COUNTS, counts_of_domains
+from rllib_srl.replay.on_group import ON_GROUP
+from rllib_srl.replay.payloads import (
+    StoredGroup,
+    compact_json,
+    decode,
+    decode_target,
+    encode,
+    encode_target,
+    prompt_fields,
+    prompt_of,
+)
+from rllib_srl.replay.ratings import (
+    RatedAnswer,
+    RatedGroup,
+    RatedGroups,
+    corrected,
+    grade_of,
+    rewards_of,
+    with_ratings,
+)
 from rllib_srl.replay.schedule.grading import GRADES, Evidence
-from rllib_srl.replay.schedule.recall import Recall
+from rllib_srl.replay.schedule.recall import Graded, Recall
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import Header, rows_at
-from rllib_srl.replay.visits import Visit
-from rllib_srl.types import Group, History, Prompt
+from rllib_srl.replay.store import Commit, Store
+from rllib_srl.replay.visits import OF_GROUP, GroupFacts, Visit, facts_of
+from rllib_srl.types import PEOPLE, TARGET, Group, History, Prompt, Target
 
-OVERFLOW = 256  # items above capacity held until the end of a call, so that new items are candidates of eviction too
-STREAMS = ("revisit", "reuse", "grow", "evict")
+MOST_AT_ONCE = 128  # groups before items above capacity are evicted, so that new items are candidates too
+STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
+
+
+@dataclass
+class _Entry:
+    """A group on its way in."""
+
+    group: Group
+    facts: GroupFacts | None = None  # None: it is broken
+    measured: Measured = field(default_factory=Measured)
+    slot: int | None = None  # of its item; None: it has none
+    refusal: Refusal | None = None  # why it is not stored
+    is_new: bool = False
+    is_visit: bool = False  # of its item
+    domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
+    graded: Graded = field(default_factory=lambda: Graded(0))
+    num_grown: int = 0
+
+    def visit(self, history: History) -> Visit:
+        """Return the outcome for the driver."""
+        return Visit(
+            group_id=self.group.group_id,
+            key=self.group.prompt.key,
+            refused=self.refusal.reason if self.refusal else "",
+            without_loss=self.refusal.without_loss if self.refusal else (),
+            is_new=self.is_new,
+            timing=self.graded.timing,
+            grade=self.graded.grade,
+            pass_rate=self.facts.num_success / self.facts.size if self.facts else 0.0,
+            is_lapse=self.graded.is_lapse,
+            num_grown=self.num_grown,
+            history=history,
+        )
 
 
 class SRLReplayBuffer:
     """Replay buffer of items, their groups and their schedule.
 
-    Invariant: `check_valid` passes; outside a call, memory and journal agree, and a call that raises leaves both
-    unchanged; the effect of every call that has returned is in the journal.
+    Invariant: `check_valid` passes; outside a call, memory and store agree; the effect of every call that has returned
+    is in the store.
     """
 
     def __init__(
@@ -67,93 +130,146 @@ class SRLReplayBuffer:
         max_prompt_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Open the buffer and load its journal.
+        """Open the buffer and load its store.
 
         Args:
             settings: replay settings; None builds them from `kwargs`.
-            directory: of the journal; None uses a temporary directory.
+            directory: of the store; None uses a temporary directory.
             seed: of all draws.
-            run: name of the run; a journal of the same run is continued, that of another run is set aside. ""
-                continues any.
+            run: name of the run; a store of the same run is continued, that of another run is set aside. "" continues
+                any.
             model_dir: of the policy, for its tokenizer.
             decode: token ids -> text, in place of that tokenizer.
             max_prompt_tokens: longest history that becomes an item, in tokens; None: no limit.
             kwargs: fields of `ReplaySettings`.
 
         Raises:
-            ValueError: settings out of range, all at once.
-            JournalError: the journal is in use, damaged or of another version.
+            ValueError: settings out of range, all at once, or a secret detector without a tokenizer or `decode`.
+            StoreError: the store is in use, damaged or of another version.
         """
-        self.settings = (settings or ReplaySettings(**kwargs)).checked()
-        if not self.settings.is_on:
-            raise ValueError("capacity = 0; expected at least 1: a buffer without room is no buffer")
-        self._seed, self._model_dir = seed, model_dir
-        self._settings_dict, self._embedding = self.settings.as_dict(), self.settings.embedding_used
-        self.max_prompt_tokens = max_prompt_tokens
-        self.ingestion = Ingestion(self.settings, model_dir, decode, max_prompt_tokens)
-        self.ledger = Ledger(None if directory is None else Path(directory), run, self.settings.max_bytes)
+        self.settings = settings = (settings or ReplaySettings(**kwargs)).checked()
+        if not settings.is_on:
+            raise ValueError("capacity must be >= 1, got 0; use a run without a memory instead")
+        self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
+        if faults := self._admission.faults():
+            raise ValueError("admission: " + "; ".join(faults))
+        if decode is None and model_dir is not None and settings.admit:
+            decode = decoder_of(model_dir)
+        if decode is None and settings.admit:
+            raise ValueError(
+                f"admit = {settings.admit!r} without a tokenizer; expected model_dir or decode, or admit = None for "
+                "tokens that hold no text"
+            )
+        self._decode, self._seed, self._model_dir, self._max_prompt_tokens = decode, seed, model_dir, max_prompt_tokens
+        self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
+        self._settings_dict = settings.as_dict()
+        self._discounting = (settings.history_by, settings.history_half_life)
+        self.tracker: DiversityTracker | None = None
+        self.store = Store(None if directory is None else Path(directory), run)
         try:
-            self._load(self.ledger.stored())
+            self._load()
         except BaseException:
-            self.ledger.close()
+            self.store.close()
             raise
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return len(self.store)
+        return len(self.tables)
 
-    def _load(self, stored: Stored) -> None:
-        settings = self.settings
-        self._seed = stored.state.get("seed", self._seed)  # a restored run keeps its seed
-        self.store = (
-            ItemStore.load(
-                max(settings.capacity, len(stored.slots)) + OVERFLOW,
-                int(stored.items["num_groups"].max(initial=settings.groups_per_item)),
-                Header.from_json(stored.state["store"]),
-                items=(stored.slots, stored.items, stored.prompts),
-                groups=stored.groups,
-            )
-            if "store" in stored.state
-            else ItemStore(settings.capacity + OVERFLOW, settings.groups_per_item)
-        )
-        self.recall = Recall(settings, self.store)
-        self.domain_statistics = DomainStatistics()
-        self.draws = Draws(settings, self.store, self.recall)
-        self.tracker = self._make_tracker(stored)
+    def _load(self) -> None:
+        """Take everything from the store."""
+        stored, settings = self.store.read(), self.settings
+        state = stored.state
+        self._seed = state.get("seed", self._seed)  # a restored run keeps its seed
+        items, groups = (stored.slots, stored.items, stored.prompts), (stored.groups, stored.group_ids)
+        self.tables = Tables(settings.groups_per_item, state.get("items"), items, groups, stored.targets)
+        self.recall = Recall(settings, self.tables)
+        self.draws = Draws(settings, self.tables, self.recall)
         self.generators = {
             name: np.random.default_rng(np.random.SeedSequence([self._seed, sum(name.encode())])) for name in STREAMS
         }
-        self.counts: Counter[str] = Counter()
-        self.drawn: dict[str, int] = {}  # id of each group of the last draw -> its seq
-        self.rated = RatedGroups()
-        self.unstored = UnstoredHistories()
-        if "store" in stored.state:
-            self._set_state(stored.state)
-        self.store.groups_per_item = settings.groups_per_item
-        if len(self.store) > settings.capacity or self._surplus_groups():  # written under larger limits
-            with self._transaction("") as change:
-                change.removed_groups += [self.store.remove_group(group) for group in self._surplus_groups()]
-                self._evict(int(self.store.items["last_review"].max()), change)
+        for name, values in state.get("generators", {}).items():
+            self.generators[name].bit_generator.state = values
+        self.counts: Counter[str] = Counter(state.get("counts", {}))
+        self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
+        self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
+        self.rated = RatedGroups(state.get("rated", ""))
+        self.unstored = UnstoredHistories(state.get("unstored", b""))
+        if "draws" in state:
+            self.draws.set_state(state["draws"])
+        self._load_vectors(state, bool(len(stored.slots)))
+        if len(self) > settings.capacity or self._surplus_groups():  # written under larger limits
+            with self._transaction("") as changes:
+                changes.removed_groups += [self.tables.remove_group(group) for group in self._surplus_groups()]
+                self._evict(int(stored.items["last_review"].max()), changes)
 
-    def _make_tracker(self, stored: Stored) -> DiversityTracker | None:
-        """Return a tracker with the stored vectors, None if nothing needs one.
+    def _load_vectors(self, state: Mapping[str, Any], has_items: bool) -> None:
+        """Restore the tracker, which an error has left with changes, or make one if something needs it.
 
         Raises:
             ValueError: the items were stored with another embedding, or without one.
         """
-        name, written = self._embedding, stored.state.get("embedding")
-        if len(stored.slots) and name != written:
+        name, written = self.settings.embedding_used, state.get("embedding")
+        if has_items and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
                 "diversity, near_duplicate, least_diverse); expected the settings that wrote it, or a new memory"
             )
         if name is None:
-            return None
-        tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
-        tracker.load(self.ledger.journal.vectors())
-        return tracker
+            return
+        if self.tracker is not None and "embedder" in state:
+            self.tracker.rollback()
+        else:
+            self.tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
+            self.tracker.load(self.store.vectors())
+        if "embedder" in state:
+            self.tracker.set_state(state["embedder"])
 
-    # --- calls of an iteration -------------------------------------------------------------------
+    # --- transactions ----------------------------------------------------------------------------
+
+    def _answer(self, request: str) -> Any | None:
+        """Return the stored answer of this request, or None."""
+        return self.store.answer(request) if request else None
+
+    @contextmanager
+    def _transaction(self, request: str) -> Iterator[Commit]:
+        """Commit the changes made inside, or load the store again on an error."""
+        changes = Commit(request=request)
+        try:
+            yield changes
+            items, groups = self.tables.changed()
+            changes.items = [(slot, row, compact_json(prompt_fields(prompt))) for slot, row, prompt in items]
+            changes.groups, seqs = groups, {seq for seq, _, _ in groups}
+            changes.payloads = {seq: payload for seq, payload in changes.payloads.items() if seq in seqs}
+            held = self.tables.targets
+            changes.targets = {place: payload for place, payload in changes.targets.items() if place in held}
+            changes.state = self._state()
+            self.store.commit(changes)
+        except BaseException:
+            self._load()
+            raise
+        self.tables.committed()
+        if self.tracker is not None:
+            self.tracker.commit()
+
+    def _state(self) -> dict[str, Any]:
+        """Return all state that is not in rows, as JSON types or bytes."""
+        return {
+            "items": self.tables.header,
+            "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
+            "counts": dict(self.counts),
+            "draws": self.draws.get_state(),
+            "drawn": self.drawn,
+            "domain_statistics": self.domain_statistics.get_state(),
+            "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
+            "seed": self._seed,
+            "rated": self.rated.get_state(),
+            "unstored": self.unstored.get_state(),
+            "embedding": self.settings.embedding_used,
+            **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
+        }
+
+    # --- adding groups ---------------------------------------------------------------------------
 
     def add(
         self,
@@ -177,27 +293,211 @@ class SRLReplayBuffer:
             policy_kl: nats per token by which the policy has moved since the start of the run, for `history_by` "kl".
 
         Raises:
-            JournalError: nothing was stored.
+            StoreError: nothing was stored.
         """
-        if (answer := self._answered(request)) is not None:
+        if (answer := self._answer(request)) is not None:
             return [Visit.from_dict(values) for values in answer]
-        visits: list[Visit] = []
-        with self._transaction(request) as change:
-            histories = self.ingestion.histories(self, groups, policy_kl)
-            for part in _apart(groups):
-                visits += self.ingestion.take(self, part, now, change, is_played, policy_kl)
-                self._evict(now, change)
-            visits = [replace(visit, history=one) for visit, one in zip(visits, histories, strict=True)]
-            change.answer = [visit.as_dict() for visit in visits]
+        entries: list[_Entry] = []
+        with self._transaction(request) as changes:
+            histories = self._histories(groups, policy_kl)
+            for part in _of_distinct_prompts(groups):
+                entries += self._ingest(part, now, changes, is_played, policy_kl)
+                self._evict(now, changes)
+            visits = [entry.visit(history) for entry, history in zip(entries, histories, strict=True)]
+            changes.answer = [visit.as_dict() for visit in visits]
         return visits
 
-    def draw_prompts(
-        self,
-        num: int,
-        now: int,
-        request: str = "",
-        without: Collection[str] = (),
-    ) -> list[Prompt]:
+    def _histories(self, groups: Sequence[Group], policy_kl: float) -> list[History]:
+        """Return the history of each group's prompt as a visit by its policy finds it."""
+        found = []
+        for group in groups:
+            sums = (0.0, 0.0)
+            if group.size:
+                slot = self.tables.slot_of(key := key_of(group.prompt))
+                rows_1 = self.unstored.rows([key]) if slot is None else rows_at(self.tables.items, [slot])
+                version_1 = np.array([group.versions_G2.min()], np.float64)
+                rho = float(discounts(*self._discounting, rows_1, version_1, policy_kl)[0])
+                sums = (rho * float(rows_1["history_sum"][0]), rho * float(rows_1["history_count"][0]))
+            found.append(History(*sums, self.domain_statistics.mean(group.prompt.domain)))
+        return found
+
+    def _ingest(
+        self, groups: Sequence[Group], now: int, changes: Commit, is_played: bool, policy_kl: float
+    ) -> list[_Entry]:
+        """Take in groups of distinct prompts, in order."""
+        entries = [_Entry(group) for group in groups]
+        for entry in entries:
+            if (fault := fault_of(entry.group)) is None:
+                entry.facts = facts_of(entry.group, self.settings.pass_reward)
+                entry.slot = self.tables.slot_of(key_of(entry.group.prompt))
+            else:
+                entry.refusal = Refusal(fault.value, tuple(range(entry.group.size)))
+        whole = [(entry, entry.facts) for entry in entries if entry.facts is not None]
+        if self.tracker is not None:
+            slots = [-1 if entry.slot is None else entry.slot for entry, _ in whole]
+            measured = self.tracker.measure([entry.group for entry, _ in whole], slots)
+            for (entry, _), one in zip(whole, measured, strict=True):
+                entry.measured = one
+        for entry in entries:
+            self._enter(entry, now, changes)
+        tested = [
+            (entry, facts)
+            for entry, facts in whole
+            if entry.slot is not None
+            and (is_played or self.tables.items["visits"][entry.slot] == 0)
+            and facts.num_rewarded
+        ]
+        if tested:
+            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now, changes, policy_kl)
+        for entry, facts in whole:
+            if entry.is_visit or (is_played and entry.slot is None):
+                entry.domain_place = self.domain_statistics.note(entry.group.prompt.domain, facts.reward)
+        if is_played:
+            self._count_played(whole, policy_kl)
+        stored = [(entry, facts) for entry, facts in whole if entry.refusal is None]
+        for entry, facts in stored:
+            self._keep(entry, facts, now, changes, policy_kl)
+        for entry, _ in stored if is_played else ():
+            entry.num_grown = self._grow(entry.group, now)
+        return entries
+
+    def _enter(self, entry: _Entry, now: int, changes: Commit) -> None:
+        """Check a group, and add its item if it is new."""
+        group, facts = entry.group, entry.facts
+        if facts is not None:
+            entry.refusal = self._judged(entry, facts, changes)
+            if entry.slot is None and entry.refusal is None and facts.size < self.settings.min_graded:
+                entry.refusal = Refusal("ungraded", train=True)
+        if entry.refusal is not None:
+            self.counts[f"num_refused_{entry.refusal.reason}"] += 1
+            self.counts["num_episodes_without_loss"] += len(entry.refusal.without_loss)
+        elif entry.slot is None:
+            entry.slot, entry.is_new = self._add_item(key_of(group.prompt), group.prompt, now), True
+
+    def _judged(self, entry: _Entry, facts: GroupFacts, changes: Commit) -> Refusal | None:
+        """Return why a group is not stored, None if it is."""
+        nearest = None
+        # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
+        if entry.slot is None and entry.measured.nearest is not None and self.tracker is not None:
+            other, similarity = entry.measured.nearest
+            if not self.tracker.is_gone(other):
+                nearest = Nearest(self.tables.prompt_of(other).key, similarity)
+        refusal = admit(entry.group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
+        if refusal is not None or entry.slot is None:
+            return refusal
+        for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much
+            row = self.tables.groups[at]
+            if (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll)) and np.array_equal(
+                self._group(int(row["seq"]), changes).token_ids_N, entry.group.token_ids_N
+            ):
+                return Refusal("duplicate", train=True)
+        return None
+
+    def _grade(
+        self, entries: Sequence[_Entry], facts: Sequence[GroupFacts], now: int, changes: Commit, policy_kl: float
+    ) -> None:
+        """Grade visits and write the changed fields of their items' rows."""
+        settings, slots = self.settings, [entry.slot for entry in entries if entry.slot is not None]
+        size_N, variance_N, *others = (
+            np.array([getattr(one, name) for one in facts])
+            for name in ("size", "variance", "num_success", "reward", "nll", "version")
+        )
+        fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
+        before_N = rows_at(self.tables.items, slots)
+        fields |= after_visit(before_N, facts, *self._discounting, policy_kl)
+        fields |= self._place({slot: entry.measured for slot, entry in zip(slots, entries)}, variance_N, changes)
+        fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
+        fields["visits"] = before_N["visits"] + 1
+        if settings.reads_recall:
+            for entry, graded in zip(entries, self.recall.visit(slots, facts, now, **fields), strict=True):
+                entry.graded = graded
+        else:  # nothing reads grades: the item rests, and is then due at any time
+            last_N = np.where(size_N >= settings.min_graded, now, before_N["last_review"])
+            self.tables.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
+        for entry in entries:
+            entry.is_visit = True
+
+    def _place(self, measured: Mapping[int, Measured], variance_N: np.ndarray, changes: Commit) -> dict[str, Any]:
+        """Store the vectors of items by slot; return the diversity fields of their rows, none without a tracker."""
+        if self.tracker is None:
+            return {}
+        rows_N = rows_at(self.tables.items, list(measured))
+        known_N = np.where(rows_N["has_vector"], rows_N["novelty"], np.nan)
+        new_N = np.array([np.nan if one.novelty is None else one.novelty for one in measured.values()])
+        novelty_N = np.where(np.isnan(new_N), known_N, new_N)
+        vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
+        for slot, vector_D in vectors.items():
+            changes.vectors[slot] = vector_D
+            self.tracker.put(slot, vector_D)
+        fields: dict[str, Any] = {"diversity": diversity(variance_N, novelty_N), "novelty": np.nan_to_num(novelty_N)}
+        return fields | ({"has_vector": True} if vectors else {})
+
+    def _count_played(self, whole: Sequence[tuple[_Entry, GroupFacts]], policy_kl: float) -> None:
+        """Count played groups by domain, and add those without an item to the histories of their prompts."""
+        rewarded = [(entry.group.prompt, facts.variance) for entry, facts in whole if facts.num_rewarded]
+        self._count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
+        self._count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
+        noted = {
+            key_of(entry.group.prompt): facts for entry, facts in whole if entry.slot is None and facts.num_rewarded
+        }
+        num_dropped = self.unstored.note(list(noted), list(noted.values()), *self._discounting, policy_kl)
+        if num_dropped:
+            self.counts["num_histories_dropped"] += num_dropped
+
+    def _count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
+        self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
+
+    def _add_item(self, key: int, prompt: Prompt, now: int) -> int:
+        """Add an item, with the history of its prompt's refused groups; return its slot."""
+        fields = {"due": now + self.settings.min_recall_interval, **self.unstored.take(key)}
+        return self.tables.add_item(key, prompt, prompt.domain, now, **fields)
+
+    def _keep(self, entry: _Entry, facts: GroupFacts, now: int, changes: Commit, policy_kl: float) -> None:
+        """Store a group."""
+        group, slot = entry.group, entry.slot
+        assert slot is not None
+        if self.settings.history_by != "versions":  # the row has the version, but not these
+            by_visits = int(self.tables.items["visits"][slot])
+            history_at = policy_kl if self.settings.history_by == "kl" else by_visits
+            group = replace(group, extra={**group.extra, "history_at": history_at})
+        # Without a visit the group is no part of the history.
+        clock = self.tables.items["history_clock"][slot] if entry.is_visit else -1.0
+        evicted = self._store_group(
+            slot, group, facts, changes, born=now, history_clock=clock, domain_place=entry.domain_place
+        )
+        self.counts["num_groups_replaced"] += len(evicted)
+
+    def _store_group(
+        self, slot: int, group: Group, facts: GroupFacts, changes: Commit, **fields: Any
+    ) -> list[int]:
+        """Store a group under a new number; return the numbers of those that left for it."""
+        seq, payload = self.tables.next_group_seq, encode(group)
+        changes.payloads[seq] = payload
+        fields |= {name: getattr(facts, name) for name in OF_GROUP}
+        _, evicted = self.tables.add_group(slot, group.group_id, num_bytes=len(payload), **fields)
+        changes.removed_groups += evicted
+        return evicted
+
+    def _grow(self, group: Group, now: int) -> int:
+        """Add the new items that `on_group` makes of a stored group; known prompts are left out."""
+        if self._on_group is None:
+            return 0
+        num = 0
+        for prompt in self._on_group(group, self._max_prompt_tokens, self.generators["grow"]):
+            if self.tables.slot_of(key := key_of(prompt)) is None:
+                self._add_item(key, prompt, now)
+                num += 1
+        self.counts["num_grown"] += num
+        return num
+
+    def _group(self, seq: int, changes: Commit, origin: str | None = None) -> Group:
+        """Return a group that is stored or about to be."""
+        payload = changes.payloads.get(seq) or self.store.payload(seq)
+        return decode(payload, str(seq), origin)
+
+    # --- drawing ---------------------------------------------------------------------------------
+
+    def draw_prompts(self, num: int, now: int, request: str = "", without: Collection[str] = ()) -> list[Prompt]:
         """Draw `num` prompts to revisit, fewer only if fewer have passed their minimum recall interval.
 
         Args:
@@ -206,46 +506,21 @@ class SRLReplayBuffer:
             request: name of the call.
             without: keys of prompts that are already in this batch.
         """
-        if (answer := self._answered(request)) is not None:
+        if (answer := self._answer(request)) is not None:
             return [prompt_of(drawn["prompt"]) for drawn in answer]
-        with self._transaction(request) as change:
-            taken = [slot for key in without if (slot := self.store.slot_of(int(key, 16))) is not None]
-            drawn = self.draws.items(num, now, self.generators["revisit"], taken)
-            prompts = [self.store.prompt_of(int(slot)) for slot in drawn]
-            change.answer = [
-                {"prompt": prompt_fields(prompt), "why": self.draws.why(int(slot), now)}
+        with self._transaction(request) as changes:
+            taken = [slot for key in without if (slot := self.tables.slot_of(int(key, 16))) is not None]
+            drawn = self.draws.items(num, now, self.generators["revisit"], taken).tolist()
+            prompts = [self.tables.prompt_of(slot) for slot in drawn]
+            changes.answer = [
+                {"prompt": prompt_fields(prompt), "why": self.draws.why(slot, now)}
                 for prompt, slot in zip(prompts, drawn, strict=True)
             ]
             self.counts["num_revisits"] += len(prompts)
-            self.count_by_domain("num_revisits", prompts)
+            self._count_by_domain("num_revisits", prompts)
         return prompts
 
-    def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
-        """Add the prompts to a lifetime count of their domains, as part of a transaction."""
-        self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
-
-    def add_item(self, key: int, prompt: Prompt, now: int, change: Change, **fields: Any) -> int:
-        """Add an item, with the history of its prompt's refused groups, as part of a transaction; return its slot.
-
-        Args:
-            key: of the prompt.
-            prompt: the prompt.
-            now: the training iteration.
-            change: the open transaction.
-            fields: of its row.
-        """
-        fields |= {"due": now + self.settings.min_recall_interval, **self.unstored.take(key)}
-        slot = self.store.add_item(key, prompt, prompt.domain, now, **fields)
-        change.new_slots.add(slot)
-        return slot
-
-    def draw_groups(
-        self,
-        num: int,
-        now: int,
-        request: str = "",
-        policy: Policy | None = None,
-    ) -> list[StoredGroup]:
+    def draw_groups(self, num: int, now: int, request: str = "", policy: Policy | None = None) -> list[StoredGroup]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         Args:
@@ -258,25 +533,114 @@ class SRLReplayBuffer:
             Groups with `origin` "reuse"; with `policy` also the history of each, without the group itself.
 
         Raises:
-            JournalError: nothing was drawn; or the request is a repeated one, and groups it drew have been removed.
+            StoreError: nothing was drawn; or the request is a repeated one, and groups it drew have been removed.
         """
-        if (answer := self._answered(request)) is not None:
-            answered = drawn_in(answer)
-            return self._drawn(list(map(self.ledger.payloads.open, answered.seqs)), answered)
-        with self._transaction(request) as change:
+        if (answer := self._answer(request)) is not None:
+            drawing = drawn_in(answer)
+            return self._stored_groups(drawing)
+        with self._transaction(request) as changes:
             drawn, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=policy is None)
-            self.store.update_groups(drawn, uses=self.store.groups["uses"][drawn] + 1)
-            seqs = self.store.groups["seq"][drawn].tolist()
-            found = list(map(self.ledger.payloads.open, seqs))
-            drawing = DrawnAnswer(seqs, weight_N.tolist(), self._histories(found, drawn, policy))
-            groups = self._drawn(found, drawing)
-            self.drawn = {one.group.group_id: seq for one, seq in zip(groups, seqs, strict=True)}
-            if self.rated.is_used:
-                self.rated.note_trained(one.group.group_id for one in groups)
-            self.counts["num_reuses"] += len(seqs)
-            self.count_by_domain("num_reuses", [one.group.prompt for one in groups])
-            change.answer = drawing.to_json()
-        return groups
+            self.tables.update_groups(drawn, uses=self.tables.groups["uses"][drawn] + 1)
+            drawing = DrawnAnswer(self.tables.groups["seq"][drawn].tolist(), weight_N.tolist(), [None] * len(drawn))
+            found = self._stored_groups(drawing)
+            if policy is not None and found:
+                histories = self._histories_without([one.group for one in found], drawn, policy)
+                drawing = drawing._replace(histories=histories)
+                found = [replace(one, history=history) for one, history in zip(found, histories, strict=True)]
+            self.drawn = {one.group.group_id: seq for one, seq in zip(found, drawing.seqs, strict=True)}
+            self.rated.note_trained(self.drawn)
+            self.counts["num_reuses"] += len(found)
+            self._count_by_domain("num_reuses", [one.group.prompt for one in found])
+            changes.answer = drawing.to_json()
+        return found
+
+    def _stored_groups(self, drawing: DrawnAnswer) -> list[StoredGroup]:
+        found = []
+        for seq, weight, history in zip(*drawing, strict=True):
+            payload = self.store.payload(seq)
+            found.append(StoredGroup(decode(payload, str(seq), "reuse"), payload, weight, history))
+        return found
+
+    def _histories_without(self, groups: Sequence[Group], drawn: np.ndarray, policy: Policy) -> list[History | None]:
+        """Return the histories of drawn groups, by slot, without the groups themselves."""
+        rows_N = rows_at(self.tables.groups, drawn)
+        items_N = rows_at(self.tables.items, rows_N["slot"])
+        sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
+        domains = [group.prompt.domain for group in groups]
+        how = (*self._discounting, self.domain_statistics)
+        return list(histories_without(policy, *how, domains, items_N, rows_N, sums_N))
+
+    # --- targets ---------------------------------------------------------------------------------
+
+    def add_targets(self, targets: Sequence[Target], now: int, request: str = "", per_domain: int | None = None) -> int:
+        """Store the targets of right answers; return how many have a stored group.
+
+        Args:
+            targets: of distinct answers; one that is stored already is replaced.
+            now: the training iteration.
+            request: name of the call.
+            per_domain: targets kept of each domain, those of the newest groups; None: no limit.
+        """
+        answer: int | None = self._answer(request)
+        if answer is not None:
+            return answer
+        with self._transaction(request) as changes:
+            num = 0
+            for target in targets:
+                if (at := self.tables.group_at(target.group_id)) is None:
+                    continue
+                if not 0 <= target.episode < self.tables.groups["size"][at]:
+                    raise ValueError(f"target of group {target.group_id}: it has no episode {target.episode}")
+                place = (int(self.tables.groups["seq"][at]), target.episode)
+                changes.targets[place] = payload = encode_target(target)
+                self.tables.targets[place] = len(payload)
+                num += 1
+            surplus = self.tables.surplus_targets(per_domain)
+            changes.removed_targets += surplus
+            for place in surplus:
+                del self.tables.targets[place]
+            self.counts["num_targets_replaced"] += len(surplus)
+            changes.answer = num
+        return num
+
+    def draw_targets(
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        without_domains: Collection[str] = (),
+        without_keys: Collection[str] = (),
+    ) -> list[Group]:
+        """Draw stored right answers that have targets, fewer only if fewer are stored.
+
+        A prompt comes a second time only after every prompt came once; domains take turns, and within a domain prompts
+        are drawn uniformly.
+
+        Args:
+            num: answers wanted.
+            now: the training iteration.
+            request: name of the call.
+            without_domains: domains that are left out, such as the one that is trained now.
+            without_keys: keys of prompts that are left out, such as those in the batch.
+
+        Returns:
+            Groups of one episode, with `origin` "retain" and the target in `extra[TARGET]`.
+        """
+        places = self._answer(request)
+        if places is None:
+            with self._transaction(request) as changes:
+                slots = {self.tables.slot_of(int(key, 16)) for key in without_keys}
+                domains = {self.tables.domain_id(name) for name in without_domains}
+                places = self.tables.draw_targets(num, self.generators["retain"], slots, domains)
+                self.counts["num_retained"] += len(places)
+                changes.answer = places
+        return [self._retained(seq, episode) for seq, episode in places]
+
+    def _retained(self, seq: int, episode: int) -> Group:
+        group = part_of(decode(self.store.payload(seq), str(seq), "retain"), [episode])
+        return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
+
+    # --- grades and ratings ----------------------------------------------------------------------
 
     def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items by human ratings, on the scale of `rating_scale`; return the number of items graded.
@@ -293,33 +657,6 @@ class SRLReplayBuffer:
         grades = GRADES["rating"](Evidence(rating_N=values_N), scale=self.settings.rating_scale).tolist()
         return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
 
-    def rate_answers(
-        self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
-    ) -> dict[str, int]:
-        """Apply ratings of stored answers: rewards of their groups and grades of their items; see `replay/rated.py`.
-
-        Args:
-            groups: of distinct ids, each with all of its ratings. Those of groups that are not stored are noted.
-            source: id of the ratings file.
-            position: of its newest change among these; `rated` remembers both.
-            now: the training iteration.
-            request: name of the call.
-
-        Returns:
-            The numbers of ratings that are new to the memory (`num_applied`), of those that replaced or took back an
-            earlier one (`num_changed`), of items graded (`num_graded`), and of groups that are older than
-            `max_age` at the next draw (`num_too_old`).
-        """
-        answer: dict[str, int] | None = self._answered(request)
-        if answer is not None:
-            return answer
-        with self._transaction(request) as change:
-            counts = apply(self, groups, now, change)
-            self.counts["num_rated"] += counts["num_graded"]
-            self.rated.advance(source, position)
-            change.answer = counts
-        return counts
-
     def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
         """Grade items of reused groups by the likelihood of their stored successes; return the number graded.
 
@@ -332,6 +669,102 @@ class SRLReplayBuffer:
         grades = GRADES["likelihood"](Evidence(logp_change_N=change_N)).tolist()
         return self._review_all(dict(zip(changes, grades, strict=True)), now, request, "num_rehearsed")
 
+    def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
+        answer: int | None = self._answer(request)
+        if answer is not None:
+            return answer
+        with self._transaction(request) as changes:
+            slots = {key: self.tables.slot_of(int(key, 16)) for key in grades}
+            reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
+            self._review(reviewed, now)
+            changes.answer = num = len(reviewed)
+            self.counts["num_reviews_of_nothing"] += len(grades) - num
+            self.counts[counted] += num
+        return num
+
+    def _review(self, grades: Mapping[int, int], now: int) -> None:
+        """Review items, by slot, with grades of 1 to 4 that no visit gave."""
+        self.recall.review(list(grades), np.array(list(grades.values()), np.int64), now)
+
+    def rate_answers(
+        self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
+    ) -> dict[str, int]:
+        """Apply ratings of stored answers: rewards of their groups and grades of their items; see `replay/ratings.py`.
+
+        Args:
+            groups: of distinct ids, each with all of its ratings. Those of groups that are not stored are noted.
+            source: id of the ratings file.
+            position: of its newest change among these; `rated` remembers both.
+            now: the last finished training iteration.
+            request: name of the call.
+
+        Returns:
+            The numbers of ratings that are new to the memory (`num_applied`), of those that replaced or took back an
+            earlier one (`num_changed`), of items graded (`num_graded`), and of groups that are older than
+            `max_age` at the next draw (`num_too_old`).
+        """
+        answer: dict[str, int] | None = self._answer(request)
+        if answer is not None:
+            return answer
+        rated, graded, num_too_old = self.rated, dict[int, list[RatedAnswer]](), 0
+        num_applied, num_changed = rated.num_applied, rated.num_changed
+        with self._transaction(request) as changes:
+            for one in groups:
+                slot = self.tables.slot_of(int(one.key, 16))
+                at = self.tables.group_at(one.group_id)
+                if slot is None or at is None or at not in self.tables.groups_of(slot):
+                    rated.note_missing(one)
+                    continue
+                age = now + 1 - int(self.tables.groups["born"][at])  # at the next draw
+                if answers := self._rate_group(slot, at, one, changes):
+                    graded.setdefault(slot, []).extend(answers)
+                    num_too_old += age > self.settings.max_age
+            self._review({slot: grade_of(answers) for slot, answers in graded.items()}, now)
+            rated.source, rated.position = source, position
+            self.counts["num_rated"] += len(graded)
+            counts = {
+                "num_applied": rated.num_applied - num_applied,
+                "num_changed": rated.num_changed - num_changed,
+                "num_graded": len(graded),
+                "num_too_old": num_too_old,
+            }
+            changes.answer = counts
+        return counts
+
+    def _rate_group(self, slot: int, at: int, one: RatedGroup, changes: Commit) -> list[RatedAnswer]:
+        """Set the ratings of a stored group; return all of them if one is new or differs, else [].
+
+        A payload is never changed, so the group is stored again under a new number, with the iteration, the policy
+        versions and the number of uses that it had: the guards of reuse hold as before.
+        """
+        tables, row = self.tables, self.tables.groups[at].copy()
+        seq, group = int(row["seq"]), self._group(int(row["seq"]), changes)
+        seen = one.seen(group)
+        rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
+        self.rated.note_stored(one, rewards, earlier)
+        if rewards == earlier:
+            return []
+        rated = with_ratings(group, rewards, one.pass_reward)
+        before, after = (facts_of(group, self.settings.pass_reward) for group in (group, rated))
+        fields, clock = corrected(tables.items[slot], row, *self._discounting, rated, before, after)
+        targets = {place: changes.targets.get(place) or self.store.target(*place) for place in tables.targets_of(seq)}
+        changes.removed_groups.append(tables.remove_group(at))
+        new = tables.next_group_seq
+        self._store_group(  # the mean of the domain has none of its new rewards
+            slot, rated, after, changes, born=int(row["born"]), uses=int(row["uses"]), history_clock=clock
+        )
+        for (_, episode), payload in targets.items():
+            changes.targets[new, episode] = payload
+            tables.targets[new, episode] = len(payload)
+        if group.group_id in self.drawn:
+            self.drawn[group.group_id] = new
+        if fields:
+            tables.update([slot], **fields)
+        is_given = any(earlier.get(episode) != reward for episode, reward in rewards.items())  # not only taken back
+        return [answer for answer in seen if answer.reward is not None] if is_given else []
+
+    # --- what the learner knows ------------------------------------------------------------------
+
     def embed(self, vectors: Mapping[str, np.ndarray], now: int, request: str = "") -> int:
         """Store the learner's hidden states as embeddings; return the number of items embedded.
 
@@ -340,243 +773,186 @@ class SRLReplayBuffer:
             now: the training iteration.
             request: name of the call.
         """
-        answer: int | None = self._answered(request)
+        answer: int | None = self._answer(request)
         if answer is not None:
             return answer
-        with self._transaction(request) as change:
-            slots = {key: self.store.slot_of(int(key, 16)) for key in vectors}
+        with self._transaction(request) as changes:
+            slots = {key: self.tables.slot_of(int(key, 16)) for key in vectors}
             found = {slot: vectors[key] for key, slot in slots.items() if slot is not None}
-            measured = {} if self.tracker is None else self.tracker.receive(found)
-            self.ingestion.place_vectors(self, measured, change)
-            change.answer = len(found)
+            if self.tracker is not None and (measured := self.tracker.receive(found)):
+                variance_N = self.tables.items["variance"][list(measured)]
+                self.recall.change(list(measured), **self._place(measured, variance_N, changes))
+            changes.answer = len(found)
         return len(found)
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups of the last draw that the learner found too far from its policy; return their number."""
-        answer: int | None = self._answered(request)
+        answer: int | None = self._answer(request)
         if answer is not None:
             return answer
-        with self._transaction(request) as change:
+        with self._transaction(request) as changes:
             seqs = [self.drawn.pop(group_id) for group_id in group_ids if group_id in self.drawn]
-            num = sum(self._forget_group(seq, change) for seq in seqs)  # some may have been replaced since
-            self.counts["num_dropped_drifted"] += num
-            change.answer = num
-        return num
+            groups_N = self.tables.group_slots()
+            drifted = groups_N[np.isin(self.tables.groups["seq"][groups_N], seqs)].tolist()  # some may be gone
+            changes.removed_groups += [self.tables.remove_group(at) for at in drifted]
+            self.counts["num_dropped_drifted"] += len(drifted)
+            changes.answer = len(drifted)
+        return len(drifted)
 
-    def stats(self, now: int) -> dict[str, float]:
-        """Return gauges and lifetime counts; see `buffer_metrics.gauges`."""
-        return gauges(self, now)
+    # --- removing --------------------------------------------------------------------------------
 
-    # --- parts -----------------------------------------------------------------------------------
+    def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
+        """Remove items with their groups, answers and targets, so that no byte of them stays in the store's files.
 
-    def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
-        answer: int | None = self._answered(request)
-        if answer is not None:
-            return answer
-        with self._transaction(request) as change:
-            slots = {key: self.store.slot_of(int(key, 16)) for key in grades}
-            reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
-            self.review(reviewed, now)
-            num = len(reviewed)
-            self.counts["num_reviews_of_nothing"] += len(grades) - num
-            self.counts[counted] += num
-            change.answer = num
-        return num
-
-    def review(self, grades: Mapping[int, int], now: int) -> None:
-        """Review items, by slot, with grades of 1 to 4 that no visit gave, in a transaction."""
-        self.recall.review(list(grades), np.array(list(grades.values()), np.int64), now)
-
-    @staticmethod
-    def _drawn(found: Sequence[StoredGroup], answer: DrawnAnswer) -> list[StoredGroup]:
-        """Return stored groups, which are cached, with what belongs to a draw."""
-        groups = []
-        for one, _, weight, history in zip(found, *answer, strict=True):
-            if weight != one.weight or history != one.history:
-                one = replace(one, weight=weight, history=history)
-            groups.append(one)
-        return groups
-
-    def _histories(
-        self, found: Sequence[StoredGroup], drawn: np.ndarray, policy: Policy | None
-    ) -> list[History | None]:
-        """Return the histories of drawn groups without the groups themselves; None each without `policy`.
+        The names of domains and the counts stay. Checkpoints have copies of their own.
 
         Args:
-            found: the drawn groups.
-            drawn: their slots.
-            policy: as in `draw_groups`.
+            keys: of prompts.
+            domain: all items of it.
+            before: items that were visited last before this iteration, and groups that were played before it.
+
+        Returns:
+            The number of items removed.
+
+        Raises:
+            StoreError: the disk is full: the file is rewritten.
         """
-        if policy is None or not found:
-            return [None] * len(found)
-        groups = [one.group for one in found]
-        rows_N = rows_at(self.store.groups, drawn)
-        items_N = rows_at(self.store.items, rows_N["slot"])
-        sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
-        how = (self.settings.history_by, self.settings.history_half_life, self.domain_statistics)
-        domains = [group.prompt.domain for group in groups]
-        return list(histories_without(policy, *how, domains, items_N, rows_N, sums_N))
+        tables, words = self.tables, set[str]()
+        with self._transaction("") as changes:
+            slots_N = tables.slots()
+            rows_N = rows_at(tables.items, slots_N)
+            is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
+            if domain is not None:
+                number = tables.domain_id(domain)
+                is_gone_N |= rows_N["domain"] == (-1 if number is None else number)
+            if before is not None:
+                is_gone_N |= rows_N["last_review"] < before
+                groups_N = tables.group_slots()
+                old = groups_N[tables.groups["born"][groups_N] < before].tolist()
+                changes.removed_groups += [tables.remove_group(at) for at in old]
+            words.update(keys)
+            for slot in slots_N[is_gone_N].tolist():
+                words.add(tables.prompt_of(slot).key)
+                self._remove_item(slot, changes)
+            for word in words:
+                self.unstored.take(int(word, 16))
+        self.store.erase(words)
+        return int(is_gone_N.sum())
 
     def _surplus_groups(self) -> list[int]:
         """Return the oldest groups of items that have more than `groups_per_item`."""
-        slots_N, most = self.store.slots(), self.settings.groups_per_item
-        crowded = slots_N[self.store.items["num_groups"][slots_N] > most].tolist()
-        return [group for slot in crowded for group in self.store.groups_of(slot)[:-most]]
+        slots_N, most = self.tables.slots(), self.settings.groups_per_item
+        crowded = slots_N[self.tables.items["num_groups"][slots_N] > most].tolist()
+        return [group for slot in crowded for group in self.tables.groups_of(slot)[:-most]]
 
-    def _evict(self, now: int, change: Change) -> None:
+    def _evict(self, now: int, changes: Commit) -> None:
         """Evict items until at most `capacity` are left."""
-        while (num := len(self.store) - self.settings.capacity) > 0:
+        while (num := len(self) - self.settings.capacity) > 0:
             for slot in self.draws.evicted(num, now, self.generators["evict"]).tolist():
-                self.remove(slot, change)
+                self._remove_item(slot, changes)
+                self.counts["num_evicted"] += 1
 
-    def remove(self, slot: int, change: Change) -> None:
-        """Remove an item with its groups and its vector, as part of a transaction."""
+    def _remove_item(self, slot: int, changes: Commit) -> None:
+        """Remove an item with its groups and its vector."""
         if self.tracker is not None:
             self.tracker.forget(slot)
-        change.removed_groups += self.store.remove_item(slot)
-        change.removed_slots.add(slot)
-        change.new_slots.discard(slot)
-        change.vectors.pop(slot, None)
-        self.counts["num_evicted"] += 1
+        changes.removed_groups += self.tables.remove_item(slot)
+        changes.removed_slots.append(slot)
+        changes.vectors.pop(slot, None)
 
-    def _forget_group(self, seq: int, change: Change) -> bool:
-        rows = self.store.groups
-        found = np.flatnonzero((rows["seq"] == seq) & (rows["size"] > 0)).tolist()
-        change.removed_groups += [self.store.remove_group(group) for group in found]
-        return bool(found)
+    # --- copies and checks -----------------------------------------------------------------------
 
-    # --- transactions ----------------------------------------------------------------------------------
-
-    def _answered(self, request: str) -> Any | None:
-        """Return the stored answer of this request, or None."""
-        return self.ledger.journal.answer(request) if request else None
-
-    @contextmanager
-    def _transaction(self, request: str) -> Iterator[Change]:
-        """Commit the changes made inside the context; roll back on an error."""
-        before = self.ledger.agreed or self._state()
-        with self.ledger.transaction(self.store, self._state, lambda: self._undo(before), request) as change:
-            yield change
-        if self.tracker is not None:
-            self.tracker.commit()
-
-    def _undo(self, before: dict[str, Any]) -> None:
-        if self.tracker is not None:
-            self.tracker.rollback()
-        self._set_state(before)
-
-    def _state(self) -> dict[str, Any]:
-        """Return all state that is not in rows, as JSON types or bytes."""
+    def stats(self, now: int) -> dict[str, float]:
+        """Return gauges of size, and all lifetime counts."""
+        tables, rated = self.tables, self.rated
+        whole = {name: num for name, num in self.counts.items() if not name.startswith("domains/")}
+        counts = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
         return {
-            "store": self.store.header.to_json(),
-            "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
-            "counts": dict(self.counts),
-            "draws": self.draws.get_state(),
-            "drawn": dict(self.drawn),
-            "domain_statistics": self.domain_statistics.get_state(),
-            "settings": self._settings_dict,  # so that a journal can be read without the run that wrote it
-            "seed": self._seed,
-            **({"rated": self.rated.get_state()} if self.rated.is_used else {}),
-            **({} if (unstored := self.unstored.get_state()) is None else {"unstored": unstored}),
-            "embedding": self._embedding,
-            **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
+            "num_items": len(self),
+            "num_due": tables.num_due(now),
+            "num_stored_groups": tables.num_groups,
+            "num_targets": len(tables.targets),
+            "num_histories_without_item": len(self.unstored),
+            "num_bytes_stored": tables.num_bytes,
+            **counts,
+            **{f"ratings/num_{name}": getattr(rated, f"num_{name}") for name in ("applied", "changed")},
+            **{f"ratings/num_{name}": getattr(rated, f"num_{name}") for name in ("stale_groups", "unused")},
+            "num_refused": sum(num for name, num in counts.items() if name.startswith("num_refused_")),
+            **counts_of_domains(tables.num_by_domain(), self.counts),
         }
 
-    def _set_state(self, state: dict[str, Any]) -> None:
-        for name, generator in self.generators.items():
-            generator.bit_generator.state = state["generators"][name]
-        self.counts = Counter(state["counts"])
-        self.draws.set_state(state["draws"])
-        self.drawn = dict(state["drawn"])
-        self.domain_statistics.set_state(state["domain_statistics"])
-        self.rated.set_state(state.get("rated", ""))
-        self.unstored.set_state(state.get("unstored"))
-        if self.tracker is not None:
-            self.tracker.set_state(state["embedder"])
-
-    # --- copies ----------------------------------------------------------------------------------
-
     def snapshot(self, path: Path) -> dict[str, Any]:
-        """Write a consistent copy of the journal to `path` atomically, in bounded memory; return its position.
+        """Write a consistent copy of the store to `path` atomically, in bounded memory; return its position.
 
         Raises:
-            JournalError: the disk is full, or `path` cannot be written.
+            StoreError: the disk is full, or `path` cannot be written.
         """
-        position = self.ledger.journal.snapshot(path)
-        return {"position": position, "num_items": len(self.store), "num_groups": self.store.num_groups}
+        self.store.snapshot(path)
+        return {"position": self.store.position, "num_items": len(self), "num_groups": self.tables.num_groups}
 
     def restore(self, path: Path) -> int:
         """Restore a snapshot; return the number of groups that were stored after it, which are dropped.
 
         Raises:
-            JournalError: the snapshot cannot be read; nothing has changed.
+            StoreError: the snapshot cannot be read; nothing has changed.
         """
-        num_dropped = self.ledger.restore(path)
-        self._load(self.ledger.stored())
-        with self._transaction(""):  # writes this run's name into the journal
+        num_dropped = self.store.restore(path)
+        self.tracker = None
+        self._load()
+        with self._transaction(""):  # writes this run's name into the store
             pass
         return num_dropped
 
     def describe(self) -> dict[str, Any]:
-        """Return the path, position and lineage of the journal."""
-        journal = self.ledger.journal
-        return {"path": str(journal.path), "position": journal.position, "lineage": journal.lineage}
-
-    def tidy(self) -> None:
-        """Run journal maintenance that would otherwise delay a commit; call when idle."""
-        self.ledger.journal.tidy()
+        """Return the path, position and lineage of the store."""
+        return {"path": str(self.store.path), "position": self.store.position, "lineage": self.store.lineage}
 
     def close(self) -> None:
-        """Close the journal."""
-        self.ledger.close()
+        """Close the store."""
+        self.store.close()
 
     def check_valid(self) -> None:
-        """Check every invariant: the tables and their indexes, the vectors, the journal.
+        """Check every invariant: the tables, the vectors, and that the store holds the same.
 
         Raises:
             ValueError: naming every broken invariant.
         """
         faults: list[str] = []
-        checks = [self.store.check_valid]
-        if self.tracker is not None:
-            checks.append(partial(self.tracker.check, self.store))
-        for check in checks:
-            try:
-                check()
-            except ValueError as error:
-                faults.append(str(error))
-        if len(self.store) > self.settings.capacity:
-            faults.append(f"there are at most capacity = {self.settings.capacity} items: {len(self.store)}")
-        faults += self._faults_of_journal()
+        try:
+            self.tables.check_valid()
+            if self.tracker is not None:
+                self.tracker.check(self.tables)
+        except ValueError as error:
+            faults.append(str(error))
+        if len(self) > self.settings.capacity:
+            faults.append(f"there are at most capacity = {self.settings.capacity} items: {len(self)}")
+        tables, stored = self.tables, self.store.read()
+        slots_N, groups_N = tables.slots(), tables.group_slots()
+        rows = {int(row["seq"]): row.tobytes() for row in tables.groups[groups_N]}
+        # New settings are written with the next commit.
+        state = {name: value for name, value in self._state().items() if name != "settings"} if stored.position else {}
+        same = {
+            "items": (stored.slots.tolist(), stored.items.tobytes())
+            == (slots_N.tolist(), rows_at(tables.items, slots_N).tobytes()),
+            "prompts": stored.prompts == [tables.prompt_of(slot) for slot in slots_N.tolist()],
+            "groups": {int(row["seq"]): row.tobytes() for row in stored.groups} == rows,
+            "targets": {(seq, episode): size for seq, episode, size in stored.targets} == tables.targets,
+            "vectors": [slot for slot, _ in self.store.vectors()]
+            == slots_N[tables.items["has_vector"][slots_N]].tolist(),
+            "payloads": self.store.has_payloads(list(rows)),
+            **{f"state {name!r}": stored.state.get(name) == value for name, value in state.items()},
+        }
+        faults += [f"the store has the {name} of the memory: not so" for name, is_same in same.items() if not is_same]
         if faults:
             raise ValueError("; ".join(faults))
 
-    def _faults_of_journal(self) -> Iterator[str]:
-        journal = self.ledger.journal
-        stored = journal.load()
-        slots_N = self.store.slots()
-        if stored.slots.tolist() != slots_N.tolist() or stored.items.tobytes() != self.store.items[slots_N].tobytes():
-            yield "the journal has exactly the items of the table"
-        held = self.store.groups[self.store.groups["size"] > 0]  # size 0 marks a free row
-        rows = {int(row["seq"]): row.tobytes() for row in held}
-        if {int(seq): row.tobytes() for seq, row in zip(stored.seqs, stored.groups, strict=True)} != rows:
-            yield "the journal has exactly the groups of the table"
-        if missing := [seq for seq in rows if not journal.has_group(seq)]:
-            yield f"every group can be read: not so for {missing[:5]}"
-        if [slot for slot, _ in journal.vectors()] != slots_N[self.store.items[slots_N]["has_vector"]].tolist():
-            yield "the journal has exactly the vectors of the items with has_vector"
-        # New settings are written with the next commit.
-        kept = {name: value for name, value in self._state().items() if name != "settings"}
-        if journal.position and (wrong := [name for name, value in kept.items() if stored.state.get(name) != value]):
-            yield f"the journal has the state of memory: not so for {wrong}"
 
-
-def _apart(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Split groups, in order, into parts of distinct prompts, each at most half of `OVERFLOW` long."""
+def _of_distinct_prompts(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Split groups, in order, into parts of distinct prompts, each at most `MOST_AT_ONCE` long."""
     part: dict[str, Group] = {}
     for group in groups:
         key = group.prompt.key
-        if len(part) == OVERFLOW // 2 or key in part:
+        if len(part) == MOST_AT_ONCE or key in part:
             yield list(part.values())
             part = {}
         part[key] = group

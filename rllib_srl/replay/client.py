@@ -17,17 +17,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.replay.history import Policy
-from rllib_srl.replay.journal.transaction import SNAPSHOT
 from rllib_srl.replay.process import BufferProcess
-from rllib_srl.replay.rated import RatedGroup, RatedUntil
+from rllib_srl.replay.ratings import RatedGroup, RatedUntil
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.schedule.slots import Slots
 from rllib_srl.replay.settings import AUTO, ReplaySettings
+from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
 
 COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")
-TIDY_EVERY = 8  # iterations; run before the rollout, when no call waits for the database
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -88,8 +87,6 @@ class ReplayClient:
         if num:
             prompts = self._do("drawing", now, RLlibReplayBuffer.draw_prompts, num, now, without=list(in_play))
         self.counts.update(num_revisits_owed=num, num_revisits_short=num - len(prompts))
-        if self.is_on and now % TIDY_EVERY == 0:
-            self.process.send(Call.of(RLlibReplayBuffer.tidy))
         return prompts
 
     def add(self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0) -> dict[str, Visit]:

@@ -131,9 +131,9 @@ class _Sums:
 class DomainStatistics:
     """Statistics by domain name. Invariant: `get_state` holds all of it, as JSON types."""
 
-    def __init__(self) -> None:
-        """Start without groups."""
-        self._sums: dict[str, _Sums] = {}
+    def __init__(self, state: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Start without groups, or with what `get_state` returned."""
+        self._sums = {domain: _Sums(**values) for domain, values in (state or {}).items()}
 
     def note(self, domain: str, reward: float) -> int:
         """Add the mean reward of a played group; return its number among the groups of its domain, from 1."""
@@ -180,10 +180,6 @@ class DomainStatistics:
         """Return the sums by domain, as JSON types."""
         return {domain: asdict(sums) for domain, sums in self._sums.items()}
 
-    def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._sums = {domain: _Sums(**values) for domain, values in state.items()}
-
 
 def histories_without(
     policy: Policy,
@@ -227,14 +223,14 @@ def histories_without(
 class UnstoredHistories:
     """Histories by key of the prompt, the latest noted last.
 
-    Invariant: at most `LIMIT` of them; `get_state` holds all of it. None as the state means that there never was one.
+    Invariant: at most `LIMIT` of them; `get_state` holds all of it.
     """
 
-    def __init__(self) -> None:
-        """Start without histories."""
-        self._rows: dict[int, np.ndarray] = {}  # [1] each
-        self._state: bytes | None = None
-        self._is_used = False
+    def __init__(self, state: bytes = b"") -> None:
+        """Start without histories, or with what `get_state` returned."""
+        rows_N = np.frombuffer(state, PAST)
+        self._rows = {key: rows_N[at : at + 1].copy() for at, key in enumerate(rows_N["key"].tolist())}  # [1] each
+        self._state: bytes | None = state
 
     def __len__(self) -> int:
         """Return the number of prompts."""
@@ -270,7 +266,7 @@ class UnstoredHistories:
         num_dropped = max(0, len(self._rows) - LIMIT)
         for key in list(self._rows)[:num_dropped]:
             del self._rows[key]
-        self._changed()
+        self._state = None
         return num_dropped
 
     def take(self, key: int) -> dict[str, Any]:
@@ -278,20 +274,11 @@ class UnstoredHistories:
         row = self._rows.pop(key, None)
         if row is None:
             return {}
-        self._changed()
+        self._state = None
         return {name: row[name][0].item() for name in _TAKEN_OVER}
 
-    def _changed(self) -> None:
-        self._state, self._is_used = None, True
-
-    def get_state(self) -> bytes | None:
-        """Return the histories as bytes; None if there never was one."""
-        if self._state is None and self._is_used:
+    def get_state(self) -> bytes:
+        """Return the histories as bytes."""
+        if self._state is None:
             self._state = np.concatenate([np.zeros(0, PAST), *self._rows.values()]).tobytes()
         return self._state
-
-    def set_state(self, state: bytes | None) -> None:
-        """Restore the state that `get_state` returned."""
-        rows_N = np.frombuffer(state or b"", PAST)
-        self._rows = {key: rows_N[at : at + 1].copy() for at, key in enumerate(rows_N["key"].tolist())}
-        self._state, self._is_used = state, state is not None

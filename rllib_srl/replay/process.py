@@ -18,11 +18,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
-from rllib_srl.replay.journal.file import holder_of
-from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.rule_transfer import sent
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import DATABASE
 
 RETRY_S = 0.2
 RELEASE_S = 10.0  # for a killed process to give up its database
@@ -74,7 +74,7 @@ class BufferProcess:
         else:
             remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
             actor = remote_class.remote(settings, rules=sent(settings), is_actor=True, **given)
-        process = cls(actor, is_local, directory / JOURNAL, settings.timeout_s)
+        process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
         process.call("starting", Call.of(RLlibReplayBuffer.__len__), timeout_s)
         return process
 
@@ -104,13 +104,6 @@ class BufferProcess:
         long_s = LONG * self._timeout_s
         self.call(what, Call.of(RLlibReplayBuffer.__len__), restart_s=long_s)
         return self.call(what, call, long_s)
-
-    def send(self, call: Call[Any]) -> None:
-        """Run a call whose result nobody needs; of an actor do not wait for it."""
-        if self.is_local:
-            self.actor.call(call.method, *call.args, **call.kwargs)
-        else:
-            self._submit(call, 1)
 
     def stop(self) -> None:
         """End the buffer; return when its database can be opened again, after at most `RELEASE_S` seconds."""

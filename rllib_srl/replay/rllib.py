@@ -23,8 +23,8 @@ import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.history import Policy
-from rllib_srl.replay.journal.codec import ColumnarList, StoredGroupBatch
-from rllib_srl.replay.rated import RatedUntil
+from rllib_srl.replay.payloads import StoredGroupBatch
+from rllib_srl.replay.ratings import RatedUntil
 from rllib_srl.replay.rule_transfer import received
 from rllib_srl.replay.settings import ReplaySettings, register_rules
 from rllib_srl.replay.visits import Visit
@@ -95,7 +95,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw stored groups; return their metadata with `ref` None, and the groups. See `draw_groups`."""
         drawn = self.draw_groups(num, now, request, policy)
-        return ColumnarList(one.meta for one in drawn), StoredGroupBatch(drawn)
+        return [one.meta for one in drawn], StoredGroupBatch(drawn)
 
     def embed_groups(self, vectors: Sequence[Any], keys: Mapping[str, str], now: int, request: str = "") -> int:
         """Store hidden states as embeddings; see `embed`.
@@ -130,7 +130,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
         Raises:
             ValueError: `state` holds no snapshot; nothing has changed.
-            JournalError: its snapshot cannot be read; nothing has changed.
+            StoreError: its snapshot cannot be read; nothing has changed.
         """
         if not isinstance(state.get("snapshot"), bytes):
             raise ValueError(f"state = {sorted(state)}; expected what get_state returned, with the bytes of a snapshot")

@@ -118,7 +118,6 @@ class ReplaySettings(Settings):
     )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
-    max_bytes: int = setting(2 << 30, "bytes of groups held in RAM; older ones are read back from disk", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
         "none",
@@ -242,7 +241,7 @@ class ReplaySettings(Settings):
         None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'
     )
     local_directory: Annotated[str | None, by(_fault_of_directory)] = setting(
-        None, "directory on a local disk for the journal, with results on a network file system; None: in the run's own"
+        None, "directory on a local disk for the memory, with results on a network file system; None: in the run's own"
     )
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds", gt=0)
 

@@ -34,7 +34,6 @@ from rllib_srl.engine import Sampling, import_engine, make_engine
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
-from rllib_srl.replay.journal.codec import ColumnarList
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
 from rllib_srl.rollout.batches import (
     Loaded,
@@ -273,7 +272,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.engine.version != version:
             return None, []
         played = self.advance(slice_s, enough, begin)
-        groups = ColumnarList(meta.ref for batch in played.batches.values() for meta in batch.groups)
+        groups = [meta.ref for batch in played.batches.values() for meta in batch.groups]
         apart = {
             group_id: replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups])
             for group_id, batch in played.batches.items()
@@ -314,7 +313,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.engine.version != version:
             return None, []
         batch = self.play_groups(**arguments)
-        groups = ColumnarList(meta.ref for meta in batch.groups)
+        groups = [meta.ref for meta in batch.groups]
         return replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups]), groups
 
     def _play(

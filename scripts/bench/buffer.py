@@ -98,7 +98,6 @@ def measure(
         timed("add", buffer.add, groups, now, f"{now}.add")
         timed("draw_groups", buffer.draw_groups, NUM_REUSES, now, f"{now}.draw_groups")
         timed("stats", buffer.stats, now)
-        buffer.tidy()
     buffer.close()
     return found
 

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.replay.journal.codec import decode
-from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.reading import reading
 from tests.conftest import ROOT
 from tests.small_worlds import Even
 
@@ -70,9 +69,9 @@ def lived(directory, model, death="") -> int:
 def stored_in(directory) -> Counter:
     """Return how often the journal holds each (group, prompt)."""
     own: Counter = Counter()
-    with Journal(directory / "run" / "replay" / "journal.db") as journal:
-        for seq in journal.load().seqs.tolist():
-            group = decode(journal.read_group(seq))
+    with reading(directory / "run") as memory:
+        for seq in memory.stored.seqs.tolist():
+            group = memory.group(seq)
             own[group.group_id, group.prompt.key] += 1
     return own
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.estimators import has_signal
-from rllib_srl.replay.journal.codec import decode
-from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.payloads import decode
+from rllib_srl.replay.reading import reading
 from rllib_srl.types import StopReason
 from tests.flat_settings import grouped
 from tests.small_memory import SCHEDULED, go, memory_config, weights_of
@@ -33,7 +33,7 @@ def buffer_of(algo):
 
 
 def item_of(algo, prompt):
-    store = buffer_of(algo).store
+    store = buffer_of(algo).tables
     return store.items[store.slot_of(int(prompt.key, 16))]
 
 
@@ -117,7 +117,7 @@ def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
         ids = [group.group_id for _, group, _ in one.trained]
         assert len(ids) == len(set(ids))
     assert len(ages) > 2 and min(ages) == 1
-    rows = buffer_of(algo).store.groups
+    rows = buffer_of(algo).tables.groups
     uses = Counter(meta.group_id for one in iterations for meta in one.reused)
     assert rows["uses"][rows["size"] > 0].sum() == sum(uses.values())
 
@@ -165,7 +165,7 @@ def test_an_importance_weight_scales_the_gradient_of_what_is_reused(by, config, 
             iterations += go(algo, 1)
             if iterations[-1].reused:
                 (meta,) = iterations[-1].reused
-                rows = buffer_of(algo).store.groups
+                rows = buffer_of(algo).tables.groups
                 # Played before this iteration, with signal, and not used up: what could have been drawn.
                 is_fit = (rows["size"] > 0) & (rows["born"] < len(iterations)) & (rows["variance"] > 0)
                 names = ("seq", "reward", "abs_advantage")
@@ -249,8 +249,8 @@ def test_the_memory_keeps_what_the_policy_still_finds_likely(config, build):
             assert one["drift"] <= bound or one["num_over_gap"] > 0
     assert kept - gone and gone
     assert buffer_of(algo).counts["num_dropped_drifted"] == len(gone)
-    rows = buffer_of(algo).store.groups
-    stored = {buffer_of(algo).ledger.payloads.open(int(seq)).group.group_id for seq in rows["seq"][rows["size"] > 0]}
+    rows = buffer_of(algo).tables.groups
+    stored = {decode(buffer_of(algo).store.payload(int(seq))).group_id for seq in rows["seq"][rows["size"] > 0]}
     assert not stored & gone and kept - gone <= stored
 
 
@@ -276,7 +276,7 @@ def test_a_reuse_grades_its_item_where_that_is_asked(config, build):
     num_graded = sum(bool(visit.grade) for one in iterations for visit in one.visits.values())
     assert last["num_rehearsed"] > 2
     assert last["num_rehearsed"] + last["num_reviews_of_nothing"] == sum(len(one.reused) for one in iterations)
-    store = buffer_of(algo).store
+    store = buffer_of(algo).tables
     assert last["num_evicted"] == 0
     assert store.items["reps"][store.slots()].sum() == num_graded + last["num_rehearsed"]
     for prompt in {meta.prompt for one in iterations for meta in one.reused}:
@@ -305,8 +305,8 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert one.replay["num_items"] == 8 + 6 + 6 + 6 and one.replay["num_reuses"] == one.replay["num_reuses_owed"]
     assert sorted(meta.group_id for meta in one.metas) == sorted(f"3.{slot}" for slot in range(8, 16))
     algo.memory.snapshot(tmp_path / "copy")
-    with Journal(tmp_path / "copy/snapshot.db") as journal:
-        names = [decode(journal.read_group(seq)).group_id for seq in journal.load().seqs.tolist()]
+    with reading(tmp_path / "copy/snapshot.db") as memory:
+        names = [memory.group(seq).group_id for seq in memory.stored.seqs.tolist()]
     assert {f"3.{slot}" for slot in range(8)} & {*names} and len(names) == len({*names})
     (later,) = go(algo, 1)
     assert sorted(meta.group_id for meta in later.metas) == sorted(f"4.{slot}" for slot in range(8))
@@ -337,7 +337,7 @@ def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, bui
         for meta in one.metas:
             visit, row = one.visits[meta.group_id], item_of(algo, meta.prompt)
             assert visit.pass_rate == pytest.approx(np.mean(meta.rewards_G >= 0.9))
-            assert buffer_of(algo).store.domains[row["domain"]] == meta.prompt.domain
+            assert buffer_of(algo).tables.domains[row["domain"]] == meta.prompt.domain
     assert min(num_revisits["even"], num_revisits["odd"]) > 3, num_revisits
 
 
@@ -374,9 +374,9 @@ def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
             num_lapses += visit.is_lapse
         assert [meta.prompt for meta in one.metas[: len(one.revisits)]] == one.revisits
     for key, (alpha, beta) in known.items():
-        row = buffer_of(algo).store.items[buffer_of(algo).store.slot_of(int(key, 16))]
+        row = buffer_of(algo).tables.items[buffer_of(algo).tables.slot_of(int(key, 16))]
         assert (row["alpha"], row["beta"]) == (pytest.approx(alpha), pytest.approx(beta))
-    store = buffer_of(algo).store
+    store = buffer_of(algo).tables
     assert store.items["lapses"].sum() == num_lapses == sum(one.replay["num_lapses"] for one in iterations)
     assert timings["new"] == len(known) and timings.total() == 48 and len(known) < 32
     for timing in ("new", "early", "on_time", "late"):
@@ -451,7 +451,7 @@ def test_hidden_states_reach_the_items_of_groups_that_were_trained_on(config, bu
     assert 4 < len(with_signal) < len(everything)
     for prompt in everything:
         assert item_of(algo, prompt)["has_vector"] == (prompt in with_signal), prompt
-    vectors = dict(buffer_of(algo).ledger.journal.vectors())
+    vectors = dict(buffer_of(algo).store.vectors())
     assert len(vectors) == len(with_signal)
     assert all(np.linalg.norm(vector) == pytest.approx(1, abs=1e-3) for vector in vectors.values())
     novelties = [float(item_of(algo, prompt)["novelty"]) for prompt in with_signal]

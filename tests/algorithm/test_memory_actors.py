@@ -23,13 +23,12 @@ from ray.exceptions import RayActorError
 
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.journal.codec import decode
-from rllib_srl.replay.journal.file import holder_of
-from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.database import holder_of
+from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
-from tests.small_memory import check_memory, go, journal_of, memory_config, watched, weights_of
+from tests.small_memory import check_memory, go, memory_config, stored_of, watched, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 BACK_S = 45.0  # three times the stated time, for machines that do other things
@@ -83,10 +82,10 @@ def check_books(algo, iterations, directory: Path) -> None:
     """Compare the journal with what was acknowledged: groups, reviews, and how often each group was drawn."""
     check_memory(algo)
     uses, groups = Counter(), {}
-    with journal_of(algo, directory) as journal:
-        stored = journal.load()
+    with stored_of(algo, directory) as memory:
+        stored = memory.stored
         for seq, row in zip(stored.seqs.tolist(), stored.groups, strict=True):
-            group = decode(journal.read_group(seq))
+            group = memory.group(seq)
             groups[group.group_id] = group
             uses[group.group_id] = int(row["uses"])
     visits = [visit for one in iterations for visit in one.visits.values()]
@@ -251,11 +250,9 @@ def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, t
         monkeypatch.undo()
         assert max(largest) < 128  # the model's hidden size
         with_signal = {m.prompt.key for one in iterations for m in one.metas if has_signal(m.rewards_G)}
-        journal = journal_of(algo, tmp_path / "copy")
-        stored = journal.load()
-        has_vector = {f"{int(row['key']):016x}" for row in stored.items if row["has_vector"]}
-        assert has_vector == with_signal and len(dict(journal.vectors())) == len(with_signal) > 4
-        journal.close()
+        with stored_of(algo, tmp_path / "copy") as memory:
+            has_vector = {f"{int(row['key']):016x}" for row in memory.stored.items if row["has_vector"]}
+            assert has_vector == with_signal and len(dict(memory.store.vectors())) == len(with_signal) > 4
 
 
 def _arrays(value) -> list[np.ndarray]:
@@ -283,14 +280,14 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
     for result in results:
         replay = result.metrics["replay"]
         assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
-        path = Path(result.path) / "replay/journal.db"
+        path = Path(result.path) / "replay/memory.db"
         deadline = time.monotonic() + 30
         while holder_of(path) is not None and time.monotonic() < deadline:
             time.sleep(0.2)  # the actor ends with its trial
-        with Journal(path) as journal:
-            stored = journal.load()
+        with reading(path) as memory:
+            stored = memory.stored
             assert len(stored.slots) == 13 and len(stored.seqs) == replay["num_stored_groups"] > 12
-            payloads.append({decode(journal.read_group(seq)).token_ids_N.tobytes() for seq in stored.seqs.tolist()})
+            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in stored.seqs.tolist()})
     # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
     assert 4 <= len(payloads[0] & payloads[1]) < 12
     written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
@@ -327,7 +324,7 @@ def big_group(number: int, num_tokens: int) -> Group:
 def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     num_tokens, num_groups = 500_000, 128
     settings = ReplaySettings(
-        embedding="policy", admit=None, degenerate_share=None, max_bytes=50 << 20,
+        embedding="policy", admit=None, degenerate_share=None,
         reuse_fraction=0.25,
     )
     memory = ReplayClient.start(
@@ -357,7 +354,7 @@ def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
         is_over.set()
         looker.join()
         memory.stop()
-    assert holder_of(tmp_path / "log/journal.db") is None
+    assert holder_of(tmp_path / "log/memory.db") is None
     assert size > 1e9 and len(reused) == 1
     assert max(highest) - before < 200e6, f"{(max(highest) - before) / 1e6:.0f} MB"
 

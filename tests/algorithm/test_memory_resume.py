@@ -111,7 +111,7 @@ def test_a_journal_on_a_local_disk_goes_on_here_and_elsewhere_from_the_snapshot(
     num_younger = num_after(algo, 2)
     algo.stop()
     (journals,) = disk.iterdir()
-    assert (tmp_path / "log/replay").resolve() == journals and (journals / "journal.db").is_file()
+    assert (tmp_path / "log/replay").resolve() == journals and (journals / "memory.db").is_file()
     for place, num_undone in ((None, num_younger), (elsewhere, 0)):
         if place is not None:
             disk.rename(place)  # another machine does not have it
@@ -125,7 +125,7 @@ def test_a_journal_on_a_local_disk_goes_on_here_and_elsewhere_from_the_snapshot(
 
 def num_after(algo, iteration) -> int:
     """Return how many groups of later iterations are stored."""
-    rows = algo.memory.process.actor.store.groups
+    rows = algo.memory.process.actor.tables.groups
     return int(((rows["size"] > 0) & (rows["born"] > iteration)).sum())
 
 
@@ -165,7 +165,7 @@ def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_distur
         assert_same(go_on(algo, 1), [whole[at]])
         assert_same(go_on(other, 1), [whole[at]])
     paths = [one.memory.process.actor.get_state()["path"] for one in (algo, other)]
-    assert paths == [str(tmp_path / name / "replay/journal.db") for name in ("log", "other")]
+    assert paths == [str(tmp_path / name / "replay/memory.db") for name in ("log", "other")]
     for one in (algo, other):
         check_memory(one)
     other.stop()

@@ -23,7 +23,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 def item_rows(algo):
     buffer = algo.memory.process.actor
-    rows = buffer.store.items[buffer.store.slots()]
+    rows = buffer.tables.items[buffer.tables.slots()]
     return [[int(row["key"]), *(row[name].item() for name in HISTORY)] for row in rows]
 
 

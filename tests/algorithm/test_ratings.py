@@ -15,6 +15,7 @@ from rllib_srl import SRL
 from rllib_srl.people.answer import Answer
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
+from rllib_srl.replay.payloads import decode
 from rllib_srl.types import Group
 from tests.algorithm.test_memory_resume import assert_same, go_on
 from tests.conftest import ROOT
@@ -168,8 +169,8 @@ def test_a_kill_between_acknowledgement_and_use_loses_nothing(random_llama_dir, 
 
 def rewards_of(algo: SRL, group_id: str) -> list[float]:
     buffer = algo.memory.process.actor
-    seqs = buffer.store.groups["seq"][buffer.store.groups["size"] > 0].tolist()
-    groups: list[Group] = [buffer.ledger.payloads.get(int(seq)) for seq in seqs]
+    seqs = buffer.tables.groups["seq"][buffer.tables.groups["size"] > 0].tolist()
+    groups: list[Group] = [decode(buffer.store.payload(int(seq))) for seq in seqs]
     (found,) = [group for group in groups if group.group_id == group_id]
     return found.rewards_G.tolist()
 

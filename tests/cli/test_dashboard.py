@@ -250,7 +250,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBuffer) -> None:
     buffer.close()
-    (run / "replay/journal.db").write_bytes(b"damaged" * 1000)
+    (run / "replay/memory.db").write_bytes(b"damaged" * 1000)
     with (run / "metrics.jsonl").open("a") as stream:
         stream.write("{damaged}\n")
     with client_of(views_of(run)) as client:

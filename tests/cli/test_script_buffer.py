@@ -39,7 +39,7 @@ class Run:
 
     @property
     def journal(self) -> Path:
-        return self.directory / "replay/journal.db"
+        return self.directory / "replay/memory.db"
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
     for _ in range(ITERATIONS):
         algo.train()
     buffer = algo.memory.process.actor
-    slots = buffer.store.slots()
-    recalls = buffer.recall.recall_of(buffer.store.items[slots], ITERATIONS).tolist()
+    slots = buffer.tables.slots()
+    recalls = buffer.recall.recall_of(buffer.tables.items[slots], ITERATIONS).tolist()
     for slot, recall in zip(slots.tolist(), recalls, strict=True):
-        prompt = buffer.store.prompt_of(slot)
+        prompt = buffer.tables.prompt_of(slot)
         run.prompts[prompt.key], run.recall[prompt.key] = prompt, recall
-        run.rows[prompt.key] = buffer.store.items[slot].copy()
-        for at in buffer.store.groups_of(slot):
-            group = buffer.ledger.payloads.get(int(buffer.store.groups[at]["seq"]))
+        run.rows[prompt.key] = buffer.tables.items[slot].copy()
+        for at in buffer.tables.groups_of(slot):
+            group = buffer.ledger.payloads.get(int(buffer.tables.groups[at]["seq"]))
             run.groups[group.group_id] = group
     run.stats = SRLReplayBuffer.stats(buffer, ITERATIONS)
     algo.save_to_path(str(run.directory / "checkpoint_000014"))
@@ -128,8 +128,7 @@ def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> 
     assert cells(domains.splitlines()[0])[0] == "domain"
     assert first.startswith(f"iteration {ITERATIONS}; spacing fsrs, desired retention 0.9, 1 iteration per day")
     shown = dict(cells(line) for line in lines)
-    known = {name: value for name, value in run.stats.items() if name not in script.OF_A_PROCESS}
-    known = {name: value for name, value in known.items() if not name.startswith("domains/")}
+    known = {name: value for name, value in run.stats.items() if not name.startswith("domains/")}
     assert shown == {name: f"{value:.6g}" for name, value in known.items()}
     assert int(shown["num_evicted"]) > 0 and int(shown["num_revisits"]) == len(run.drawn)
 
@@ -211,13 +210,13 @@ def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> 
     [
         ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group {} is damaged"),
         ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 3", "the memory is not valid: "),
-        ("UPDATE state SET value = '9' || value WHERE name = 'store'", "loading it failed: Extra data"),
-        ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "has lost its payload"),
+        ("UPDATE state SET value = '9' || value WHERE name = 'items'", "loading it failed: Extra data"),
+        ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "does not hold group"),
         ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
     ],
 )
 def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, expected: str) -> None:
-    path = tmp_path / "journal.db"
+    path = tmp_path / "memory.db"
     path.write_bytes(run.journal.read_bytes())
     with sqlite3.connect(path) as db:
         seqs = [seq for (seq,) in db.execute("SELECT seq FROM groups ORDER BY seq")]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.replay import database
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.journal import file
-from rllib_srl.replay.journal.reader import reading
+from rllib_srl.replay.reading import reading
 from rllib_srl.replay.tools.verify import faults_of
 from tests.small_buffer import a_group, by_hand, cells, said
 
@@ -72,7 +72,7 @@ def write_on(directory: str, started: Event, ended: Event) -> None:
             [a_group(n, (1, 0), now, [9 + now % 90, now % 70, 3]) for n in range(now % 7, 40, 7)], now, f"{now}.add"
         )
         if now % 5 == 0:
-            buffer.tidy()
+            buffer.store.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if now == 20:
             started.set()
     buffer.check_valid()
@@ -80,7 +80,7 @@ def write_on(directory: str, started: Event, ended: Event) -> None:
 
 
 @pytest.mark.slow
-def test_a_live_journal_is_read_whole_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()
     writer = context.Process(target=write_on, args=(str(tmp_path), started, ended))
@@ -102,7 +102,7 @@ def test_a_live_journal_is_read_whole_and_left_alone(tmp_path: Path, capsys: pyt
 
 def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner commits and moves its WAL into the file between the steps of the copy."""
-    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), file.back_up
+    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), database.back_up
 
     def play() -> None:
         now = next(turns)
@@ -110,30 +110,30 @@ def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monk
 
     def disturbed(source: sqlite3.Connection, copy: Path) -> None:
         play()
-        buffer.tidy()
+        buffer.store.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         play()
         back_up(source, copy)
 
     play()
     play()
     for position, patched in ((2, back_up), (2, disturbed), (4, disturbed)):
-        monkeypatch.setattr(file, "back_up", patched)
-        with reading(tmp_path / "journal.db") as one:
+        monkeypatch.setattr(database, "back_up", patched)
+        with reading(tmp_path / "memory.db") as one:
             assert (one.stored.position, len(one.stored.items)) == (position, 4 * position)
-    monkeypatch.setattr(file, "back_up", back_up)
-    assert not faults_of(tmp_path / "journal.db")
+    monkeypatch.setattr(database, "back_up", back_up)
+    assert not faults_of(tmp_path / "memory.db")
     buffer.check_valid()
     buffer.close()
 
 
-def test_a_journal_is_read_where_nobody_may_write(tmp_path: Path) -> None:
-    """A closed journal is one file, and its reader leaves nothing beside it."""
+def test_a_memory_is_read_where_nobody_may_write(tmp_path: Path) -> None:
+    """A closed memory is one file, and its reader leaves nothing beside it."""
     buffer = by_hand(tmp_path / "a")
     buffer.add([a_group(1, (1, 0), 1)], 1)
     buffer.close()
     before = sorted(path.name for path in (tmp_path / "a").iterdir())
     (tmp_path / "a").chmod(0o500)
-    with reading(tmp_path / "a/journal.db") as one:
+    with reading(tmp_path / "a/memory.db") as one:
         assert len(one.stored.items) == 1
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == before == ["journal.db", "journal.db.lock"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == before == ["memory.db", "memory.db.lock"]
     (tmp_path / "a").chmod(0o700)

@@ -13,8 +13,8 @@ import pytest
 from rllib_srl.cli import train
 from rllib_srl.cli.people import rate as script
 from rllib_srl.people.rating_store import RATINGS, RatingStore
+from rllib_srl.replay.reading import reading
 from tests.small_buffer import a_group, by_hand
-from tests.small_memory import Journal
 
 
 @pytest.fixture
@@ -124,5 +124,5 @@ def test_a_run_that_is_resumed_elsewhere_takes_its_ratings_along(trained, tmp_pa
     capsys.readouterr()
     assert script.main([str(resumed), "--list"]) == 0
     assert capsys.readouterr().out.count("applied, trained on 0 times") == 3
-    with Journal(resumed / "replay/journal.db") as journal:
-        assert json.loads(journal.load().state["rated"])["num_applied"] == 3
+    with reading(resumed) as memory:
+        assert json.loads(memory.stored.state["rated"])["num_applied"] == 3

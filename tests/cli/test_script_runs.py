@@ -74,12 +74,12 @@ def test_auto_sets_an_attempt_without_a_checkpoint_aside(tmp_path: Path) -> None
     for attempt in ("1", "2"):
         (tmp_path / "metrics.jsonl").write_text("")
         (tmp_path / "replay").mkdir()
-        (tmp_path / "replay" / "journal.db").write_text(attempt)
+        (tmp_path / "replay" / "memory.db").write_text(attempt)
         (tmp_path / "checkpoint_000010").mkdir()  # unfinished
         assert resume_or_restart(tmp_path) is None
         assert plan_run(tmp_path, None, {"env": "compare"}).checkpoint is None
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "earlier-attempts"}
-    kept = {path.name: (path / "replay/journal.db").read_text() for path in (tmp_path / "earlier-attempts").iterdir()}
+    kept = {path.name: (path / "replay/memory.db").read_text() for path in (tmp_path / "earlier-attempts").iterdir()}
     assert kept == {"1": "1", "2": "2"}
 
 

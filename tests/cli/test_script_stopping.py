@@ -26,7 +26,7 @@ LAST = 16  # iteration: a second or two of a stopped process must not be the who
 FINISHED = rf"iteration \d+/{LAST}  reward"
 # What tells of the process and not of the run: times, what it holds in memory, since when it runs, and how many groups
 # of the iteration that is repeated had been stored before the end.
-OF_THE_PROCESS = re.compile(r"_s$|time|throughput|num_bytes_in_memory|num_read_back|since_restore|num_groups_undone")
+OF_THE_PROCESS = re.compile(r"_s$|time|throughput|since_restore|num_groups_undone")
 PATIENCE_S = 240.0  # for a start on two busy cores
 TINY = [
     *("--model", "tiny", "--engine", "transformers", "--compute_dtype", "float32", "--seed", "5", "--lr", "3e-4"),

@@ -12,8 +12,9 @@ from rllib_srl.people.answer import Answer
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import NotARun, StoredAnswers
+from rllib_srl.replay import payloads
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.rated import fingerprint
+from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
 from tests.small_buffer import a_group
@@ -47,7 +48,7 @@ def store(tmp_path):
 
 def rewards(memory: ReplayClient, group: Group) -> list[float]:
     buffer = memory.process.actor
-    stored = [buffer.ledger.payloads.get(int(row["seq"])) for row in buffer.store.groups if row["size"]]
+    stored = [payloads.decode(buffer.store.payload(int(row["seq"]))) for row in buffer.tables.groups if row["size"]]
     (found,) = [one.rewards_G.tolist() for one in stored if one.group_id == group.group_id]
     return found
 

@@ -127,42 +127,38 @@ def hidden_of(group: Group, dim: int = 6) -> np.ndarray:
     return (generator.normal(size=dim) + 0.1 * generator.normal(size=(group.size, dim))).astype(np.float32)
 
 
-# Bytes in memory depend on when a buffer was opened; nothing else does.
-OF_ITS_OWN = ("num_spilled", "num_read_back", "num_bytes_in_memory")
-
-
 def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
-    """Return the stats that a buffer restored from a copy shares with the first, nan as None."""
-    stats = {name: None if np.isnan(value) else value for name, value in buffer.stats(now).items()}
-    return {name: value for name, value in stats.items() if name not in OF_ITS_OWN}
+    """Return the stats of a buffer, nan as None."""
+    return {name: None if np.isnan(value) else value for name, value in buffer.stats(now).items()}
 
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
-    store, tracker = buffer.store, buffer.tracker
+    tables, tracker = buffer.tables, buffer.tracker
     vectors = {} if tracker is None else {int(slot): vector.tobytes() for slot, vector in tracker.vectors()}
-    held = store.groups[store.groups["size"] > 0]
-    slots = store.slots().tolist()
+    held = tables.groups[tables.group_slots()]
+    slots = tables.slots().tolist()
     return {
-        "items": {slot: (store.items[slot].tobytes(), store.prompt_of(slot)) for slot in slots},
+        "items": {slot: (tables.items[slot].tobytes(), tables.prompt_of(slot)) for slot in slots},
         "groups": {int(row["seq"]): row.tobytes() for row in held},
-        "groups_of": {slot: [int(store.groups[g]["seq"]) for g in store.groups_of(slot)] for slot in slots},
-        "state": {**buffer._state(), "counts": dict(+buffer.counts)},
+        "groups_of": {slot: [int(tables.groups[g]["seq"]) for g in tables.groups_of(slot)] for slot in slots},
+        "targets": dict(tables.targets),
+        "state": {**buffer._state(), "counts": dict(+buffer.counts), "drawn": dict(buffer.drawn)},
         "to_come": None if tracker is None else (sorted(tracker._set), sorted(tracker._removed)),
         "vectors": vectors,
-        "payloads": {int(row["seq"]): buffer.ledger.payloads.read(int(row["seq"])) for row in held},
+        "payloads": {int(row["seq"]): buffer.store.payload(int(row["seq"])) for row in held},
     }
 
 
 def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
-    """Return everything that a buffer's journal holds, in a form that `==` compares."""
-    journal = buffer.ledger.journal
-    stored = journal.load()
+    """Return everything that a buffer's store holds, in a form that `==` compares."""
+    stored = buffer.store.read()
     return {
         "position": stored.position,
         "items": stored.items.tobytes(),
         "prompts": stored.prompts,
         "groups": stored.groups.tobytes(),
+        "targets": stored.targets,
         "state": stored.state,
-        "vectors": {slot: vector.tobytes() for slot, vector in journal.vectors()},
+        "vectors": {slot: vector.tobytes() for slot, vector in buffer.store.vectors()},
     }

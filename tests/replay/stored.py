@@ -1,15 +1,15 @@
-"""Groups, rows and commits for the tests of what is stored."""
+"""Groups and rows for the tests of what is stored."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from rllib_srl.replay.journal.codec import encode
-from rllib_srl.replay.journal.journal import Commit
+from rllib_srl.replay.items import GROUP, ITEM
+from rllib_srl.replay.payloads import compact_json, encode, prompt_fields
+from rllib_srl.replay.store import Commit
 from rllib_srl.types import Group, Prompt, StopReason
-
-ITEM = np.dtype([("key", "u8"), ("due", "f8"), ("status", "i1"), ("domain", "i4")], align=True)
-GROUP = np.dtype([("seq", "u8"), ("slot", "i4"), ("uses", "i4")], align=True)
 
 
 def a_group(index: int = 0, num_tokens: int = 6, **fields) -> Group:
@@ -46,24 +46,37 @@ def assert_same(one: Group, other: Group) -> None:
 
 def an_item(key: int, due: float = 0.0) -> np.void:
     """Return a row."""
-    return np.array((key, due, 2, 1), ITEM)[()]
+    row = np.zeros((), ITEM)
+    row["key"], row["due"] = key, due
+    return row[()]
 
 
 def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
     """Return the row of a group."""
-    return np.array((seq, slot, uses), GROUP)[()]
+    row = np.zeros((), GROUP)
+    row["seq"], row["slot"], row["uses"] = seq, slot, uses
+    return row[()]
 
 
-def a_visit(index: int, **parts) -> Commit:
-    """Return a commit with one new item, its vector and group, an answered request and two states."""
-    values = {
-        "items": {index: an_item(2**64 - 1 - index, index / 3)},
-        "prompts": {index: Prompt("world", f"p{index}", "sums", ("a",))},
+def a_visit(index: int, **parts: Any) -> Commit:
+    """Return a commit with one new item, its vector, group and target, an answered request and three states."""
+    values: dict[str, Any] = {
+        "items": [(index, an_item(2**64 - 1 - index, index / 3).tobytes(), text_of(index))],
         "vectors": {index: np.full(3, index, np.float32)},
-        "groups": {index: a_row(index, index)},
+        "groups": [(index, a_row(index, index).tobytes(), f"g{index}")],
         "payloads": {index: encode(a_group(index))},
+        "targets": {(index, 1): bytes([index % 256] * 7)},
         "request": f"{index}.add",
         "answer": {"stored": [index, None, 0.1]},
-        "state": {"generator": np.random.default_rng(index).bit_generator.state, "raw": bytes([index % 256])},
+        "state": {
+            "generator": np.random.default_rng(index).bit_generator.state,
+            "raw": bytes([index % 256]),
+            "items": {"next_group_seq": index + 1},
+        },
     }
     return Commit(**{**values, **parts})
+
+
+def text_of(index: int) -> str:
+    """Return a prompt as JSON."""
+    return compact_json(prompt_fields(Prompt("world", f"p{index}", "sums", ("a",))))

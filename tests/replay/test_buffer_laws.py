@@ -40,9 +40,9 @@ def test_draws_are_as_frequent_as_they_should_be(rule, kind):
     # Without replacement, in order: P(i, j, ...) = w_i/W w_j/(W - w_i) ...; 25,000 draws of items, as many of groups.
     num, size, times = 5, 4, 6_250
     buffer = filled(num, selection=RULES[rule], reuse_selection=RULES[rule])
-    draw, table = getattr(buffer.draws, kind), buffer.store.items if kind == "items" else buffer.store.groups
+    draw, table = getattr(buffer.draws, kind), buffer.tables.items if kind == "items" else buffer.tables.groups
     p_N = np.array([(i + 1) / 9 for i in range(num)])
-    assert [float(rate) for rate in buffer.store.items["pass_rate"][:num]] == pytest.approx(p_N.tolist())
+    assert [float(rate) for rate in buffer.tables.items["pass_rate"][:num]] == pytest.approx(p_N.tolist())
     weight_N = WEIGHTS[rule](p_N)
     probabilities = {}
     for order in itertools.permutations(range(num), size):
@@ -72,7 +72,7 @@ def test_domains_have_exactly_their_quota_in_the_long_run(quotas, share):
     generator, num_a = np.random.default_rng(0), 0
     for _ in range(300):
         drawn = buffer.draws.items(3, 60, generator)
-        num_a += int((buffer.store.items["domain"][drawn] == 0).sum())
+        num_a += int((buffer.tables.items["domain"][drawn] == 0).sum())
     assert abs(num_a - 300 * 3 * share) <= 1  # what rounding owes is carried, so the total is exact
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.database import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything, play
 
 VARIANTS = {
@@ -25,7 +25,7 @@ VARIANTS = {
     "none_per": {"spacing": "none", "selection": "per", "reuse_selection": "per"},
     "growth": {"on_group": "contrib.growth", "turns": 3, "capacity": 150},
     "policy": {"embedding": "policy", "capacity": 50},
-    "spilled": {"max_bytes": 2_000, "groups_per_item": 1, "iterations_per_day": 3.5, "min_recall_interval": 2},
+    "slow": {"groups_per_item": 1, "iterations_per_day": 3.5, "min_recall_interval": 2},
 }
 
 
@@ -103,8 +103,8 @@ def test_a_copy_of_a_larger_buffer_is_cut_to_size_at_once(tmp_path):
     small = a_buffer(tmp_path / "b", run="b", capacity=20, groups_per_item=1, eviction="fifo")
     small.restore(tmp_path / "copy")
     small.check_valid()
-    assert (len(small), small.store.num_groups) == (20, 20)
-    assert set(small.store.groups["born"][small.store.groups["size"] > 0]) == {3}  # the newest of each
+    assert (len(small), small.tables.num_groups) == (20, 20)
+    assert set(small.tables.groups["born"][small.tables.groups["size"] > 0]) == {3}  # the newest of each
     assert len(drawn_groups(small, 20, 4)) == 20
     small.close()
     smaller = a_buffer(tmp_path / "b", run="b", capacity=5, groups_per_item=1)
@@ -118,7 +118,7 @@ def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
     (tmp_path / "bad").write_bytes(b"no database" * 1000)
     for path in ("missing", "bad"):
         state, stored = everything(buffer), journalled_items(buffer)
-        with pytest.raises(JournalError):
+        with pytest.raises(StoreError):
             buffer.restore(tmp_path / path)
         assert (everything(buffer), journalled_items(buffer)) == (state, stored)
         buffer.check_valid()
@@ -126,7 +126,7 @@ def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
 
 
 def journalled_items(buffer):
-    return buffer.ledger.journal.load().items.tobytes()
+    return buffer.store.read().items.tobytes()
 
 
 def test_a_failed_restore_of_a_new_run_leaves_the_earlier_journal_where_it_was(tmp_path):
@@ -136,7 +136,7 @@ def test_a_failed_restore_of_a_new_run_leaves_the_earlier_journal_where_it_was(t
     play(first, 2)
     first.close()
     second = a_buffer(tmp_path, run="b")
-    with pytest.raises(JournalError):
+    with pytest.raises(StoreError):
         second.restore(tmp_path / "missing")
     second.check_valid()
     assert len(second) == 0

@@ -49,7 +49,7 @@ def trace(**given):
                 [(group.prompt.key, group.token_ids_N.tobytes(), group.loss_mask_N.tobytes()) for group in reused],
                 buffer.rate(rated, now) if rated else 0,
                 {k: None if np.isnan(v) else v for k, v in buffer.stats(now).items()},
-                buffer.store.items[buffer.store.slots()]["due"].tolist(),
+                buffer.tables.items[buffer.tables.slots()]["due"].tolist(),
             )
         )
     return seen
@@ -78,7 +78,6 @@ def odd_groups(now):
 ACTS = {
     "capacity": ({"capacity": 25}, {}),
     "groups_per_item": ({"groups_per_item": 1}, {}),
-    "max_bytes": ({"max_bytes": 3000}, {}),
     "spacing": ({"spacing": "sm2"}, {}),
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
@@ -162,7 +161,6 @@ BAD = {
     "reuse_fraction": (1.0, -0.1, float("nan")),
     "capacity": (-1, 1.5, None),
     "groups_per_item": (0, True),
-    "max_bytes": (0,),
     "min_buffer_size": (-1,),
     "spacing": ("never", None),
     "spacing_config": ({"unknown": 1}, {"desired_retention": 2.0}, None),
@@ -240,7 +238,7 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
         SRLReplayBuffer(directory=tmp_path / "new", capacity=-5, spacing="never", max_uses=0)
     assert all(name in str(caught.value) for name in ("capacity = -5", "spacing = 'never'", "max_uses = 0"))
     assert not (tmp_path / "new").exists()
-    with pytest.raises(ValueError, match="capacity = 0; expected at least 1"):
+    with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
         SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
 
 
@@ -253,13 +251,13 @@ def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spac
     for now in range(2, 8):
         prompts = buffer.draw_prompts(5, now)
         buffer.add([a_group(prompt, now, 30 * now + i) for i, prompt in enumerate(prompts)], now)
-    slots = buffer.store.slots()
+    slots = buffer.tables.slots()
     assert len(slots) == 24
     generator, counts = np.random.default_rng(0), Counter()
     for _ in range(1200):
         counts[int(buffer.draws.items(1, 40, generator)[0])] += 1
     if selection == "fifo":
-        last = buffer.store.items["last_review"][slots]
+        last = buffer.tables.items["last_review"][slots]
         assert {*counts} <= {*slots[last == last.min()].tolist()}
     else:
         assert len(counts) == 24 and max(abs(count - 50) for count in counts.values()) < 4 * 7  # each 1 / 24

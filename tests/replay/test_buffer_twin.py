@@ -26,7 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.payloads import decode
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
@@ -43,14 +44,14 @@ WORLDS = {
     "grows": {"capacity": 7, "on_group": "tests.replay.test_on_group:continued"},
 }
 FAULTS = {
-    "commit": ("ledger.journal", "commit"),
-    "group": ("store", "add_group"),
-    "removal": ("store", "remove_item"),
+    "commit": ("store", "commit"),
+    "group": ("tables", "add_group"),
+    "removal": ("tables", "remove_item"),
     "measure": ("tracker", "measure"),
     "review": ("recall", "review"),
     "place": ("recall", "change"),
     "draw": ("draws", "_select"),
-    "payload": ("ledger.payloads", "get"),
+    "payload": ("store", "payload"),
 }
 
 
@@ -70,7 +71,7 @@ def fault(buffer, where, after):
     def failing(*args, **kwargs):
         left[0] -= 1
         if left[0] == -1:
-            raise JournalError("disk full") if where == "commit" else Injected(where)
+            raise StoreError("disk full") if where == "commit" else Injected(where)
         return method(*args, **kwargs)
 
     with mock.patch.object(owner, name, failing):
@@ -114,14 +115,14 @@ class BufferMachine(RuleBasedStateMachine):
             try:
                 with fault(self.buffer, where, after):
                     getattr(self.buffer, name)(*args, request=request)
-            except (Injected, JournalError):
+            except (Injected, StoreError):
                 assert everything(self.buffer) == before, where
                 assert journalled(self.buffer) == stored, where
                 self.buffer.check_valid()
         answer = getattr(self.buffer, name)(*args, request=request)
-        state, position = everything(self.buffer), self.buffer.ledger.journal.position
+        state, position = everything(self.buffer), self.buffer.store.position
         assert plain(getattr(self.buffer, name)(*args, request=request)) == plain(answer)
-        assert (everything(self.buffer), self.buffer.ledger.journal.position) == (state, position)
+        assert (everything(self.buffer), self.buffer.store.position) == (state, position)
         assert plain(getattr(self.shadow, name)(*args, request=request)) == plain(answer)
         return answer
 
@@ -176,7 +177,7 @@ class BufferMachine(RuleBasedStateMachine):
         """Draw prompts, and check that they may be played."""
         self.now += 1
         rest = self.given.get("min_recall_interval", 1)
-        rows = {f"{int(row['key']):016x}": row for row in self.buffer.store.items[self.buffer.store.slots()]}
+        rows = {f"{int(row['key']):016x}": row for row in self.buffer.tables.items[self.buffer.tables.slots()]}
         back = {key: self.items[key]["last"] + rest for key in rows}
         free = [key for key, now in back.items() if now <= self.now]
         prompts = self.call("draw_prompts", num, self.now)
@@ -263,7 +264,7 @@ class BufferMachine(RuleBasedStateMachine):
     # --- what holds ------------------------------------------------------------------------------
 
     def keys(self):
-        rows = self.buffer.store.items[self.buffer.store.slots()]
+        rows = self.buffer.tables.items[self.buffer.tables.slots()]
         return {f"{int(key):016x}" for key in rows["key"]}
 
     @invariant()
@@ -275,13 +276,14 @@ class BufferMachine(RuleBasedStateMachine):
     def the_dictionary_agrees(self):
         if not hasattr(self, "buffer"):
             return
-        store = self.buffer.store
+        store = self.buffer.tables
         assert self.keys() == set(self.items)
         for key, item in self.items.items():
             slot = store.slot_of(int(key, 16))
             assert store.items[slot]["visits"] == item["visits"] and store.items[slot]["last_review"] == item["last"]
-            groups, get = [store.groups[at] for at in store.groups_of(slot)], self.buffer.ledger.payloads.get
-            held = {get(int(row["seq"])).token_ids_N.tobytes(): int(row["uses"]) for row in groups}
+            groups = [store.groups[at] for at in store.groups_of(slot)]
+            seqs = {decode(self.buffer.store.payload(int(row["seq"]))).token_ids_N.tobytes(): row for row in groups}
+            held = {tokens: int(row["uses"]) for tokens, row in seqs.items()}
             assert held == {tokens: group["uses"] for tokens, group in item["groups"].items()}
 
     def teardown(self):

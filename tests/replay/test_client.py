@@ -148,7 +148,7 @@ def test_people_rate_items(start):
     rows = {}
     for key in keys:
         buffer = memory.process.actor
-        rows[key] = buffer.store.items[buffer.store.slot_of(int(key, 16))]
+        rows[key] = buffer.tables.items[buffer.tables.slot_of(int(key, 16))]
     assert [int(rows[key]["reps"]) for key in keys] == [2, 2, 1]
     assert rows[keys[0]]["interval"] > rows[keys[2]]["interval"] > rows[keys[1]]["interval"]
     with pytest.raises(ValueError, match="^this run has no memory; expected replay_capacity above 0"):

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.replay import SRLReplayBuffer
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.diversity.measures import diversity, interval_factor, novelty
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.items import key_of
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.records import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 NAN = np.nan
 
 
 def rows(buffer):
-    return buffer.store.items[buffer.store.slots()]
+    return buffer.tables.items[buffer.tables.slots()]
 
 
 def test_parts_worked_by_hand():
@@ -52,11 +52,11 @@ def test_a_buffer_measures_by_hidden_states():
     assert rows(buffer)["novelty"].tolist() == [1, 1, 1, 0] and rows(buffer)["diversity"].tolist() == [1, 1, 1, 1]
     between = (vectors[0] + vectors[1]) / 2
     assert buffer.embed({prompts[3].key: np.stack([between + 0.1 * vectors[3], between - 0.1 * vectors[3]])}, 1) == 1
-    row = buffer.store.items[buffer.store.slot_of(key_of(prompts[3]))]
+    row = buffer.tables.items[buffer.tables.slot_of(key_of(prompts[3]))]
     expected = 1 - 2 * np.sqrt(0.5) / 3  # cosines 1/sqrt 2, 1/sqrt 2 and 0
     assert row["novelty"] == pytest.approx(expected) and row["diversity"] == pytest.approx((1 + expected) / 2)
     buffer.add([a_group(prompts[3], 2, rewards=(1, 1))], 2)  # another visit: the novelty that is known counts
-    row = buffer.store.items[buffer.store.slot_of(key_of(prompts[3]))]
+    row = buffer.tables.items[buffer.tables.slot_of(key_of(prompts[3]))]
     assert row["novelty"] == pytest.approx(expected) and row["diversity"] == pytest.approx(expected / 2)
     assert buffer.embed({"0" * 16: np.ones((2, 4))}, 1) == 0
     buffer.check_valid()
@@ -77,7 +77,7 @@ def test_vectors_of_a_call_that_failed_do_not_come_with_the_next(monkeypatch):
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
     vectors = everything(buffer)["vectors"]
     with monkeypatch.context() as patch:
-        patch.setattr(buffer.ledger.journal, "commit", lambda commit: 1 / 0)
+        patch.setattr(buffer.store, "commit", lambda commit: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             buffer.add([a_group(i, 2, i) for i in range(2, 6)], 2)
     buffer.draw_prompts(2, 3)
@@ -141,8 +141,8 @@ def test_a_default_buffer_embeds_nothing():
         "buffer = SRLReplayBuffer(admit=None)\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
         "assert buffer.draw_prompts(2, 2) and buffer.draw_groups(2, 2) and buffer.tracker is None\n"
-        "assert not buffer.store.items[buffer.store.slots()]['has_vector'].any()\n"
-        "assert list(buffer.ledger.journal.vectors()) == []\n"
+        "assert not buffer.tables.items[buffer.tables.slots()]['has_vector'].any()\n"
+        "assert list(buffer.store.vectors()) == []\n"
         "buffer.check_valid()\n"
         "print(sorted({'faiss', 'torch', 'transformers', 'rllib_srl.contrib'} & sys.modules.keys()))\n"
     )
@@ -160,9 +160,9 @@ def test_a_memory_keeps_the_embedding_that_it_was_written_with(tmp_path):
         buffer.add([a_group(0, 1)], 1)
         buffer.snapshot(tmp_path / f"{name}.copy")
         buffer.close()
-        with pytest.raises((ValueError, JournalError), match="was written with embedding .* or a new memory"):
+        with pytest.raises((ValueError, StoreError), match="was written with embedding .* or a new memory"):
             a_memory(tmp_path / name, **second)
-        with pytest.raises((ValueError, JournalError), match="this memory was written with embedding"):
+        with pytest.raises((ValueError, StoreError), match="this memory was written with embedding"):
             a_memory(None, **second).restore(tmp_path / f"{name}.copy")
         again = a_memory(tmp_path / name, **first)
         again.check_valid()

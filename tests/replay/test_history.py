@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.history import (
     DomainStatistics,
     Policy,
@@ -23,8 +24,7 @@ from rllib_srl.replay.history import (
     discounts,
     histories_without,
 )
-from rllib_srl.replay.journal.file import JournalError
-from rllib_srl.replay.store.records import ITEM, key_of
+from rllib_srl.replay.items import ITEM, key_of
 from rllib_srl.replay.visits import Visit, facts_of
 from rllib_srl.types import History
 from tests.conftest import ROOT
@@ -34,7 +34,7 @@ FIELDS = ("history_sum", "history_count", "history_clock", "num_silent", "is_sol
 
 
 def row_of(buffer, index):
-    return buffer.store.items[buffer.store.slot_of(key_of(a_prompt(index)))]
+    return buffer.tables.items[buffer.tables.slot_of(key_of(a_prompt(index)))]
 
 
 def played(index, now, rewards, version=None, **fields):
@@ -162,7 +162,7 @@ def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason)
         add(buffer, 1, played(0, 1, (1, 0)))
         (visit,) = buffer.add([refused(reason, 2, (1, 1))], 2)
         assert (visit.refused, visit.history) == (reason, History(0.0, 0.0, 0.5))
-        assert buffer.store.slot_of(key_of(a_prompt(1))) is None and len(buffer.unstored) == 1
+        assert buffer.tables.slot_of(key_of(a_prompt(1))) is None and len(buffer.unstored) == 1
         assert buffer.stats(2)["num_histories_without_item"] == 1
         (visit,) = buffer.add([refused(reason, 4, (0, 0))], 4)
         mean = (0.97 * 0.5 + 1) / 1.97
@@ -187,7 +187,7 @@ def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason)
 
 def test_the_newest_histories_without_an_item_are_kept():
     unstored = UnstoredHistories()
-    assert unstored.get_state() is None
+    assert unstored.get_state() == b""
     facts_of_two = facts(1, 0)
     assert unstored.note(range(10), [facts_of_two] * 10, "visits", 1.0, 0.0) == 0
     with mock.patch("rllib_srl.replay.history.LIMIT", 11):
@@ -195,8 +195,7 @@ def test_the_newest_histories_without_an_item_are_kept():
     assert len(unstored) == 11 and not unstored.rows([0])["history_count"].any()
     row = unstored.rows([3])[0]
     assert (row["history_sum"], row["history_count"], row["visits"]) == (0.5 + 2, 1 + 2, 2)
-    again = UnstoredHistories()
-    again.set_state(unstored.get_state())
+    again = UnstoredHistories(unstored.get_state())
     assert again.rows([*range(10), 50, 51]).tobytes() == unstored.rows([*range(10), 50, 51]).tobytes()
     assert again.take(3) == unstored.take(3) != {} and again.take(3) == {}
     assert again.get_state() == unstored.get_state()
@@ -208,8 +207,8 @@ def test_the_newest_histories_without_an_item_are_kept():
 def test_a_call_that_fails_leaves_no_history():
     with closing(a_buffer(max_episode_tokens=10)) as buffer:
         state = everything(buffer)
-        full = mock.patch.object(buffer.ledger.journal, "commit", side_effect=JournalError("disk full"))
-        with full, pytest.raises(JournalError):
+        full = mock.patch.object(buffer.store, "commit", side_effect=StoreError("disk full"))
+        with full, pytest.raises(StoreError):
             buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
         assert everything(buffer) == state and len(buffer.unstored) == 0
         buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3, is_played=False)
@@ -259,7 +258,7 @@ def test_a_stored_group_is_no_part_of_its_own_history():
     buffer = a_buffer(history_half_life=2.0, groups_per_item=3)
     for now, rewards in ((1, (1, 1, 1, 0)), (3, (1, 0, 0, 0)), (5, (1, 1, 0, 0))):
         add(buffer, now, played(0, now, rewards))
-    store, policy = buffer.store, Policy(7, 0.0)
+    store, policy = buffer.tables, Policy(7, 0.0)
     rows_N = store.groups[store.groups_of(store.slots()[0])]
     items_N = store.items[np.zeros(3, int)]
     how = ("versions", 2.0, buffer.domain_statistics, ["sums"] * 3)
@@ -321,7 +320,7 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
             means.append(sum(rewards) / len(rewards))
     for index, of in visits.items():
         key = key_of(a_prompt(index))
-        row = buffer.unstored.rows([key])[0] if buffer.store.slot_of(key) is None else row_of(buffer, index)
+        row = buffer.unstored.rows([key])[0] if buffer.tables.slot_of(key) is None else row_of(buffer, index)
         last = of[-1][0]
         undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
         sums = [part * undiscounted for part in past(index, last)]
@@ -346,8 +345,8 @@ def test_a_history_is_exact_after_reopening_a_snapshot_and_a_failed_commit(tmp_p
             if now == 5:
                 buffer.snapshot(tmp_path / "copy")
         state, groups = everything(buffer), [played(i, 9, (1, 0)) for i in range(6)]
-        full = mock.patch.object(buffer.ledger.journal, "commit", side_effect=JournalError("disk full"))
-        with full, pytest.raises(JournalError):
+        full = mock.patch.object(buffer.store, "commit", side_effect=StoreError("disk full"))
+        with full, pytest.raises(StoreError):
             buffer.add(groups, 9)
         assert everything(buffer) == state
     with closing(a_buffer(tmp_path / "a", **given)) as again:

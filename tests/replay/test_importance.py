@@ -57,7 +57,7 @@ def test_other_rules_weigh_everything_alike(rule):
     buffer = a_buffer(reuse_selection=rule)
     buffer.add(groups_of(), 1)
     assert [one.meta.weight for one in buffer.draw_groups(3, 2, "2.draw_groups")] == [1.0] * 3
-    answer = buffer.ledger.journal.answer("2.draw_groups")
+    answer = buffer.store.answer("2.draw_groups")
     assert isinstance(answer, list) and drawn_in(answer)[1] == [1.0] * 3
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.admission.hooks import ADMISSIONS
-from rllib_srl.replay.buffer_metrics import REASONS
-from rllib_srl.replay.store.records import key_of
+from rllib_srl.replay.items import key_of
+from rllib_srl.replay.metrics import REASONS
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
 
 
 def row_of(buffer, prompt):
-    return buffer.store.items[buffer.store.slot_of(key_of(prompt))]
+    return buffer.tables.items[buffer.tables.slot_of(key_of(prompt))]
 
 
 def words(ids):
@@ -98,7 +98,7 @@ def test_a_broken_group_says_nothing_of_its_item(reason, breaks):
     visits = buffer.add([breaks(a_group(0, 3)), a_group(1, 3)], 3)
     assert [visit.refused for visit in visits] == [reason, ""]
     assert (visits[0].grade, visits[0].is_new) == (0, False)
-    slot = buffer.store.slot_of(key_of(a_prompt(0)))
+    slot = buffer.tables.slot_of(key_of(a_prompt(0)))
     assert everything(buffer)["items"][slot] == items[slot]
     assert buffer.stats(3)[f"num_refused_{reason}"] == 1
     buffer.check_valid()
@@ -202,4 +202,4 @@ def test_more_groups_than_the_table_has_room_for_are_taken_in_in_parts():
 
 
 def prompts(buffer):
-    return [buffer.store.prompt_of(slot) for slot in buffer.store.slots()]
+    return [buffer.tables.prompt_of(slot) for slot in buffer.tables.slots()]

@@ -1,75 +1,139 @@
-"""Groups in memory and spilled: a dictionary that forgets nothing is the twin."""
+"""Groups and their bytes: nothing lost, nothing changed unnoticed."""
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load
 
-from rllib_srl.replay.journal.codec import encode
-from rllib_srl.replay.journal.journal import Commit, Journal, JournalError
-from rllib_srl.replay.journal.payloads import Payloads
-from tests.replay.stored import GROUP, ITEM, a_group, a_row, assert_same
+from rllib_srl.replay.payloads import StoredGroup, StoredGroupBatch, decode, decode_target, encode, encode_target
+from rllib_srl.types import Group, History, Prompt, StopReason, Target
+from tests.replay.stored import a_group, assert_same
 
-
-@pytest.fixture
-def journal(tmp_path):
-    with Journal(tmp_path / "journal.db", ITEM, GROUP) as journal:
-        yield journal
-
-
-def store(journal, payloads, seq, **fields):
-    payload = encode(a_group(seq, **fields))
-    journal.commit(Commit(groups={seq: a_row(seq)}, payloads={seq: payload}))
-    payloads.put(seq, payload)
-    return len(payload)
+TEXT = st.text(max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(TEXT, part, max_size=3),
+    max_leaves=6,
+)
 
 
-def test_the_one_used_longest_ago_goes_first_and_comes_back(journal):
-    payloads = Payloads(journal, max_bytes=10**6)
-    size = store(journal, payloads, 0)
-    payloads = Payloads(journal, max_bytes=2 * size)
-    assert [store(journal, payloads, seq) for seq in (1, 2)] == [size, size]
-    assert (payloads.num_bytes, payloads.num_spilled, payloads.num_read_back) == (2 * size, 0, 0)
-    assert_same(payloads.get(1), a_group(1, origin="reuse"))  # so 2 is the oldest
-    store(journal, payloads, 3)  # spills 2
-    assert (payloads.num_in_memory, payloads.num_spilled) == (2, 1)
-    assert_same(payloads.get(1), a_group(1, origin="reuse"))
-    assert payloads.num_read_back == 0
-    assert_same(payloads.get(2), a_group(2, origin="reuse"))  # read back, spills 3
-    assert (payloads.num_bytes, payloads.num_spilled, payloads.num_read_back) == (2 * size, 2, 1)
-    assert_same(payloads.get(0), a_group(0, origin="reuse"))  # never put here, stored by an earlier life
-    payloads.forget([0, 17])
-    assert payloads.num_bytes == size
+@st.composite
+def groups(draw) -> Group:
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
+    size, num_tokens = len(lengths), sum(lengths)
+    generator = np.random.default_rng(draw(st.integers(0, 1000)))
+    return Group(
+        group_id=draw(TEXT),
+        prompt=Prompt(draw(TEXT), draw(TEXT), draw(TEXT), tuple(draw(st.lists(TEXT, max_size=3))), draw(TEXT)),
+        token_ids_N=generator.integers(-(1 << 31), 1 << 31, num_tokens).astype(np.int32),
+        loss_mask_N=generator.random(num_tokens) < 0.5,
+        behaviour_logp_N=generator.normal(size=num_tokens).astype(np.float32),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        rewards_G=generator.normal(size=size).astype(draw(st.sampled_from(["f4", "f8", ">f4"]))).astype("f4"),
+        versions_G2=generator.integers(0, 1 << 60, (size, 2)),
+        stop_reasons=tuple(draw(st.sampled_from(list(StopReason))) for _ in lengths),
+        num_dropped=draw(st.integers(0, 3)),
+        origin=draw(st.sampled_from(["fresh", "revisit", "reuse"])),
+        extra=draw(st.dictionaries(TEXT, JSON, max_size=3)),
+    )
 
 
-def test_one_that_is_larger_than_all_room_is_served_from_the_journal(journal):
-    payloads = Payloads(journal, max_bytes=0)
-    store(journal, payloads, 1)
-    assert (payloads.num_in_memory, payloads.num_bytes, payloads.num_spilled) == (0, 0, 1)
-    assert_same(payloads.get(1), a_group(1, origin="reuse"))
+@pytest.mark.slow
+@given(groups())
+@settings(max_examples=60)
+def test_a_group_comes_back_as_it_was(group):
+    payload = encode(group)
+    again = decode(payload)
+    assert_same(group, again)
+    assert encode(again) == payload
 
 
-def test_random_operations_agree_with_a_dictionary(journal):
-    generator, twin = np.random.default_rng(0), {}
-    payloads = Payloads(journal, max_bytes=4000)
-    for seq in range(300):
-        store(journal, payloads, seq, num_tokens=int(generator.integers(1, 60)))
-        twin[seq] = payloads.read(seq)
-        for known in generator.choice(list(twin), 2).tolist():
-            assert payloads.read(known) == twin[known] == journal.read_group(known)
-        if generator.random() < 0.4:
-            gone = int(generator.choice(list(twin)))
-            journal.commit(Commit(removed_groups=[gone]))
-            payloads.forget([gone])
-            del twin[gone]
-            with pytest.raises(JournalError, match=f"no group {gone}"):
-                payloads.get(gone)
-        assert payloads.num_bytes == sum(len(payload) for payload in payloads._kept.values()) <= 4000
-    assert payloads.num_spilled > 100 and payloads.num_read_back > 100
+def test_the_bytes_are_those_of_safetensors():
+    group = a_group(num_tokens=3)
+    payload = encode(group)
+    arrays = load(payload)
+    assert sorted(arrays) == sorted(
+        ["token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2"]
+    )
+    for name, array in arrays.items():
+        assert array.dtype == getattr(group, name).dtype and array.tolist() == getattr(group, name).tolist()
+    # 6 ids: 24 bytes; 6 of the mask; 6 log-probs: 24; 3 offsets: 24; 2 rewards: 8; 2 x 2 versions: 32
+    assert len(payload) == 8 + int.from_bytes(payload[:8], "little") + 24 + 6 + 24 + 24 + 8 + 32
 
 
-def test_damage_in_the_file_is_named(journal):
-    store(journal, Payloads(journal, 0), 5)
-    journal.db.execute("UPDATE payloads SET payload = CAST(substr(payload, 1, 200) || x'00' AS BLOB)")
-    with pytest.raises(ValueError, match="group 5 is damaged"):
-        Payloads(journal, 0).get(5)
+def test_decoding_copies_no_array():
+    payload = encode(a_group())
+    group = decode(payload)
+    memory = np.frombuffer(payload, np.uint8)
+    for name in ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2"):
+        assert np.shares_memory(getattr(group, name), memory), name
+        assert not getattr(group, name).flags.writeable
+
+
+def test_what_is_not_a_whole_payload_is_refused_and_named():
+    payload = encode(a_group(7))
+    for damaged in (payload[:-1], payload + b"x", payload[:20], b"", b"x" * 100, payload[:8] + b"\xff" * 50):
+        with pytest.raises(ValueError, match="^group 12 is damaged: "):
+            decode(damaged, "12")
+
+
+def test_what_cannot_be_stored_is_named_all_at_once():
+    group = a_group(
+        loss_mask_N=np.zeros(12, np.int8),
+        rewards_G=np.array(["a", "b"]),
+        extra={"a": [1, (2,)], 3: {}, "c": np.float32(1)},
+    )
+    with pytest.raises(ValueError) as caught:
+        encode(group)
+    message = str(caught.value)
+    assert message.startswith("group g0 cannot be stored: ") and message.count("; expected") == 5
+    for fault in ("extra['a'][1] is a tuple", "the key 3", "extra['c'] is a float32", "loss_mask_N", "rewards_G"):
+        assert fault in message
+
+
+def test_a_target_comes_back_as_it_was():
+    generator = np.random.default_rng(0)
+    arrays = [generator.normal(size=size).astype(np.float16) for size in ((5, 3), 5)]
+    target = Target("7.3", 2, generator.integers(0, 99, (5, 3)).astype(np.int32), *arrays)
+    found = decode_target(encode_target(target))
+    assert (found.group_id, found.episode, found.num_bytes) == ("7.3", 2, 5 * 3 * 4 + 5 * 3 * 2 + 5 * 2)
+    for name in ("ids_Tk", "logp_Tk", "sampled_logp_T"):
+        assert getattr(found, name).dtype == getattr(target, name).dtype
+        np.testing.assert_array_equal(getattr(found, name), getattr(target, name))
+
+
+# --- between processes ----------------------------------------------------------------------------
+
+
+def a_batch(groups: list[Group], origin: str = "reuse") -> StoredGroupBatch:
+    payloads = [encode(group) for group in groups]
+    return StoredGroupBatch(StoredGroup(decode(payload, origin=origin), payload) for payload in payloads)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_stored_groups_arrive_as_they_were(protocol):
+    groups = [a_group(n, num_tokens=n + 1, extra={"told": [n]}) for n in range(4)]
+    found = pickle.loads(pickle.dumps(a_batch(groups), protocol=protocol))
+    for mine, other in zip(found, groups, strict=True):
+        assert_same(mine, replace(other, origin="reuse"))
+
+
+def test_the_bytes_of_a_group_travel_uncopied_and_nothing_else_beside_the_stream():
+    buffers: list[pickle.PickleBuffer] = []
+    batch = a_batch([a_group(n) for n in range(40)])
+    pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    addresses = {np.frombuffer(payload, np.uint8).ctypes.data for payload in batch._payloads}
+    assert {np.frombuffer(buffer.raw(), np.uint8).ctypes.data for buffer in buffers} == addresses
+
+
+def test_a_drawn_group_describes_itself():
+    group = a_group(1)
+    found = StoredGroup(group, encode(group), 0.5, History(1.0, 2.0, 0.5)).meta
+    assert (found.group_id, found.prompt, found.ref) == (group.group_id, group.prompt, None)
+    assert (found.weight, found.history) == (0.5, History(1.0, 2.0, 0.5))

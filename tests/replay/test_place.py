@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_srl.replay.journal.place import JOURNALS, journals_of
+from rllib_srl.replay.place import JOURNALS, journals_of
 from rllib_srl.replay.settings import ReplaySettings
 
 
@@ -23,8 +23,8 @@ def test_a_local_directory_is_private_and_found_again_by_the_link(run, tmp_path)
     first = journals_of(run, str(local))
     assert (first.parent, (run / JOURNALS).resolve()) == (local, first)
     assert first.stat().st_mode & 0o777 == 0o700
-    (first / "journal.db").touch()
-    assert journals_of(run, str(local)) == first and (run / "replay/journal.db").is_file()
+    (first / "memory.db").touch()
+    assert journals_of(run, str(local)) == first and (run / "replay/memory.db").is_file()
     assert [path.name for path in run.iterdir()] == [JOURNALS]
 
 

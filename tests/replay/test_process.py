@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure, Call
-from rllib_srl.replay.journal.file import holder_of
+from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.settings import ReplaySettings
 from tests.conftest import ROOT
@@ -47,7 +47,7 @@ def stubs(ray_here, tmp_path):
         cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
         made.append(cls.remote(way, str(tmp_path / f"flag{len(made)}")))
         ray.get(made[-1].__ray_ready__.remote(), timeout=60)
-        return BufferProcess(made[-1], False, tmp_path / "journal.db", timeout_s)
+        return BufferProcess(made[-1], False, tmp_path / "memory.db", timeout_s)
 
     yield of
     for actor in made:
@@ -89,10 +89,10 @@ def test_the_process_that_has_a_database_is_found(tmp_path):
     assert process.path.exists() and holder_of(process.path) == os.getpid() == holder_of(process.path)
     process.stop()
     assert holder_of(process.path) is None
-    elsewhere = tmp_path / "elsewhere/journal.db"
+    elsewhere = tmp_path / "elsewhere/memory.db"
     assert holder_of(elsewhere) is None
-    script = "import sys; from pathlib import Path; from rllib_srl.replay.journal.file import JournalLock\n"
-    script += "lock = JournalLock(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
+    script = "import sys; from pathlib import Path; from rllib_srl.replay.database import Lock\n"
+    script += "lock = Lock(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
     with Popen([sys.executable, "-c", script, str(elsewhere)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
         assert other.stdout.readline() == b"here\n"
         assert holder_of(elsewhere) == other.pid == holder_of(elsewhere)

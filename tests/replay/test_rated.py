@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.history import HALF_LIVES
-from rllib_srl.replay.journal.codec import decode
-from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.journal.reader import reading
-from rllib_srl.replay.rated import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
+from rllib_srl.replay.payloads import decode
+from rllib_srl.replay.ratings import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
+from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import drawn_groups
@@ -33,13 +33,13 @@ def apply(buffer, *groups: RatedGroup, now: int = 1, position: int = 1, request:
 
 def stored(buffer, number: int = 0) -> list[Group]:
     """Return the groups of prompt `number`, oldest first, as their payloads have them."""
-    slot = buffer.store.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))
-    seqs = [int(buffer.store.groups["seq"][at]) for at in buffer.store.groups_of(slot)]
-    return [decode(buffer.ledger.payloads.read(seq)) for seq in seqs]
+    slot = buffer.tables.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))
+    seqs = [int(buffer.tables.groups["seq"][at]) for at in buffer.tables.groups_of(slot)]
+    return [decode(buffer.store.payload(seq)) for seq in seqs]
 
 
 def item(buffer, number: int = 0) -> np.void:
-    return buffer.store.items[buffer.store.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))]
+    return buffer.tables.items[buffer.tables.slot_of(int(a_group(number, (0.0,), 1).prompt.key, 16))]
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_ve
     assert one.rewards_G.tolist() == [1.0, 0.0, 0.75, 0.0] and one.rewards_G.dtype == np.float32
     assert one.versions_G2.tolist() == group.versions_G2.tolist() and one.origin == "reuse"
     assert np.array_equal(one.token_ids_N, group.token_ids_N)
-    (row,) = buffer.store.groups[buffer.store.groups["size"] > 0]
+    (row,) = buffer.tables.groups[buffer.tables.groups["size"] > 0]
     assert (row["born"], row["uses"], row["num_success"], row["size"]) == (1, 1, 1, 4)
     assert row["reward"] == np.float32(0.4375) and row["variance"] == np.float32(np.var([1, 0, 0.75, 0]))
     assert item(buffer)["variance"] == row["variance"] and item(buffer)["pass_rate"] == 0.25
-    assert item(buffer)["num_silent"] == 0 and len(buffer.store.groups_of(0)) == 1
+    assert item(buffer)["num_silent"] == 0 and len(buffer.tables.groups_of(0)) == 1
 
 
 def test_age_and_uses_bound_a_rated_group_as_before(buffer):
@@ -104,11 +104,11 @@ def test_the_item_is_graded_by_the_mean_of_its_ratings(buffer, ratings, is_binar
 def test_the_same_ratings_again_change_nothing(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     first = apply(buffer, rated(group, {0: 1.0}), request="1.ratings")
-    seq, reps = buffer.store.header.next_group_seq, int(item(buffer)["reps"])
+    seq, reps = buffer.tables.header.next_group_seq, int(item(buffer)["reps"])
     assert apply(buffer, rated(group, {0: 1.0}), request="1.ratings") == first  # the same call
     nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
     assert apply(buffer, rated(group, {0: 1.0}), position=2) == nothing  # another call
-    assert (seq, reps) == (buffer.store.header.next_group_seq, item(buffer)["reps"])
+    assert (seq, reps) == (buffer.tables.header.next_group_seq, item(buffer)["reps"])
 
 
 def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_is_stale(buffer):
@@ -128,12 +128,12 @@ def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_
 
 def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
-    before = buffer.ledger.payloads.read(0)
+    before = buffer.store.payload(0)
     apply(buffer, rated(group, {0: 1.0}))
     history = item(buffer)["history_sum"]
     reps = int(item(buffer)["reps"])
     assert apply(buffer, rated(group, {0: None}), position=2)["num_changed"] == 1
-    assert buffer.ledger.payloads.read(2) == before and item(buffer)["history_sum"] == history - 1
+    assert buffer.store.payload(2) == before and item(buffer)["history_sum"] == history - 1
     assert item(buffer)["reps"] == reps  # nothing to grade
     assert item(buffer)["pass_rate"] == 0 and drawn_groups(buffer, 1, 2) == []
 
@@ -182,7 +182,7 @@ def test_two_groups_of_a_prompt_are_rated_in_one_call_and_the_older_stays_as_old
     buffer.add([new], 5)
     with mock.patch.object(buffer.recall, "review", wraps=buffer.recall.review) as review:
         apply(buffer, rated(old, {0: 1.0}), rated(new, {1: 1.0}), now=6)
-    rows = buffer.store.groups[buffer.store.groups["size"] > 0]
+    rows = buffer.tables.groups[buffer.tables.groups["size"] > 0]
     assert sorted(zip(rows["born"].tolist(), rows["reward"].tolist(), strict=True)) == [(1, 0.5), (5, 1.0)]
     assert item(buffer)["reward"] == 1.0  # its last visit
     assert [one.args[1].tolist() for one in review.call_args_list] == [[4]]  # one review by both
@@ -248,7 +248,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert one.has_reward_G.tolist() == [False, True, False, True]
     meta = GroupMeta.of(one, None)
     assert meta.has_reward_G.tolist() == [False, True, False, True] and meta.pass_reward == 0.75
-    (row,) = buffer.store.groups[buffer.store.groups["size"] > 0]
+    (row,) = buffer.tables.groups[buffer.tables.groups["size"] > 0]
     assert (row["size"], row["num_success"], row["reward"]) == (4, 2, 0.875)
     assert row["variance"] == np.float32(np.var([1, 0.75]))
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
@@ -263,16 +263,16 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
 
 def test_a_failed_commit_changes_nothing(buffer, monkeypatch):
     group = a_group(0, (0, 0, 0, 0), 1)
-    before = buffer._state(), buffer.store.items.tobytes(), buffer.store.groups.tobytes()
+    before = buffer._state(), buffer.tables.items.tobytes(), buffer.tables.groups.tobytes()
 
     def full(*_args):
-        raise JournalError("full")
+        raise StoreError("full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(buffer.ledger.journal, "commit", full)
-        with pytest.raises(JournalError, match="full"):
+        patched.setattr(buffer.store, "commit", full)
+        with pytest.raises(StoreError, match="full"):
             apply(buffer, rated(group, {0: 1.0}))
-    assert before == (buffer._state(), buffer.store.items.tobytes(), buffer.store.groups.tobytes())
+    assert before == (buffer._state(), buffer.tables.items.tobytes(), buffer.tables.groups.tobytes())
     assert apply(buffer, rated(group, {0: 1.0}))["num_applied"] == 1
 
 
@@ -298,7 +298,7 @@ def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snaps
 def test_a_journal_without_ratings_is_as_before(tmp_path):
     buffer = by_hand(tmp_path)
     buffer.add([a_group(0, (0, 1), 1)], 1)
-    assert "rated" not in buffer.ledger.journal.load().state and "rated" not in buffer._state()
+    assert "rated" not in buffer.store.read().state and "rated" not in buffer._state()
     buffer.close()
 
 
@@ -323,6 +323,6 @@ def test_readers_see_the_state(tmp_path):
     group = a_group(0, (0, 0), 1)
     buffer.add([group], 1)
     apply(buffer, rated(group, {0: 1.0}))
-    with reading(Path(tmp_path) / "journal.db") as one:
+    with reading(Path(tmp_path) / "memory.db") as one:
         assert one.stored.state["rated"] == buffer.rated.get_state()
     buffer.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllib_srl.replay.items import key_of
 from rllib_srl.replay.schedule.grading import posterior
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
-from rllib_srl.replay.store.records import key_of
 from rllib_srl.replay.visits import timing_of
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
@@ -15,7 +15,7 @@ ALL, HALF, NONE = (1.0,) * 8, (1.0, 0.0) * 4, (0.0,) * 8
 
 
 def row_of(buffer, index=0):
-    return buffer.store.items[buffer.store.slot_of(key_of(a_prompt(index)))]
+    return buffer.tables.items[buffer.tables.slot_of(key_of(a_prompt(index)))]
 
 
 def visit(buffer, now, rewards=ALL, index=0):
@@ -74,7 +74,7 @@ def test_no_item_comes_back_before_its_minimum_recall_interval(spacing):
         if now <= 6:
             buffer.add([a_group(now, now)], now)
             last[f"p{now}"] = now
-    assert (buffer.store.items[buffer.store.slots()]["visits"] > 5).all()
+    assert (buffer.tables.items[buffer.tables.slots()]["visits"] > 5).all()
 
 
 def test_a_batch_is_filled_with_what_has_rested_though_better_items_have_not():
@@ -120,8 +120,8 @@ def test_items_of_raters_are_graded_by_raters_alone():
 def test_retrievability_is_of_the_days_that_have_passed():
     buffer = a_buffer(iterations_per_day=2.0)
     visit(buffer, 1, HALF)
-    slot = buffer.store.slots()
-    recall = [float(buffer.recall.recall_of(buffer.store.items[slot], now)[0]) for now in (1, 3, 9, 40)]
+    slot = buffer.tables.slots()
+    recall = [float(buffer.recall.recall_of(buffer.tables.items[slot], now)[0]) for now in (1, 3, 9, 40)]
     assert recall[0] == 1.0 and recall == sorted(recall, reverse=True) and recall[-1] < 0.9
-    state = SpacingState.of(buffer.store.items[slot])
+    state = SpacingState.of(buffer.tables.items[slot])
     assert recall[1] == float(buffer.recall.rule.retrievability(state, np.array([1.0]))[0])

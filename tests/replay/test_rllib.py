@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, ListedRef
@@ -82,7 +82,7 @@ def test_its_state_is_serialisable_and_makes_another_buffer_draw_the_same(open_b
     assert len(buffer) == 6 and buffer.stats(5)["num_stored_groups"] == 6
     with pytest.raises(ValueError, match="expected what get_state returned"):
         buffer.set_state({"position": 3})
-    with pytest.raises(JournalError):
+    with pytest.raises(StoreError):
         buffer.set_state({"snapshot": b"no journal"})
     assert len(buffer) == 6
 

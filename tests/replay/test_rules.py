@@ -14,8 +14,7 @@ from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
-from rllib_srl.replay.journal.reader import reading
-from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.reading import reading
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.schedule.grading import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
@@ -23,6 +22,7 @@ from rllib_srl.replay.selection.eviction import EVICTIONS
 from rllib_srl.replay.selection.predicates import PREDICATES
 from rllib_srl.replay.selection.rules import SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings, check_trusted, rules
+from rllib_srl.replay.store import DATABASE
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
@@ -81,7 +81,7 @@ def acting(settings):
     buffer = SRLReplayBuffer(settings, decode=lambda ids: " ".join(f"w{i}" for i in ids))
     domains = ("sums", "words")
     groups = [a_group(a_prompt(i, domains[i % 2]), 1, i, (1.0, 0.0, 0.0, i % 2)) for i in range(10)]
-    visits, store = buffer.add(groups, 1, "1.add"), buffer.store
+    visits, store = buffer.add(groups, 1, "1.add"), buffer.tables
     return {
         "selection": [prompt.prompt_id for prompt in buffer.draw_prompts(3, 2, "2.draw_prompts")],
         "reuse_selection": [one.group.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
@@ -206,7 +206,7 @@ def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
     buffer = a_buffer(tmp_path, selection=own, reuse_selection=own, eviction=f"{__name__}:oldest_stays")
     buffer.add([a_group(1)], 1)
     buffer.close()
-    with reading(tmp_path / JOURNAL) as one:
+    with reading(tmp_path / DATABASE) as one:
         assert one.settings.selection == own
     assert "num_items" in said(capsys, "stats", tmp_path)
     with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_srl.common.decoder import _without_transformers, decoder_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.replay.admission.secrets import (
     Span,
@@ -22,7 +23,6 @@ from rllib_srl.replay.admission.secrets import (
     secret_episodes,
     token_spans,
 )
-from rllib_srl.replay.ingest import _without_transformers, decoder_of
 from rllib_srl.types import Group, Prompt, StopReason
 from tests.conftest import ROOT
 from tests.rollout.fakes import make_tokenizer

@@ -18,8 +18,8 @@ from rllib_srl.cli import train
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.journal.file import JournalFull, holder_of
-from rllib_srl.replay.journal.journal import Journal
+from rllib_srl.replay.database import StoreFull, holder_of
+from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, is_full, writing
@@ -64,7 +64,7 @@ def a_buffer(directory: Path) -> SRLReplayBuffer:
 
 def test_a_memory_without_room_does_not_start_and_later_does(disk):
     place = disk.path / "replay"
-    fails_on_a_full(disk, "journal.db(.lock)?|replay", lambda: a_buffer(place))
+    fails_on_a_full(disk, "memory.db(.lock)?|replay", lambda: a_buffer(place))
     buffer = a_buffer(place)
     assert len(buffer.add([a_group(1)], 1, "1.add")) == 1
     buffer.close()
@@ -81,15 +81,15 @@ def test_a_memory_without_room_does_not_start_and_later_does(disk):
 def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):
     buffer = a_buffer(disk.path / "replay")
     buffer.add([a_group(index, 1, index) for index in range(20)], 1, "1.add")
-    items, groups = len(buffer), buffer.store.num_groups
-    fails_on_a_full(disk, "journal.db", lambda: call(buffer))
-    assert (len(buffer), buffer.store.num_groups) == (items, groups) == (20, 20)
+    items, groups = len(buffer), buffer.tables.num_groups
+    fails_on_a_full(disk, "memory.db", lambda: call(buffer))
+    assert (len(buffer), buffer.tables.num_groups) == (items, groups) == (20, 20)
     buffer.check_valid()
     disk.fill()
     buffer.close()  # as a run that ends
     disk.free()
     again = a_buffer(disk.path / "replay")
-    assert (len(again), again.store.num_groups) == (20, 20)
+    assert (len(again), again.tables.num_groups) == (20, 20)
     again.check_valid()
     assert call(again)
     again.check_valid()
@@ -99,7 +99,6 @@ def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):
 def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(disk, tmp_path):
     buffer = a_buffer(disk.path / "replay")
     buffer.add([a_group(index, 1, index) for index in range(20)], 1, "1.add")
-    buffer.ledger.journal.tidy()
     before = used(disk.path)
     fails_on_a_full(disk, "copy.sqlite", lambda: buffer.snapshot(disk.path / "checkpoint" / "copy.sqlite"))
     assert used(disk.path) == before
@@ -107,7 +106,7 @@ def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(di
     buffer.add([a_group(30, 2, 30)], 2, "2.add")
     buffer.close()
     buffer = a_buffer(disk.path / "replay")  # without a log that a restore could take the room of
-    fails_on_a_full(disk, "journal.db", lambda: buffer.restore(tmp_path / "copy.sqlite"))
+    fails_on_a_full(disk, "memory.db", lambda: buffer.restore(tmp_path / "copy.sqlite"))
     buffer.check_valid()
     assert len(buffer) == 21
     assert buffer.restore(tmp_path / "copy.sqlite") == 1 and len(buffer) == 20
@@ -255,7 +254,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
     settings = ReplaySettings(admit=None)
     where = {"directory": tmpfs.path / "replay", "seed": 1, "run": "full", "is_local": False}
     start = time.monotonic()
-    with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
+    with pytest.raises(StoreFull, match=MESSAGE.format("memory.db")):
         ReplayClient.start(settings, **where, timeout_s=120.0, model_dir=random_llama_dir)
     assert time.monotonic() - start < 80
     tmpfs.resize("16m")
@@ -265,7 +264,7 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
         algo.train()
         tmpfs.fill()
         start = time.monotonic()
-        with pytest.raises(JournalFull, match=MESSAGE.format("journal.db")):
+        with pytest.raises(StoreFull, match=MESSAGE.format("memory.db")):
             algo.train()
         assert time.monotonic() - start < 30 and algo.memory.process.num_restarts == 0
         tmpfs.free()
@@ -288,11 +287,11 @@ def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_d
 
 def num_groups_in(run: Path) -> int:
     """Return how many groups the memory of a run holds, once its actor has ended."""
-    path, deadline = run / "replay" / "journal.db", time.monotonic() + 30
+    path, deadline = run / "replay" / "memory.db", time.monotonic() + 30
     while holder_of(path) is not None and time.monotonic() < deadline:
         time.sleep(0.1)
-    with Journal(path) as journal:
-        return len(journal.load().seqs)
+    with reading(path) as memory:
+        return len(memory.stored.seqs)
 
 
 @pytest.mark.slow
@@ -313,7 +312,7 @@ def test_a_run_that_fills_its_disk_ends_in_one_line_and_goes_on_once_there_is_ro
         return line
 
     line = fails("--out", str(run), "--iterations", "30")
-    assert "disk full: cannot write" in line and "journal.db" in line
+    assert "disk full: cannot write" in line and "memory.db" in line
     tmpfs.resize("30m")
     for name in used(run):
         (run / name).unlink()  # what a failed start leaves

@@ -16,7 +16,7 @@ from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.report.run_facts import RunFacts, settings_in
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
-from rllib_srl.replay.journal.reader import PLACES
+from rllib_srl.replay.reading import PLACES
 from rllib_srl.studies.results import STUDY_FILE
 
 PAUSE_S = 0.5  # shortest time between two looks at the files

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from rllib_srl.replay.journal.reader import PLACES, Reading, reading
+from rllib_srl.replay.reading import PLACES, Reading, reading
 
 PAUSE_S = 3.0  # shortest time between two copies
 SHARE = 0.1  # of the time, at most, for copying
@@ -37,7 +37,7 @@ class MemoryView:
         """Return the content of the memory, as of a moment ago.
 
         Raises:
-            JournalError, ValueError: it cannot be read.
+            StoreError, ValueError: it cannot be read.
         """
         now, seen = time.monotonic(), self._marks()
         if self._reading and (seen == self._seen or now < self._next_at):

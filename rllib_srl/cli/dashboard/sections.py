@@ -19,7 +19,7 @@ from rllib_srl.cli.report.run_page import domain_table, memory_table, opening, s
 from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, learner_plots, learning_plots, live_plot
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
-from rllib_srl.replay.journal.reader import Reading
+from rllib_srl.replay.reading import Reading
 from rllib_srl.replay.tools.explain import Draw, Found, all_items, described, draws, why
 from rllib_srl.studies.report.blocks import Cell, Details, Heading, Notice, Table, Text, Verbatim
 

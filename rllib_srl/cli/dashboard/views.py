@@ -19,12 +19,12 @@ from rllib_srl.cli.dashboard.page_views import PageViews, Section
 from rllib_srl.cli.dashboard.rating_desk import RatingDesk
 from rllib_srl.cli.dashboard.sections import SECTIONS, TABS, Sources, item_blocks
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.tools.explain import Decode, Found, all_items, turns
 from rllib_srl.studies.report.blocks import Notice, Text
 
 T = TypeVar("T")
-TROUBLES = (JournalError, RatingsError, ValueError, OSError)  # files that cannot be read now; the message says why
+TROUBLES = (StoreError, RatingsError, ValueError, OSError)  # files that cannot be read now; the message says why
 
 
 class Views(PageViews):

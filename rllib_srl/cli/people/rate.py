@@ -37,7 +37,7 @@ from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
-from rllib_srl.replay.journal.journal import JournalError
+from rllib_srl.replay.database import StoreError
 from rllib_srl.storage.disk import writing
 
 LISTED = ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         return rate(arguments)
-    except (ValueError, OSError, JournalError, RatingsError) as error:  # the message is enough without a traceback
+    except (ValueError, OSError, StoreError, RatingsError) as error:  # the message is enough without a traceback
         if arguments.debug:
             raise
         print("error: " + " ".join(str(error).split()), file=sys.stderr)

@@ -22,7 +22,7 @@ from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
-from rllib_srl.replay.buffer_metrics import by_domain
+from rllib_srl.replay.metrics import by_domain
 from rllib_srl.types import StopReason
 
 REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"

@@ -3,7 +3,7 @@
     results/compare-20261121-055301/
       settings.yaml        every setting of the run; `srl train --resume` and `srl evaluate` read it
       checkpoint_000010/   the newest few
-      replay/journal.db            the memory; srl memory reads it
+      replay/memory.db            the memory; srl memory reads it
       transcripts.jsonl, metrics.jsonl, events.out.tfevents.*
 """
 
@@ -28,7 +28,7 @@ from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.common.import_paths import functions_in, with_file_names
-from rllib_srl.replay.journal.place import JOURNALS
+from rllib_srl.replay.place import JOURNALS
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,

@@ -19,7 +19,7 @@ import numpy as np
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, PolicyEmbedder
 from rllib_srl.replay.diversity.measures import NEIGHBOURS, novelty
 from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
-from rllib_srl.replay.store.items import ItemStore
+from rllib_srl.replay.items import Tables
 from rllib_srl.types import Group
 
 
@@ -122,7 +122,7 @@ class DiversityTracker:
         """Restore the state that `get_state` returned."""
         self._embedder.set_state(state)
 
-    def check(self, store: ItemStore) -> None:
+    def check(self, store: Tables) -> None:
         """Check that exactly the items with `has_vector` have a vector.
 
         Raises:

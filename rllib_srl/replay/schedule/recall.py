@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.diversity.measures import interval_factor
+from rllib_srl.replay.items import Tables, filled, rows_at
 from rllib_srl.replay.schedule.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import filled, rows_at
 from rllib_srl.replay.visits import GroupFacts, timing_of
 
 
@@ -33,9 +32,9 @@ class Graded:
 
 
 class Recall:
-    """Grades visits and sets due dates in an `ItemStore`; slots are distinct, and further fields one array each."""
+    """Grades visits and sets due dates in `Tables`; slots are distinct, and further fields one array each."""
 
-    def __init__(self, settings: ReplaySettings, store: ItemStore) -> None:
+    def __init__(self, settings: ReplaySettings, store: Tables) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
         self._grade = GRADES.named(settings.grade)
@@ -83,7 +82,7 @@ class Recall:
     def change(self, slots: Sequence[int], **fields: Any) -> None:
         """Write fields of items, and update their due dates."""
         rows_N = filled(rows_at(self._store.items, slots), fields)
-        self._store.update_many(slots, **fields, due=rows_N["last_review"] + self._intervals(rows_N))
+        self._store.update(slots, **fields, due=rows_N["last_review"] + self._intervals(rows_N))
 
     def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals, in iterations."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.replay.history import discounts
+from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.eviction import EVICTIONS, evict
 from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
@@ -27,21 +28,19 @@ from rllib_srl.replay.selection.rules import (
     num_by_domain,
 )
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import rows_at
 from rllib_srl.types import History
 
 MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
 
 
 class Draws:
-    """Draws items and groups from a `ItemStore`.
+    """Draws items and groups from `Tables`.
 
     Invariant: apart from the tables, a draw depends only on the given generator and on `get_state()`. A short draw
     takes all candidates without any rounding, so it leaves the carry unchanged.
     """
 
-    def __init__(self, settings: ReplaySettings, store: ItemStore, recall: Recall) -> None:
+    def __init__(self, settings: ReplaySettings, store: Tables, recall: Recall) -> None:
         """Draw from `store`, whose schedule is `recall`, by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
         self._reads_recall, self._has_due_dates = settings.reads_recall, settings.has_due_dates
@@ -205,7 +204,7 @@ class Draws:
         if chosen == "last":
             return range(len(names))[-2:][:1]
         if chosen == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
-            newest = None if are_groups else self._store.header.newest_domain
+            newest = None if are_groups else self._store.newest_domain
             return [number for number, name in enumerate(names) if name != newest]
         is_chosen: Callable[[str], bool] = chosen if callable(chosen) else chosen.__contains__
         return [number for number, name in enumerate(names) if is_chosen(name)]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.admission.secrets import token_spans
-from rllib_srl.replay.journal.reader import Reading
+from rllib_srl.replay.reading import Reading
 from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.types import Group, Prompt
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.journal.reader import Reading
-from rllib_srl.replay.store.records import ITEM
+from rllib_srl.replay.items import ITEM
+from rllib_srl.replay.reading import Reading
 from rllib_srl.types import Group
 
 COLUMNS = [name for name in ITEM.names or () if name != "spare"]

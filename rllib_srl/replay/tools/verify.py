@@ -11,11 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.journal.journal import JournalError
-from rllib_srl.replay.journal.reader import Reading, copied, reading
-from rllib_srl.replay.journal.transaction import JOURNAL
+from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.items import key_of
+from rllib_srl.replay.reading import Reading, copied, reading
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store.records import key_of
+from rllib_srl.replay.store import DATABASE
 
 
 def faults_of(path: Path, trusts_rules: bool = False) -> list[str]:
@@ -26,7 +26,7 @@ def faults_of(path: Path, trusts_rules: bool = False) -> list[str]:
         trusts_rules: whether to import and call rules that its settings name by an import path.
     """
     try:
-        with copied(path) as directory, closing(sqlite3.connect(directory / JOURNAL)) as db:
+        with copied(path) as directory, closing(sqlite3.connect(directory / DATABASE)) as db:
             found = [" ".join(text.split()) for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
         if found:
             return [f"page: {text}" for text in found]
@@ -36,7 +36,7 @@ def faults_of(path: Path, trusts_rules: bool = False) -> list[str]:
             settings = one.settings
         with copied(path) as directory, closing(opened_buffer(directory, settings)) as buffer:
             buffer.check_valid()
-    except (JournalError, ValueError, sqlite3.DatabaseError) as error:
+    except (StoreError, ValueError, sqlite3.DatabaseError) as error:
         return [str(error)]
     return []
 
@@ -48,7 +48,7 @@ def _faults_of_groups(one: Reading) -> Iterator[str]:
         try:
             group = one.group(seq)
             group.check_valid()
-        except (JournalError, ValueError) as error:
+        except (StoreError, ValueError) as error:
             yield str(error)
             continue
         if key_of(group.prompt) != keys.get(int(row["slot"])):

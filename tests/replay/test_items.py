@@ -1,15 +1,15 @@
-"""ItemStore against a plain dictionary, under random operations, failed commits and restarts."""
+"""The tables of items and groups against a plain dictionary, under random operations and restarts."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from rllib_srl.replay.store.items import ItemStore
-from rllib_srl.replay.store.records import GROUP, ITEM, Header
-from rllib_srl.replay.store.tables import Table
+from rllib_srl.replay.items import GROUP, ITEM, Tables, sample
 from rllib_srl.types import Prompt
 
 DOMAINS = ("sums", "products", "proofs")
@@ -23,34 +23,39 @@ def add(store, number, now=0, **fields):
     return store.add_item(number, prompt(number), DOMAINS[number % 3], now, **fields)
 
 
-def reload(store, **sizes):
-    """Return a store built from what the journal would hold of `store`."""
-    slots_N = store.slots()[::-1]
-    return ItemStore.load(
-        sizes.get("capacity", store.capacity),
-        sizes.get("groups_per_item", store.groups_per_item),
-        Header.from_json(store.header.to_json()),
-        items=(slots_N, store.items[slots_N], [store.prompt_of(slot) for slot in slots_N]),
-        groups=store.groups[store.groups["size"] > 0][::-1],
+def add_group(store, slot, **fields):
+    return store.add_group(slot, f"g{store.next_group_seq}", **fields)
+
+
+def reload(store):
+    """Return tables with what the database would hold of `store`."""
+    slots_N, groups_N = store.slots(), store.group_slots()
+    order = groups_N[np.argsort(store.groups["seq"][groups_N])]
+    return Tables(
+        store.groups_per_item,
+        json.loads(json.dumps(store.header)),
+        items=(slots_N, store.items[slots_N], [store.prompt_of(slot) for slot in slots_N.tolist()]),
+        groups=(store.groups[order], [store.group_ids[at] for at in order.tolist()]),
+        targets=[(*place, size) for place, size in store.targets.items()],
     )
 
 
 def content(store):
-    """Return everything a store holds, as plain values; the slots of groups do not count."""
-    groups = store.groups[store.groups["size"] > 0]
+    """Return everything that the tables hold, as plain values; the slots of groups do not count."""
+    groups = store.groups[store.group_slots()]
     rows = {
         slot: (store.items[slot].tobytes(), store.prompt_of(slot), store.groups["seq"][store.groups_of(slot)].tolist())
         for slot in store.slots().tolist()
     }
     sizes = (len(store), store.num_groups, store.num_bytes)
-    return rows, {int(row["seq"]): row.tobytes() for row in groups}, store.header, sizes
+    return rows, {int(row["seq"]): row.tobytes() for row in groups}, store.header, dict(store.targets), sizes
 
 
 # Worked by hand
 
 
 def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
-    store = ItemStore(10, 2)
+    store = Tables(2)
     rng = np.random.default_rng(0)
     due = add(store, 0, due=4, last_review=1)
     overdue = add(store, 1, due=2, last_review=1)
@@ -64,17 +69,17 @@ def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
     assert store.num_due(4) == 2
     store.remove_item(overdue)
     assert store.pool(4, 10, rng).tolist() == [due, rested]
-    assert store.holds(np.arange(4)).tolist() == [True, False, True, True]
+    assert store.slots().tolist() == [0, 2, 3]
 
 
 def test_the_group_pool_holds_what_may_be_trained_on_again():
-    store = ItemStore(4, 5)
+    store = Tables(5)
     slot, rng = add(store, 0), np.random.default_rng(0)
-    good, _ = store.add_group(slot, born=5, variance=0.2, size=8)
-    store.add_group(slot, born=7, variance=0.2, size=8)  # written in this iteration
-    store.add_group(slot, born=3, variance=0.2, size=8)  # too old
-    store.add_group(slot, born=5, variance=0.0, size=8)  # no signal
-    used, _ = store.add_group(slot, born=6, variance=0.1, size=8, uses=2)
+    good, _ = add_group(store, slot, born=5, variance=0.2, size=8)
+    add_group(store, slot, born=7, variance=0.2, size=8)  # written in this iteration
+    add_group(store, slot, born=3, variance=0.2, size=8)  # too old
+    add_group(store, slot, born=5, variance=0.0, size=8)  # no signal
+    used, _ = add_group(store, slot, born=6, variance=0.1, size=8, uses=2)
 
     def pool(store=store, max_age=3, max_uses=3, **more):
         return sorted(store.group_pool(7, 9, rng, max_age, max_uses, **more).tolist())
@@ -87,20 +92,20 @@ def test_the_group_pool_holds_what_may_be_trained_on_again():
 
 
 def test_the_oldest_groups_go():
-    store = ItemStore(4, 2)
+    store = Tables(2)
     slot = add(store, 0)
-    groups = [store.add_group(slot, born=0, size=2)[0] for _ in range(2)]
+    groups = [add_group(store, slot, born=0, size=2)[0] for _ in range(2)]
     assert store.groups_of(slot) == groups
-    newest, evicted = store.add_group(slot, born=1, size=2)
+    newest, evicted = add_group(store, slot, born=1, size=2)
     assert evicted == [0] and store.groups_of(slot) == [groups[1], newest]
     assert store.remove_group(groups[1]) == 1 and store.items["num_groups"][slot] == 1
-    assert store.add_group(slot, born=1, size=2)[1] == [] and store.items["num_groups"][slot] == 2
+    assert add_group(store, slot, born=1, size=2)[1] == [] and store.items["num_groups"][slot] == 2
     assert store.remove_item(slot) == [2, 3] and store.num_groups == 0
     store.check_valid()
 
 
 def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
-    store = ItemStore(100, 1)
+    store = Tables(1)
     assert [add(store, number) for number in range(70)] == list(range(70))  # beyond the first 64 rows
     for slot in (40, 7, 69):
         store.remove_item(slot)
@@ -191,7 +196,7 @@ class Twin:
         if len(want) < most:
             want += [slot for slot in ranked(rested, most, twin_rng) if slot not in due][: most - len(want)]
         assert store.pool(now, most, rng, domains, rest).tolist() == want
-        assert store.num_due(now, domains) == len(due)
+        assert len(names) < 3 or store.num_due(now) == len(due)
         able = [
             seq
             for seq, row in sorted(self.groups.items())
@@ -241,23 +246,23 @@ def random_change(store, twin, rng, now):
             assert add(store, number, now, **fields) == twin.add(number, now, fields)
     elif act == "update" and slots:
         fields = random_fields(rng, now) if rng.random() < 0.7 else {"reps": int(rng.integers(5)), "lapses": 0}
-        store.update(slot, **fields)
+        store.update([slot], **fields)
         twin.items[slot] |= fields
     elif act == "many" and slots:
         some = rng.choice(slots, int(rng.integers(1, len(slots) + 1)), replace=False)
         fields = [random_fields(rng, now) for _ in some]
-        store.update_many(some, **{name: [row[name] for row in fields] for name in fields[0]})
+        store.update(some, **{name: [row[name] for row in fields] for name in fields[0]})
         for one, row in zip(some.tolist(), fields):
             twin.items[one] |= row
     elif act == "domain" and slots:
         name = str(rng.choice(store.domains))
-        store.update(slot, domain=store.domain_id(name))
+        store.update([slot], domain=store.domain_id(name))
         twin.items[slot]["domain"] = name
     elif act == "remove" and slots and rng.random() < 0.6:
         assert store.remove_item(slot) == twin.remove(slot)
     elif act == "group" and slots:
         fields = random_group(rng, now)
-        assert store.add_group(slot, **fields)[1] == twin.add_group(slot, fields)
+        assert add_group(store, slot, **fields)[1] == twin.add_group(slot, fields)
     elif act == "uses" and twin.groups:
         some = rng.choice(sorted(twin.groups), min(3, len(twin.groups)), replace=False).tolist()
         uses = rng.integers(0, 3, len(some)).tolist()
@@ -273,29 +278,22 @@ def random_change(store, twin, rng, now):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_random_operations_match_a_dictionary(seed):
-    """Transactions of one to five changes; a third of them fail and are undone, and now and then the store restarts."""
+    """One to five changes at a time; now and then the tables are loaded again."""
     rng = np.random.default_rng(seed)
-    store, twin, now = ItemStore(40, 2), Twin(40, 2), 0
+    store, twin, now = Tables(2), Twin(40, 2), 0
     for _ in range(70):
-        before, committed = twin.copy(), content(store)
         for _ in range(int(rng.integers(1, 6))):
             random_change(store, twin, rng, now)
         store.check_valid()
         twin.check_rows(store)
         now += int(rng.random() < 0.5)
-        fate = rng.choice(["commit", "commit", "fail", "restart"])
-        if fate == "fail":
-            store.rollback()
-            twin = before
-            assert content(store) == committed
-        else:
-            store.commit()
-        if fate == "restart":
+        store.committed()
+        assert store.changed() == ([], [])
+        if rng.random() < 0.25:
             store = reload(store)
         store.check_valid()
         twin.check_rows(store)
         twin.check_draws(store, rng, now)
-        assert store.changed().items == store.changed().groups == []
 
 
 @pytest.mark.slow
@@ -303,14 +301,14 @@ def test_random_operations_match_a_dictionary(seed):
 def test_a_restarted_store_goes_on_draw_for_draw(seed):
     """After hundreds of adds and removes, one store lives on and one is rebuilt; then both live the same life."""
     rng = np.random.default_rng(seed)
-    lived, twin = ItemStore(400, 2), Twin(400, 2)
+    lived, twin = Tables(2), Twin(400, 2)
     for now in range(900):
         random_change(lived, twin, rng, now // 10)
         if now == 600:
             for slot in lived.slots()[::3].tolist():  # so that the tables were once much fuller
                 lived.remove_item(slot)
                 twin.remove(slot)
-    lived.commit()
+    lived.committed()
     rebuilt, now = reload(lived), 90
     for step in range(100):
         one, other = np.random.default_rng(step), np.random.default_rng(step)
@@ -326,32 +324,22 @@ def test_a_restarted_store_goes_on_draw_for_draw(seed):
         now += step % 2
 
 
-def test_what_was_undone_changes_no_later_draw():
-    """A store that failed a commit draws what one draws that never tried."""
-    stores = [ItemStore(200, 2) for _ in range(2)]
-    for store in stores:
-        for number in range(150):
-            slot = add(store, number, due=50 + number % 7, last_review=0)
-            store.add_group(slot, born=0, variance=0.1, size=2)
-        store.commit()
-    tried, never = stores
-    for slot in range(0, 150, 2):
-        tried.remove_item(slot)
-    for number in range(1000, 1060):
-        tried.add_item(number, prompt(number), "another domain", 1)
-    tried.update_many(tried.slots(), due=60.0)
-    tried.rollback()
-    for store in stores:
-        add(store, 500)
-    assert content(tried) == content(never) and tried.domains == DOMAINS
-    one, other = np.random.default_rng(0), np.random.default_rng(0)
-    for now in (10, 53, 90):
-        assert tried.pool(now, 20, one).tolist() == never.pool(now, 20, other).tolist()
-        assert tried.group_pool(1, 20, one, 5, 1).tolist() == never.group_pool(1, 20, other, 5, 1).tolist()
+def test_what_changed_is_named_until_it_is_committed():
+    store = Tables(2)
+    for number in range(3):
+        add_group(store, add(store, number), size=2)
+    store.committed()
+    store.update([1], reps=1)
+    store.remove_item(2)
+    (slot, row, found), (group, *_), *_ = (*store.changed()[0], add_group(store, 0, size=3))
+    assert (slot, row, found) == (1, store.items[1].tobytes(), prompt(1))
+    items, groups = store.changed()
+    assert [slot for slot, _, _ in items] == [0, 1]  # the item of the new group has one more
+    assert groups == [(3, store.groups[group].tobytes(), "g3")]
 
 
 def test_every_rested_item_is_sampled_equally_often():
-    store, rng = ItemStore(20, 1), np.random.default_rng(0)
+    store, rng = Tables(1), np.random.default_rng(0)
     for number in range(12):
         add(store, number, due=1 if number < 3 else 99, last_review=0)
     drawn = np.concatenate([store.pool(2, 6, rng)[3:] for _ in range(900)])
@@ -361,7 +349,7 @@ def test_every_rested_item_is_sampled_equally_often():
 
 
 def test_every_item_that_may_come_is_sampled_equally_often_where_due_dates_do_not_count():
-    store, rng = ItemStore(20, 1), np.random.default_rng(0)
+    store, rng = Tables(1), np.random.default_rng(0)
     for number in range(12):
         add(store, number, due=1 if number < 9 else 99, last_review=number % 2)
     add(store, 12, due=3, last_review=2)  # reviewed in this iteration
@@ -375,50 +363,128 @@ def test_every_item_that_may_come_is_sampled_equally_often_where_due_dates_do_no
 
 
 def set_row(table, row, /, **fields):
-    """Change a row and its columns alike, past all checks."""
+    """Change a row past all checks."""
     for name, value in fields.items():
         table.rows[name][row] = value
-        table.columns.get(name, table.rows[name])[row] = value
 
 
 BREAKS = {
-    "a seq of its own": lambda store: set_row(store._items, 1, seq=0),
-    "key leads to its item": lambda store: set_row(store._items, 1, key=77),
-    "no other key": lambda store: store._slots.__setitem__(78, 2),
-    "free row is zero": lambda store: set_row(store._items, 20, reps=1),
-    "no object": lambda store: store._items.objects.__setitem__(20, prompt(1)),
-    "every item has a prompt": lambda store: store._items.objects.__setitem__(0, None),
-    "alpha is above 0": lambda store: set_row(store._items, 0, alpha=0),
-    "diversity is in": lambda store: set_row(store._items, 0, diversity=1.5),
-    "pass_rate is in": lambda store: set_row(store._items, 0, pass_rate=-0.1),
+    "no seq is used twice": lambda store: set_row(store._items, 1, seq=0),
+    "every key leads to its item": lambda store: set_row(store._items, 1, key=77),
+    "a free row is zero": lambda store: set_row(store._items, 20, reps=1),
+    "every item has a prompt": lambda store: store._prompts.pop(0),
+    "alpha > 0": lambda store: set_row(store._items, 0, alpha=0),
+    "diversity <= 1": lambda store: set_row(store._items, 0, diversity=1.5),
+    "pass_rate >= 0": lambda store: set_row(store._items, 0, pass_rate=-0.1),
     "stability is finite": lambda store: set_row(store._items, 0, stability=np.inf),
-    "interval is at least 0": lambda store: set_row(store._items, 0, interval=-1),
-    "due is not before": lambda store: store.update(0, due=-1),
-    "at most reps": lambda store: store.update(0, lapses=2),
-    "at most group_size": lambda store: store.update(0, num_success=2),
-    "one of the 3 that came": lambda store: set_row(store._items, 0, domain=3),
-    "not so for ['due']": lambda store: store._items.columns["due"].__setitem__(0, 9),
-    "not so for ['uses']": lambda store: store._groups.columns["uses"].__setitem__(0, 9),
-    "to its groups, oldest first": lambda store: store._links_NG.__setitem__((0, 0), 5),
-    "number of an item's groups": lambda store: set_row(store._items, 0, num_groups=2),
-    "belongs to an item": lambda store: set_row(store._groups, 0, slot=9),
-    "success of a group": lambda store: store.update_groups([0], num_success=9),
-    "loss tokens are tokens": lambda store: store.update_groups([0], num_loss_tokens=9),
-    "at most capacity": lambda store: setattr(store, "capacity", 2),
+    "due >= last_review": lambda store: store.update([0], due=-1),
+    "lapses <= reps": lambda store: store.update([0], lapses=2),
+    "num_success <= group_size": lambda store: store.update([0], num_success=2),
+    "domain is known": lambda store: set_row(store._items, 0, domain=3),
+    "every item leads to its groups": lambda store: store._groups_of[0].append(5),
+    "num_groups counts": lambda store: set_row(store._items, 0, num_groups=2),
+    "every group belongs to an item": lambda store: set_row(store._groups, 0, slot=9),
+    "num_success <= size of a group": lambda store: store.update_groups([0], num_success=9),
+    "num_loss_tokens <= num_tokens": lambda store: store.update_groups([0], num_loss_tokens=9),
+    "every group has an id": lambda store: store.group_ids.clear(),
+    "a target belongs to a group": lambda store: store.targets.update({(7, 0): 10}),
 }
 
 
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_broken_invariant_is_named(fault):
-    store = ItemStore(30, 2)
+    store = Tables(2)
     for number in (0, 3, 6, 1, 2):
         add(store, number)
-    store.add_group(0, born=0, variance=0.1, size=2)
+    add_group(store, 0, born=0, variance=0.1, size=2)
     store.check_valid()
     BREAKS[fault](store)
     with pytest.raises(ValueError) as error:
         store.check_valid()
     assert fault in str(error.value)
+
+
+def test_misuse_is_refused_and_changes_nothing():
+    store = Tables(2)
+    slot = add(store, 0)
+    before = content(store)
+    for wrong, message in (
+        (lambda: add(store, 0), "expected one that no item has"),
+        (lambda: add(store, 1, colour=3), "colour = 3; expected a field among"),
+        (lambda: store.update([slot, slot], reps=1), "expected distinct ones that are in use"),
+        (lambda: store.update([5], reps=1), "expected distinct ones that are in use"),
+        (lambda: store.update([slot], due=float("nan")), "due = nan; expected numbers"),
+        (lambda: store.update([slot], reps="many"), "reps = 'many'; expected int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+        assert content(store) == before
+    with pytest.raises(ValueError, match="every group belongs to an item: there is none at slot 0"):
+        Tables(2, groups=(np.zeros(1, GROUP), ["g"]))
+
+
+# Targets
+
+
+def with_targets(*answers):
+    """Return tables with an item and a group for each tuple (domain, item, number of its answers with a target)."""
+    store = Tables(2)
+    for domain, number, num in answers:
+        slot = store.add_item(number, prompt(number), domain, 0)
+        add_group(store, slot, size=8)
+        store.targets |= {(store.next_group_seq - 1, episode): 10 for episode in range(num)}
+    return store
+
+
+def test_every_item_comes_once_before_any_comes_twice_and_domains_take_turns():
+    store, rng = with_targets(("a", 0, 4), ("a", 1, 1), ("a", 2, 1), ("b", 3, 3)), np.random.default_rng(0)
+    for _ in range(50):
+        drawn = store.draw_targets(99, rng)
+        assert len(set(drawn)) == len(drawn) == 9
+        seqs = [seq for seq, _ in drawn]
+        assert set(seqs[:4]) == {0, 1, 2, 3} and 3 in seqs[:2]  # one of b among the first of each domain
+        assert set(seqs[4:6]) == {0, 3} and set(seqs[6:8]) == {0, 3} and seqs[8] == 0
+    assert store.draw_targets(0, rng) == [] == Tables(1).draw_targets(3, rng)
+    assert {seq for seq, _ in store.draw_targets(9, rng, without_domains=[store.domain_id("a"), None])} == {3}
+    assert {seq for seq, _ in store.draw_targets(9, rng, without_slots=[0, 3, None])} == {1, 2}
+
+
+def test_domains_then_items_then_answers_are_drawn_equally_often():
+    store, rng = with_targets(("a", 0, 2), ("a", 1, 1), ("b", 2, 1)), np.random.default_rng(1)
+    counts = Counter(place for _ in range(4000) for place in store.draw_targets(1, rng))
+    want = {(0, 0): 500, (0, 1): 500, (1, 0): 1000, (2, 0): 2000}
+    assert sum((counts[place] - num) ** 2 / num for place, num in want.items()) < 16.3  # chi-square, 3 df, p = .001
+
+
+def test_the_oldest_targets_of_a_domain_are_surplus():
+    store = with_targets(("a", 0, 2), ("b", 1, 1), ("a", 2, 2))
+    assert store.surplus_targets(None) == store.surplus_targets(4) == []
+    assert sorted(store.surplus_targets(2)) == [(0, 0), (0, 1)]
+    assert len(store.surplus_targets(1)) == 3 and (1, 0) not in store.surplus_targets(1)
+    assert store.num_bytes == 50 and store.remove_item(0) == [0] and store.num_bytes == 30
+    store.check_valid()
+
+
+# Samples
+
+
+def test_a_sample_is_drawn_as_ranks_of_a_sort():
+    for seqs in ("even", "too wide for 64 bits"):
+        rng = np.random.default_rng(3)
+        part_N, time_N = rng.integers(0, 3, 300), rng.integers(-7, 900, 300).astype(np.int32)
+        seq_N = rng.permutation(300).astype(np.uint64)
+        if seqs != "even":
+            seq_N[0] = (1 << 64) - 1
+        one, other = np.random.default_rng(5), np.random.default_rng(5)
+        want = np.lexsort((seq_N, time_N, part_N))[other.choice(300, 40, replace=False)]
+        assert sample(40, one, part_N, time_N, seq_N).tolist() == want.tolist()
+
+
+def test_nothing_to_draw_leaves_the_generator_alone():
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    assert sample(3, rng, np.empty(0, np.int64)).tolist() == sample(0, rng, np.arange(3)).tolist() == []
+    assert rng.bit_generator.state == before
 
 
 # Sizes
@@ -427,11 +493,11 @@ def test_a_broken_invariant_is_named(fault):
 @pytest.mark.slow
 def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
     num, rng, times = 65_536, np.random.default_rng(0), []
-    store = ItemStore(num, 1)
+    store = Tables(1)
     for number in range(num):
         slot = add(store, number, due=5 + number % 900, last_review=number % 5)
-        store.add_group(slot, born=number % 5, variance=0.1, size=8)
-    store.commit()
+        add_group(store, slot, born=number % 5, variance=0.1, size=8)
+    store.committed()
     for _ in range(5):
         start = time.thread_time()
         store.pool(10, 4096, rng)
@@ -439,13 +505,3 @@ def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
         store.num_due(10)
         times.append(time.thread_time() - start)
     assert min(times) < 0.02
-
-
-def test_a_table_is_loaded_once_and_takes_the_smallest_free_row():
-    rows_N = np.array([(7,), (8,)], [("seq", "u8")])
-    table = Table(rows_N.dtype, ["seq"], 3)
-    table.load(np.array([2, 0]), rows_N)
-    assert table.add(rows_N[:1]) == 1 and len(table) == 3 and table.columns["seq"].tolist() == [8, 7, 7]
-    for wrong in (table, Table(rows_N.dtype, ["seq"], 3)):
-        with pytest.raises(ValueError, match="distinct ones from 0, and an empty table"):
-            wrong.load(np.array([-1, 2]), rows_N)

@@ -1,7 +1,7 @@
 """Where the journal of a run lies: in the run's directory, or on a local disk to which a link in it points.
 
-    OUT/replay/journal.db                           without a local directory
-    OUT/replay --> LOCAL/3f2a.../journal.db         with one: OUT may lie on a network file system
+    OUT/replay/memory.db                           without a local directory
+    OUT/replay --> LOCAL/3f2a.../memory.db         with one: OUT may lie on a network file system
 
 SQLite's log needs the shared memory of one machine, which network file systems do not give. With a local directory only
 the checkpoints' snapshots go to OUT. A run that continues on the same machine finds its journal by the link. On another

@@ -1,1 +1,0 @@
-"""The journal on disk: its format, transactions, snapshots and readers."""

@@ -1,1 +1,0 @@
-"""The in-memory tables of items and groups."""

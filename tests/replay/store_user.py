@@ -1,0 +1,75 @@
+"""Processes that tests start: one holds a store, one runs out of disk, one dies in the middle of a restore.
+
+python -m tests.replay.store_user hold DIR               opens it, says so, waits to be killed
+python -m tests.replay.store_user fill DIR BYTES         commits while no file may grow beyond BYTES
+python -m tests.replay.store_user restore SNAPSHOT DIR STEP
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.replay import store as module
+from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.store import Store
+from tests.replay.stored import a_visit
+
+
+def hold(directory: Path) -> None:
+    """Open a store and keep it."""
+    Store(directory)
+    print("open", flush=True)
+    time.sleep(600)
+
+
+def fill(directory: Path, num_bytes: int) -> None:
+    """Commit until the disk is full, make room, and commit again; print what was told and what was stored."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    store = Store(directory)
+    for index in range(10_000):
+        try:
+            store.commit(a_visit(index, payloads={index: bytes(5000)}))
+        except StoreError as error:
+            print(store.position, error, flush=True)
+            break
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    store.commit(a_visit(index))
+    print(store.position, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def restore(snapshot: Path, directory: Path, step: int) -> None:
+    """Restore, and die just before the given step on the disk, the first being 0."""
+    store, count = Store(directory), 0
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            return function(*arguments, **named)
+
+        return wrapped
+
+    for place, name in ((os, "replace"), (module, "flush"), (module.shutil, "copyfile"), (module, "to_one_file")):
+        setattr(place, name, dying(getattr(place, name)))
+    store.restore(snapshot)
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    if command == "hold":
+        hold(Path(arguments[0]))
+    elif command == "fill":
+        fill(Path(arguments[0]), int(arguments[1]))
+    else:
+        restore(Path(arguments[0]), Path(arguments[1]), int(arguments[2]))

@@ -1,0 +1,381 @@
+"""The store: what was acknowledged is there, whatever happened after; what failed changed nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay import store as module
+from rllib_srl.replay.database import PAGE_BYTES, StoreError, StoreInUse, copy, holder_of
+from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.replay.store import DATABASE, EARLIER, Commit, Store
+from rllib_srl.types import Prompt
+from tests.replay.stored import a_group, a_row, a_visit, an_item, assert_same, text_of
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def contents(store: Store) -> tuple:
+    """Return everything that can be read, comparable."""
+    stored = store.read()
+    payloads = [store.payload(seq) for seq in stored.seqs]
+    arrays = [array.tobytes() for array in (stored.slots, stored.items, stored.seqs, stored.groups)]
+    vectors = [(slot, vector.tobytes()) for slot, vector in store.vectors()]
+    return stored.position, arrays, stored.prompts, stored.group_ids, stored.targets, stored.state, payloads, vectors
+
+
+def visited(directory: Path, *indexes: int, run: str = "") -> tuple:
+    """Commit visits and return the contents after them."""
+    with closing(Store(directory, run)) as store:
+        for index in indexes:
+            store.commit(a_visit(index))
+        return contents(store)
+
+
+def user(*arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.replay.store_user", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+def test_three_visits_by_hand(tmp_path):
+    with closing(Store(tmp_path / "deep")) as store:
+        for index in (0, 2, 1):
+            store.commit(a_visit(index))
+        changed = [(2, an_item(5, 9.5).tobytes(), text_of(2))]
+        rows = [(0, a_row(0, uses=1).tobytes(), "g0")]
+        store.commit(Commit(items=changed, groups=rows, removed_slots=[0], removed_groups=[1]))
+        assert store.position == 4
+    with closing(Store(tmp_path / "deep")) as store:
+        stored = store.read()
+        assert (stored.position, stored.slots.tolist(), stored.seqs.tolist()) == (4, [1, 2], [0, 2])
+        assert stored.items["key"].tolist() == [2**64 - 2, 5] and stored.items["due"].tolist() == [1 / 3, 9.5]
+        assert stored.prompts == [Prompt("world", f"p{i}", "sums", ("a",)) for i in (1, 2)]
+        assert stored.groups["uses"].tolist() == [1, 0] and stored.group_ids == ["g0", "g2"]
+        assert stored.targets == [(0, 1, 7), (2, 1, 7)] and store.target(2, 1) == b"\2" * 7
+        assert stored.state["generator"] == np.random.default_rng(1).bit_generator.state
+        assert stored.state["raw"] == b"\1"
+        assert [(slot, vector.tolist()) for slot, vector in store.vectors()] == [(1, [1, 1, 1]), (2, [2, 2, 2])]
+        assert_same(decode(store.payload(2)), a_group(2))
+        assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
+        for absent in (lambda: store.payload(1), lambda: store.target(1, 1)):
+            with pytest.raises(StoreError, match="does not hold"):
+                absent()
+
+
+def test_what_is_removed_and_written_in_one_commit_is_new(tmp_path):
+    with closing(Store(tmp_path)) as store:
+        store.commit(a_visit(0))
+        store.commit(Commit(removed_slots=[0], items=[(0, an_item(9).tobytes(), text_of(9))], removed_targets=[(0, 1)]))
+        stored = store.read()
+        assert [prompt.prompt_id for prompt in stored.prompts] == ["p9"] and list(store.vectors()) == []
+        assert stored.targets == [] and stored.seqs.tolist() == [0]
+
+
+def test_only_the_latest_answers_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "NUM_ANSWERS", 3)
+    with closing(Store(tmp_path)) as store:
+        for index in range(5):
+            store.commit(a_visit(index))
+        assert [store.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
+        assert [name for name, _ in store.answers()] == ["2.add", "3.add", "4.add"]
+        with pytest.raises(StoreError, match="UNIQUE"):
+            store.commit(a_visit(4))
+
+
+def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
+    store = Store(tmp_path)
+    store.commit(a_visit(1))
+    assert (tmp_path / f"{DATABASE}-wal").exists()
+    store.close()
+    store.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock"]
+    with pytest.raises(StoreError, match="is closed"):
+        store.commit(a_visit(2))
+
+
+def test_a_commit_waits_for_the_disk_unless_the_store_is_temporary(tmp_path):
+    for directory, level in ((tmp_path, 2), (None, 0)):
+        with closing(Store(directory)) as store:
+            pragmas = [store.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")]
+            assert pragmas == [level, "wal"]
+    assert not store.path.exists()
+
+
+# --- what fails changes nothing -------------------------------------------------------------------
+
+
+def test_a_commit_that_fails_midway_leaves_no_trace(tmp_path):
+    with closing(Store(tmp_path)) as store:
+        store.commit(a_visit(0))
+        before = contents(store)
+        for wrong in ({"payloads": {1: object()}}, {"answer": object()}, {"state": {"x": object()}}):
+            with pytest.raises((StoreError, TypeError)):
+                store.commit(a_visit(1, **wrong))
+            assert contents(store) == before and store.position == 1
+        store.commit(a_visit(1))
+        after = contents(store)
+    assert visited(tmp_path) == after and len(after[2]) == 2
+
+
+def test_a_full_disk_refuses_and_loses_nothing(tmp_path):
+    with closing(Store(tmp_path)) as store:
+        for index in (0, 2, 3):
+            store.commit(a_visit(index))
+        before = contents(store)
+        (pages,) = store.db.execute("PRAGMA page_count").fetchone()
+        store.db.execute(f"PRAGMA max_page_count = {pages + 8}")
+        with pytest.raises(StoreError, match=r"commit 4 failed: database or disk is full; nothing of it was stored"):
+            store.commit(a_visit(1, payloads={1: encode(a_group(1, num_tokens=20_000))}))
+        assert contents(store) == before and store.position == 3
+        store.commit(a_visit(4))  # there is room for a small one
+        after = contents(store)
+    assert visited(tmp_path) == after
+
+
+def test_a_file_system_that_refuses_to_write_loses_nothing(tmp_path):
+    process = user("fill", tmp_path, 3 << 20)
+    told, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors
+    refused, went_on = told.splitlines()
+    position, _, message = refused.partition(" ")
+    assert f"commit {int(position) + 1} failed" in message and "nothing of it was stored" in message
+    assert int(went_on) == int(position) + 1 > 20
+    assert visited(tmp_path)[0] == int(went_on)
+
+
+# --- whose it is, and what it is ------------------------------------------------------------------
+
+
+def test_two_buffers_cannot_share_a_store(tmp_path):
+    process = user("hold", tmp_path)
+    path = tmp_path / DATABASE
+    try:
+        assert process.stdout.readline() == "open\n"
+        assert holder_of(path) == process.pid
+        with pytest.raises(StoreInUse, match=rf"{path} is in use by process {process.pid}; expected one buffer"):
+            Store(tmp_path)
+    finally:
+        process.kill()
+        process.communicate()
+    assert holder_of(path) is None
+    with closing(Store(tmp_path)) as store:  # a dead process holds nothing
+        store.commit(a_visit(0))
+        with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()}"):
+            Store(tmp_path / ".")
+        assert holder_of(path) == os.getpid()
+        store.commit(a_visit(1))
+
+
+def test_a_store_is_continued_by_its_run_and_set_aside_by_another(tmp_path):
+    visited(tmp_path, 0, run="a")
+    for run, num in (("a", 1), ("", 1), ("b", 0)):
+        assert len(visited(tmp_path, run=run)[2]) == num, run
+        assert (tmp_path / EARLIER).exists() == (run == "b")
+    # Nothing was committed by "b": its file goes without a trace, and that of "a" stays where it was set aside.
+    visited(tmp_path, 7, run="c")
+    assert earlier(tmp_path) == ["p0"]
+    visited(tmp_path, run="d")
+    assert earlier(tmp_path) == ["p7"]  # the one before it goes
+
+
+def earlier(directory: Path) -> list[str]:
+    copy(directory / EARLIER, directory / "copy.db")
+    (directory / "copied").mkdir(exist_ok=True)
+    (directory / "copy.db").rename(directory / "copied" / DATABASE)
+    return [prompt.prompt_id for prompt in visited(directory / "copied")[2]]
+
+
+def test_files_of_others_and_of_other_versions_are_refused(tmp_path):
+    path = tmp_path / DATABASE
+    path.write_bytes(b"no database at all, but long enough to look like one" * 200)
+    with pytest.raises(StoreError, match=r"not a database: the file is damaged; restore a checkpoint"):
+        Store(tmp_path)
+    path.unlink()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE x (y)")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="is an SQLite database but not a memory"):
+        Store(tmp_path)
+    assert path.read_bytes()[100:] == before[100:]  # SQLite's header says that there was a log
+    path.unlink()
+    with closing(Store(tmp_path)) as store:
+        store.commit(a_visit(0))
+        store.db.execute("UPDATE meta SET value = '[3]' WHERE name = 'version'")
+    with pytest.raises(StoreError, match="was written by another version of this program, which is not supported"):
+        Store(tmp_path)
+
+
+def test_a_torn_page_is_noticed(tmp_path):
+    visited(tmp_path, *range(40))
+    path = tmp_path / DATABASE
+    with path.open("r+b") as stream:
+        stream.seek(PAGE_BYTES)
+        stream.write(os.urandom(path.stat().st_size - PAGE_BYTES))
+    with pytest.raises(StoreError, match="damaged|malformed"), closing(Store(tmp_path)) as store:
+        contents(store)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def snapshot_of(directory: Path, name: str = "s") -> Path:
+    with closing(Store(directory)) as store:
+        store.snapshot(directory / name)
+    return directory / name
+
+
+def restored(snapshot: Path, directory: Path, run: str = "") -> tuple[int, tuple]:
+    """Restore a snapshot; return the number of groups dropped, and the contents."""
+    with closing(Store(directory, run)) as store:
+        return store.restore(snapshot), contents(store)
+
+
+def test_back_to_a_snapshot(tmp_path):
+    before = visited(tmp_path, 0, 1)
+    snapshot = snapshot_of(tmp_path)
+    bytes_of_snapshot = snapshot.read_bytes()
+    visited(tmp_path, 2, 3, 4)
+    with closing(Store(tmp_path)) as store:
+        store.commit(Commit(removed_groups=[3], groups=[(0, a_row(0, uses=9).tobytes(), "g0")]))
+        assert store.restore(snapshot) == 2  # 2 and 4
+        assert store.answer("1.add") == a_visit(1).answer and store.answer("2.add") is None
+        assert contents(store) == before
+        store.commit(a_visit(2))
+        assert store.position == 3  # its number is free again
+    assert snapshot.read_bytes() == bytes_of_snapshot  # a checkpoint's files are sealed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock", "s"]
+    assert restored(snapshot, tmp_path / "node2") == (0, before)
+
+
+def test_a_new_process_counts_what_the_earlier_one_stored_after_the_snapshot(tmp_path):
+    visited(tmp_path, 0, run="a")
+    snapshot = snapshot_of(tmp_path)
+    visited(tmp_path, 1, 2, run="a")
+    assert restored(snapshot, tmp_path, run="b")[0] == 2
+    assert not (tmp_path / EARLIER).exists() and (tmp_path / DATABASE).exists()
+
+
+def test_a_run_that_has_begun_does_not_look_at_the_earlier_one(tmp_path):
+    visited(tmp_path, 0, run="a")
+    snapshot = snapshot_of(tmp_path)
+    visited(tmp_path, 1, run="a")
+    visited(tmp_path, 5, run="b")
+    assert restored(snapshot, tmp_path, run="b")[0] == 0 and (tmp_path / EARLIER).exists()  # "b" has another lineage
+
+
+def test_what_is_not_a_snapshot_changes_nothing(tmp_path):
+    before = visited(tmp_path, 0)
+    (tmp_path / "junk").write_bytes(b"x" * 10_000)
+    for path, message in (("junk", "not a database"), ("absent", "does not exist; expected a file")):
+        with pytest.raises(StoreError, match=message):
+            restored(tmp_path / path, tmp_path)
+    with closing(Store(tmp_path / "open")) as other:
+        other.commit(a_visit(1))
+        with pytest.raises(StoreError, match=rf"is a live memory, {DATABASE}-wal beside it; expected a snapshot"):
+            restored(other.path, tmp_path)
+    assert visited(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.glob("memory*")) == [DATABASE, f"{DATABASE}.lock"]
+
+
+def test_a_restore_without_room_changes_nothing(tmp_path, monkeypatch):
+    visited(tmp_path, 0)
+    snapshot, after = snapshot_of(tmp_path), visited(tmp_path, 1, 2)
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    with closing(Store(tmp_path)) as store, monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "copyfile", full)
+        with pytest.raises(StoreError, match="disk full"):
+            store.restore(snapshot)
+        assert contents(store) == after
+        store.commit(a_visit(3))
+
+
+def test_readers_do_not_stop_a_restore(tmp_path):
+    """They keep what they read; the file has another name by then."""
+    before = visited(tmp_path, 0)
+    snapshot = snapshot_of(tmp_path)
+    with closing(Store(tmp_path)) as store:
+        store.commit(a_visit(1))
+        uri = f"{store.path.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT count(*) FROM groups").fetchone() == (2,)
+            assert store.restore(snapshot) == 1
+        assert contents(store) == before
+
+
+def test_a_snapshot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    visited(tmp_path, 0)
+    snapshot = snapshot_of(tmp_path)
+    before = snapshot.read_bytes()
+    with closing(Store(tmp_path)) as store:
+        store.commit(a_visit(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("no")))
+            with pytest.raises(StoreError, match=r"snapshot .*s failed: no"):
+                store.snapshot(snapshot)
+        assert snapshot.read_bytes() == before and not snapshot.with_name("s.new").exists()
+        store.snapshot(snapshot)
+        assert snapshot.read_bytes() != before
+
+
+@pytest.mark.slow
+def test_a_restore_that_dies_at_any_step_can_be_repeated(tmp_path):
+    live = tmp_path / "live"
+    new = visited(live, 0)
+    snapshot = snapshot_of(live)
+    old = visited(live, 1, 2)
+    shutil.copyfile(live / DATABASE, tmp_path / "kept")
+    num_steps = 0
+    while num_steps < 50:
+        process = user("restore", snapshot, live, num_steps)
+        _, errors = process.communicate(timeout=60)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        assert visited(live) in (old, new)
+        assert restored(snapshot, live)[1] == new
+        shutil.copyfile(tmp_path / "kept", live / DATABASE)
+        num_steps += 1
+    assert 4 <= num_steps < 50 and visited(live) == new
+
+
+# --- erasing and kills ----------------------------------------------------------------------------
+
+
+def test_what_is_erased_is_in_no_file(tmp_path):
+    visited(tmp_path, *range(30), run="a")
+    visited(tmp_path, *range(30), run="b")
+    with closing(Store(tmp_path)) as store:
+        store.commit(Commit(removed_slots=[7], removed_groups=[7], request="7.why", answer=["p7", "p8"]))
+        store.commit(Commit(request="8.why", answer=["p8"]))
+        assert any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
+        store.erase(['"p7"'])
+        assert not any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
+        assert store.answer("7.why") is None and store.answer("8.why") == ["p8"]
+        assert store.read().slots.tolist() == [slot for slot in range(30) if slot != 7]
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_a_hundred_kills_lose_nothing_acknowledged_and_draw_nothing_twice():
+    command = [sys.executable, "scripts/kill_loop.py", "--kills", "100", "--seed", "1"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240)
+    result = json.loads(done.stdout)
+    assert result["faults"] == [] and done.returncode == 0
+    assert result["num_kills"] == 100 and result["num_lives"] >= 50
