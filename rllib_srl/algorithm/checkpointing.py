@@ -4,7 +4,7 @@
                   learner_group/learner/rl_module/default_policy/weights.safetensors
                   with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_files.py`)
 
-Restoring syncs the restored weights to every engine and resets the memory to the snapshot's journal position.
+Restoring syncs the restored weights to every engine and resets the memory to the snapshot.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
 only checkpoints sealed with this user's key; `restore_weights` reads arrays only and accepts any checkpoint.
 """
@@ -47,10 +47,10 @@ from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.payloads import prompt_fields, prompt_of
-from rllib_srl.replay.place import JOURNALS
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
+from rllib_srl.storage.memory_directory import MEMORY
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.types import Prompt
@@ -160,7 +160,7 @@ class SavedAlgorithm(Algorithm):
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
             if self.config.is_sharded:  # RLlib reads the full state from one learner
                 self.learners.gather(self.config.sync_timeout_s)
-            own["snapshot"] = str(Path(self.logdir) / JOURNALS / f"state_{uuid.uuid4().hex[:12]}")
+            own["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")
             self.memory.snapshot(Path(own["snapshot"]))
         return {**super().get_state(*args, **kwargs), "srl": own}
 

@@ -33,8 +33,7 @@ from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.hooks import detector_of
 from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.metrics import by_domain
-from rllib_srl.replay.realised import age_counts, counts_of, shares_of, visit_counts
+from rllib_srl.replay.metrics import age_counts, by_domain, counts_of, shares_of, visit_counts
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.batches import MAX_SHOWN_ANSWERS, RunnerBatch
 from rllib_srl.storage.disk import append

@@ -59,7 +59,6 @@ from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.history import Policy
-from rllib_srl.replay.place import journals_of
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
@@ -67,6 +66,7 @@ from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.loss_watch import LossWatch
 from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
+from rllib_srl.storage.memory_directory import memory_directory
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync
@@ -98,7 +98,8 @@ class SRL(SavedAlgorithm):
         """Start runners, learners and memory; verify that each engine holds the learner's weights."""
         if self.config.checkpoint_every:
             make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
-        self._journals = journals_of(Path(self.logdir), self.config.replay_settings().local_directory)  # likewise
+        local = self.config.replay_settings().local_directory
+        self._memory_directory = memory_directory(Path(self.logdir), local)  # likewise
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         try:
             self._start(config)
@@ -167,7 +168,7 @@ class SRL(SavedAlgorithm):
     def _start_memory(self, model_dir: Path) -> ReplayClient:
         return ReplayClient.start(
             self.config.replay_settings(),
-            directory=self._journals,
+            directory=self._memory_directory,
             seed=int(np.random.SeedSequence([self.seed, sum(b"memory")]).generate_state(1)[0]),
             run=uuid.uuid4().hex[:12],
             model_dir=model_dir,

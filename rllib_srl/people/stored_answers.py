@@ -1,4 +1,4 @@
-"""Read the answers in the memory of a run, live or finished, from a copy of its journals.
+"""Read the answers in the memory of a run, live or finished, from a copy of its database.
 
     with StoredAnswers.of_run(directory, decode) as answers:
         for answer in answers.newest_first(): ...
@@ -49,7 +49,7 @@ class StoredAnswers:
         """Yield the answers of a run.
 
         Raises:
-            NotARun: the directory has no memory of a run; a checkpoint and a journal have no ratings of their own.
+            NotARun: the directory has no memory of a run; a checkpoint and a database have no ratings of their own.
             StoreError: the memory cannot be read.
         """
         check_run(directory)

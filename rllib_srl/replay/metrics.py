@@ -1,10 +1,17 @@
-"""Names of a buffer's counts, and its metrics by domain."""
+"""The memory's metrics: counts of a buffer by name and domain, realised fractions of replay, visits of an iteration.
+
+Fractions are counted in three units, because each can hide a shift that another shows:
+    prompts played (revisits cost generation)    groups trained on ("signal")    their loss tokens (what trains)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from rllib_srl.replay.admission.admission import Reason
+from rllib_srl.replay.visits import Visit
+from rllib_srl.types import GroupMeta
 
 REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
 COUNTS = (
@@ -14,6 +21,10 @@ COUNTS = (
     *("num_rated", "num_rehearsed", "num_reviews_of_nothing"),
 )
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
+
+ORIGINS = ("fresh", "revisit", "reuse")
+TIMINGS = ("new", "early", "on_time", "late")
+AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
 def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:
@@ -40,3 +51,50 @@ def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
             domain, _, name = metric.removeprefix("domains/").rpartition("/")
             found.setdefault(domain, {})[name] = value
     return found
+
+
+def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
+    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens.
+
+    Args:
+        groups: played and drawn groups.
+        trained: groups of the batch, parts of groups included.
+    """
+    units = ("groups", "signal", "tokens", "generated")
+    counts: Counter[str] = Counter({f"num_{unit}_{origin}": 0 for unit in units for origin in ORIGINS})
+    for name, of_tokens, metas in (("groups", "generated", groups), ("signal", "tokens", trained)):
+        for group in metas:
+            counts[f"num_{name}_{group.origin}"] += 1
+            counts[f"num_{of_tokens}_{group.origin}"] += int(group.num_loss_tokens_G.sum())
+    return counts
+
+
+def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return revisit / (fresh + revisit) and reuse / (fresh + revisit + reuse) of counts over any period, in each unit.
+
+    They are nan where nothing was counted.
+    """
+    fractions = {}
+    for unit, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
+        fresh, revisit, reuse = (counts.get(f"num_{unit}_{origin}", 0) for origin in ORIGINS)
+        played, everything = fresh + revisit, fresh + revisit + reuse
+        fractions[f"revisit_share_{name}"] = revisit / played if played else float("nan")
+        fractions[f"reuse_share_{name}"] = reuse / everything if everything else float("nan")
+    return fractions
+
+
+def visit_counts(visits: Iterable[Visit]) -> Counter[str]:
+    """Count graded visits by timing, and lapses."""
+    counts: Counter[str] = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
+    for visit in visits:
+        counts[f"num_visits_{visit.timing}"] += bool(visit.grade)
+        counts["num_lapses"] += visit.is_lapse
+    return counts
+
+
+def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
+    """Count reused groups by age in iterations, in bins up to 1, 2, 4, ..., 32, and above."""
+    ages = [now - int(group.group_id.split(".", 1)[0]) for group in reused]  # an id begins with the iteration of play
+    bins = zip((0, *AGES), AGES)
+    counts = {f"reuse_age_to_{high}": sum(low < age <= high for age in ages) for low, high in bins}
+    return counts | {"reuse_age_above": sum(age > AGES[-1] for age in ages)}

@@ -100,7 +100,7 @@ class Visit:
     history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON types, for the journal."""
+        """Return JSON types, for the store."""
         lists = {name: list(getattr(self, name)) for name in ("without_loss", "history")}
         return {**vars(self), **lists}
 

@@ -129,7 +129,7 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
 
 
 OF_THE_CARD = {"diversity_device"}  # tests/replay/test_neighbours.py, test_gpus.py
-OF_THE_PLACE = {"local_directory"}  # tests/replay/test_place.py, test_memory_resume.py
+OF_THE_PLACE = {"local_directory"}  # tests/storage/test_memory_directory.py, test_memory_resume.py
 OF_RETENTION = {"retain", "retain_answers", "retain_top_k", "retain_window"}  # tests/algorithm/test_retention.py
 ELSEWHERE = {*OF_THE_CARD, *OF_THE_PLACE, *OF_RETENTION}
 ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *ELSEWHERE, "timeout_s", "reuse_coeff"}

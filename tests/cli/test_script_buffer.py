@@ -15,6 +15,7 @@ import yaml
 
 from rllib_srl.cli import memory as script
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.payloads import decode
 from rllib_srl.types import Group, Prompt
 from tests.flat_settings import grouped
 from tests.small_buffer import cells, said
@@ -68,7 +69,7 @@ def run(random_llama_dir, tmp_path_factory, ray_here) -> Run:
         run.prompts[prompt.key], run.recall[prompt.key] = prompt, recall
         run.rows[prompt.key] = buffer.tables.items[slot].copy()
         for at in buffer.tables.groups_of(slot):
-            group = buffer.ledger.payloads.get(int(buffer.tables.groups[at]["seq"]))
+            group = decode(buffer.store.payload(int(buffer.tables.groups[at]["seq"])))
             run.groups[group.group_id] = group
     run.stats = SRLReplayBuffer.stats(buffer, ITERATIONS)
     algo.save_to_path(str(run.directory / "checkpoint_000014"))

@@ -104,11 +104,11 @@ def test_the_item_is_graded_by_the_mean_of_its_ratings(buffer, ratings, is_binar
 def test_the_same_ratings_again_change_nothing(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     first = apply(buffer, rated(group, {0: 1.0}), request="1.ratings")
-    seq, reps = buffer.tables.header.next_group_seq, int(item(buffer)["reps"])
+    seq, reps = buffer.tables.next_group_seq, int(item(buffer)["reps"])
     assert apply(buffer, rated(group, {0: 1.0}), request="1.ratings") == first  # the same call
     nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
     assert apply(buffer, rated(group, {0: 1.0}), position=2) == nothing  # another call
-    assert (seq, reps) == (buffer.tables.header.next_group_seq, item(buffer)["reps"])
+    assert (seq, reps) == (buffer.tables.next_group_seq, item(buffer)["reps"])
 
 
 def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_is_stale(buffer):
@@ -292,13 +292,6 @@ def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snaps
     assert apply(buffer, rated(group, {0: 0.5}), position=7)["num_changed"] == 1
     assert stored(buffer)[0].rewards_G.tolist() == [0.5, 0, 0, 0]
     buffer.check_valid()
-    buffer.close()
-
-
-def test_a_journal_without_ratings_is_as_before(tmp_path):
-    buffer = by_hand(tmp_path)
-    buffer.add([a_group(0, (0, 1), 1)], 1)
-    assert "rated" not in buffer.store.read().state and "rated" not in buffer._state()
     buffer.close()
 
 

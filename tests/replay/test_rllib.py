@@ -165,7 +165,7 @@ def test_embeddings_come_by_group_and_go_to_items(open_buffer):
     vectors = [{"1.0": np.ones((4, 8), np.float32)}, {"1.2": np.eye(4, 8, dtype=np.float32), "9.9": np.ones((4, 8))}]
     keys = {group.group_id: group.prompt.key for group in groups}
     assert buffer.embed_groups(vectors, keys, 1, "1.embed") == 2
-    store = buffer.store
+    store = buffer.tables
     has_vector = [bool(store.items[store.slot_of(int(g.prompt.key, 16))]["has_vector"]) for g in groups]
     assert has_vector == [True, False, True]
 

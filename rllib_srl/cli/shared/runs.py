@@ -28,7 +28,6 @@ from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.common.import_paths import functions_in, with_file_names
-from rllib_srl.replay.place import JOURNALS
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,
@@ -40,6 +39,7 @@ from rllib_srl.storage.checkpoints import (
     verify_sealed,
 )
 from rllib_srl.storage.disk import writing
+from rllib_srl.storage.memory_directory import MEMORY
 
 SETTINGS_FILE = "settings.yaml"
 FIXED = ("env", "env_config", "worlds", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
@@ -112,7 +112,7 @@ def resume_or_restart(out: Path) -> Path | None:
     """
     if checkpoints_in(out):
         return out
-    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, JOURNALS, PREFIX + "*", "events.out.tfevents.*")
+    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
     found = sorted(path for pattern in patterns for path in out.glob(pattern))
     if found:
         aside = out / SET_ASIDE

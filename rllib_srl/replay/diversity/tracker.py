@@ -33,7 +33,7 @@ class Measured:
 
 
 class DiversityTracker:
-    """The embedder and the vectors of a buffer. Invariant: after a commit, they are exactly those of the journal."""
+    """The embedder and the vectors of a buffer. Invariant: after a commit, they are exactly those of the store."""
 
     def __init__(self, embedding: str, model_dir: Path | None, device: str) -> None:
         """Create a tracker without vectors.

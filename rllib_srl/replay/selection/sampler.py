@@ -266,7 +266,7 @@ class Draws:
 
 
 class DrawnAnswer(NamedTuple):
-    """The journal's answer to a draw for reuse; one entry a group."""
+    """The stored answer to a draw for reuse; one entry a group."""
 
     seqs: list[int]
     weights: list[float]

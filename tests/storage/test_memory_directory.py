@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_srl.replay.place import JOURNALS, journals_of
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.storage.memory_directory import MEMORY, memory_directory
 
 
 @pytest.fixture
@@ -14,44 +14,44 @@ def run(tmp_path):
 
 
 def test_without_a_local_directory_they_lie_in_the_run_and_nothing_is_made(run):
-    assert journals_of(run, None) == run / "replay"
+    assert memory_directory(run, None) == run / "replay"
     assert not run.exists()
 
 
 def test_a_local_directory_is_private_and_found_again_by_the_link(run, tmp_path):
     local = tmp_path / "disk" / "srl"
-    first = journals_of(run, str(local))
-    assert (first.parent, (run / JOURNALS).resolve()) == (local, first)
+    first = memory_directory(run, str(local))
+    assert (first.parent, (run / MEMORY).resolve()) == (local, first)
     assert first.stat().st_mode & 0o777 == 0o700
     (first / "memory.db").touch()
-    assert journals_of(run, str(local)) == first and (run / "replay/memory.db").is_file()
-    assert [path.name for path in run.iterdir()] == [JOURNALS]
+    assert memory_directory(run, str(local)) == first and (run / "replay/memory.db").is_file()
+    assert [path.name for path in run.iterdir()] == [MEMORY]
 
 
 def test_two_runs_have_directories_of_their_own(tmp_path):
-    made = {journals_of(tmp_path / name, str(tmp_path / "disk")) for name in ("one", "other")}
+    made = {memory_directory(tmp_path / name, str(tmp_path / "disk")) for name in ("one", "other")}
     assert len(made) == 2
 
 
 def test_on_another_machine_the_link_is_replaced(run, tmp_path):
     local = str(tmp_path / "disk")
-    first = journals_of(run, local)
+    first = memory_directory(run, local)
     first.rmdir()
-    second = journals_of(run, local)
-    assert second != first and second.is_dir() and (run / JOURNALS).resolve() == second
+    second = memory_directory(run, local)
+    assert second != first and second.is_dir() and (run / MEMORY).resolve() == second
 
 
 def test_another_local_directory_is_used_and_the_earlier_one_kept(run, tmp_path):
-    first = journals_of(run, str(tmp_path / "disk"))
-    second = journals_of(run, str(tmp_path / "other"))
-    assert (second.parent, (run / JOURNALS).resolve()) == (tmp_path / "other", second)
+    first = memory_directory(run, str(tmp_path / "disk"))
+    second = memory_directory(run, str(tmp_path / "other"))
+    assert (second.parent, (run / MEMORY).resolve()) == (tmp_path / "other", second)
     assert first.is_dir()
 
 
 def test_a_run_set_aside_shares_nothing_with_the_next(run, tmp_path):
-    first = journals_of(run, str(tmp_path / "disk"))
-    (run / JOURNALS).rename(run / "aside")
-    assert journals_of(run, str(tmp_path / "disk")) != first
+    first = memory_directory(run, str(tmp_path / "disk"))
+    (run / MEMORY).rename(run / "aside")
+    assert memory_directory(run, str(tmp_path / "disk")) != first
     assert (run / "aside").resolve() == first
 
 

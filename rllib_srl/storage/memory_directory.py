@@ -1,10 +1,10 @@
-"""Where the journal of a run lies: in the run's directory, or on a local disk to which a link in it points.
+"""Where the memory of a run lies: in the run's directory, or on a local disk to which a link in it points.
 
     OUT/replay/memory.db                           without a local directory
     OUT/replay --> LOCAL/3f2a.../memory.db         with one: OUT may lie on a network file system
 
 SQLite's log needs the shared memory of one machine, which network file systems do not give. With a local directory only
-the checkpoints' snapshots go to OUT. A run that continues on the same machine finds its journal by the link. On another
+the checkpoints' snapshots go to OUT. A run that continues on the same machine finds its memory by the link. On another
 machine the link leads nowhere: a new directory is made there, and the snapshot of the checkpoint fills it.
 """
 
@@ -13,37 +13,37 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-JOURNALS = "replay"  # path within the directory of a run
+MEMORY = "replay"  # path within the directory of a run
 
 
-def journals_of(run: Path, local: str | None) -> Path:
-    """Return the directory of a run's journals; with `local` it is made there, and the run gets a link to it.
+def memory_directory(run: Path, local: str | None) -> Path:
+    """Return the directory of a run's memory; with `local` it is made there, and the run gets a link to it.
 
     Args:
         run: directory of the run.
-        local: parent of the directory, on a local disk; None: the journals lie in `run`.
+        local: parent of the directory, on a local disk; None: it lies in `run`.
 
     Raises:
-        ValueError: the journals lie in `run`, or in a local directory that is not here, and `local` says otherwise; or
+        ValueError: the memory lies in `run`, or in a local directory that is not here, and `local` says otherwise; or
             it cannot be written to.
     """
-    link = run / JOURNALS
+    link = run / MEMORY
     if local is None:
         if link.is_symlink() and not link.exists():
             raise ValueError(
-                f"replay_local_directory = None, and the memory's journal is at {link.readlink()}, which does not "
+                f"replay_local_directory = None, and the memory is at {link.readlink()}, which does not "
                 "exist on this machine; expected a local directory, as at the start of the run"
             )
         return link
     if link.exists() and not link.is_symlink():
         raise ValueError(
-            f"replay_local_directory = {local!r}, and the memory's journal is in {link}; expected None, as at the "
+            f"replay_local_directory = {local!r}, and the memory is in {link}; expected None, as at the "
             "start of the run"
         )
     if link.exists() and link.resolve().parent == Path(local).resolve():
         return link.resolve()
     made = Path(local) / uuid.uuid4().hex
-    scratch = run / f"{JOURNALS}.{made.name}"
+    scratch = run / f"{MEMORY}.{made.name}"
     try:
         made.mkdir(parents=True, mode=0o700)
         run.mkdir(parents=True, exist_ok=True)
