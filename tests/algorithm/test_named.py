@@ -66,3 +66,9 @@ def test_an_unknown_name_is_one_line():
         SRLConfig().update_from_dict({"replay": 7})
     with pytest.raises(SettingsError, match="algorithm = 'ppo'; expected one of 'grpo', 'dapo', 'spo', 'srl'"):
         given_settings(train.parse(["--algorithm", "ppo"]))
+
+
+def test_settings_of_a_config_object_are_taken_as_they_are():
+    """RLlib passes configs themselves, which have methods of these names."""
+    config = SRLConfig().environment("compare").training(group_size=5)
+    assert SRLConfig().update_from_dict(config).group_size == 5
