@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.people.lineage.conversations import Conversation, Tokens
 
 EVIL = "<script>alert(1)</script>"
@@ -28,9 +29,9 @@ def about(verdict: dict[str, str]) -> dict[str, object]:
 
 def write_served(directory: Path) -> None:
     """Write versions 1 (superseded), 2 (active) and 3 (rejected), and four conversations, two of them rated."""
-    place = Place(directory)
-    place.settle(FIXED)
-    stores = Stores(place)
+    served = ServedDirectory(directory)
+    served.fix_settings(FIXED)
+    stores = Stores(served)
 
     def fill() -> None:
         log, rate, lineage = stores.conversations.log, stores.ratings.rate, stores.lineage

@@ -18,7 +18,8 @@ from rllib_srl.cli.dashboard.served.app import make_served_app
 from rllib_srl.cli.dashboard.served.sections import SECTIONS
 from rllib_srl.cli.dashboard.served.views import ServedViews
 from rllib_srl.cli.serving.job import write_json
-from rllib_srl.cli.serving.place import SERVER, Place, Stores
+from rllib_srl.cli.serving.served_directory import SERVER, ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.people.lineage.versions import VERSIONS, Lineage
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from tests.cli.served_model import EVIL, conversation, write_served
@@ -103,7 +104,7 @@ def test_conversations_come_newest_first_with_search_and_pages(page: TestClient,
     text = text_of(page.get("/conversations").text)
     assert "chatcmpl-0003; answered by version 2; ended as stop; not trained on: sampled with temperature = 0.2" in text
     assert "answered by version 0, the model that was given" in text and "2 What is &" not in text
-    stores = Stores(Place(served))
+    stores = Stores(ServedDirectory(served))
     stores.now(lambda: [stores.conversations.log(conversation(n, f"Question {n}")) for n in range(100, 340)])
     stores.close()
     assert page.get("/pulse?tab=conversations").json()["versions"] == {"conversations": "244"}
@@ -131,13 +132,13 @@ def test_no_text_becomes_markup(page: TestClient) -> None:
 
 
 def test_a_directory_that_was_never_started_is_a_page_and_no_file(tmp_path: Path) -> None:
-    place = Place(tmp_path / "served")
-    place.settle({"model": "small"})
-    with client_of(place.directory) as client:
+    served = ServedDirectory(tmp_path / "served")
+    served.fix_settings({"model": "small"})
+    with client_of(served.path) as client:
         assert "the model that was given" in client.get("/").text and client.get("/training").status_code == 200
         assert "Nothing has been asked yet." in client.get("/conversations").text
         assert client.post("/conversations", data=RATE).status_code == 404
-    assert os.listdir(place.directory) == ["settings.json"]
+    assert os.listdir(served.path) == ["settings.json"]
 
 
 # --- writing
@@ -147,8 +148,8 @@ def test_answers_are_rated_changed_and_taken_back(page: TestClient, served: Path
     for value in ("good", "good", "5", "none"):  # a second click changes nothing
         answer = page.post("/conversations", data={**RATE, "q": "red", "value": value}, follow_redirects=False)
         assert answer.status_code == 303 and ratings(served)["chatcmpl-0004"] == (value, "ann")
-        place = "/conversations?q=red&opened=chatcmpl-0004#chatcmpl-0004"
-        assert answer.headers["location"] == place
+        location = "/conversations?q=red&opened=chatcmpl-0004#chatcmpl-0004"
+        assert answer.headers["location"] == location
         pressed = re.findall(r'value="(\w+)" aria-pressed="true"', page.get("/conversations?q=red").text)
         assert pressed == ([value] if value != "none" else [])
     with RatingStore(served / RATINGS) as store:
@@ -216,10 +217,10 @@ def test_a_running_server_rolls_back_and_pauses(tmp_path: Path) -> None:
 
     async def look() -> None:
         async with served_with(tmp_path) as parts:
-            stores, place = parts.stores, parts.place
-            (place.directory / "token").write_text(GATEWAY_TOKEN)
+            stores, served = parts.stores, parts.served
+            (served.path / "token").write_text(GATEWAY_TOKEN)
             url = str(parts.client.base_url.join("/v1"))
-            write_json(place.directory / SERVER, {"url": url, "pid": os.getpid()})
+            write_json(served.path / SERVER, {"url": url, "pid": os.getpid()})
 
             def fill() -> None:
                 stores.lineage.begin({"a/0": "good"}, {})
@@ -228,8 +229,8 @@ def test_a_running_server_rolls_back_and_pauses(tmp_path: Path) -> None:
 
             await stores.run(fill)
             parts.serving.number = 1
-            with place.locked():
-                await asyncio.to_thread(click, place.directory)
+            with served.locked():
+                await asyncio.to_thread(click, served.path)
             assert parts.training.is_paused is False and parts.serving.number == 0
 
     def click(directory: Path) -> None:

@@ -77,10 +77,10 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     """
     from rllib_srl.cli.dashboard.access import Access
     from rllib_srl.cli.dashboard.live_run import check_is_run
-    from rllib_srl.cli.serving.place import Place
+    from rllib_srl.cli.serving.served_directory import ServedDirectory
     from rllib_srl.envs.agents.web import Server, listen
 
-    is_served = Place(arguments.directory).is_one
+    is_served = ServedDirectory(arguments.directory).exists
     if not is_served:
         check_is_run(arguments.directory)
     listening = listen(arguments.host, arguments.port)

@@ -29,8 +29,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.serving.adapter import AdapterError
-from rllib_srl.cli.serving.place import MOST_NAMED, Stores
+from rllib_srl.cli.serving.served_directory import MOST_NAMED
 from rllib_srl.cli.serving.serving import NotReady, Serving
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError

@@ -17,8 +17,8 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from rllib_srl.cli.serving.place import Stores
 from rllib_srl.cli.serving.serving import NotReady, Serving
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
@@ -45,7 +45,7 @@ class SelfLabels:
         """Prepare.
 
         Args:
-            stores: of the place.
+            stores: of the served model.
             serving: answers.
             training: while it is paused, nothing is sampled.
             usual: how answers are sampled.

@@ -30,9 +30,10 @@ from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
-from rllib_srl.cli.serving.place import SERVER, TOKEN, Place, Stores
 from rllib_srl.cli.serving.self_label import SelfLabels
+from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.trainer.trainer import Examiner
 from rllib_srl.cli.serving.training import SEED, Training
 from rllib_srl.cli.serving.translation import Sampling
@@ -134,38 +135,38 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
     return settings, keep
 
 
-async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> int:
+async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir: Path) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     settings, keep = training_of(arguments)
-    fixed = place.settings()
+    fixed = served.settings()
     tokenizer = load_tokenizer(model_dir)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
-    server = VLLMServer(model_dir, fixed["context"], fixed["rank"], place.log, has_template)
+    server = VLLMServer(model_dir, fixed["context"], fixed["rank"], served.log, has_template)
     most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP
     usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, torch.cuda.is_available())
-    stores = Stores(place, arguments.scheme)
+    stores = Stores(served, arguments.scheme)
     if arguments.self_label and "good" not in VALUES[stores.ratings.scheme]:
         stores.close()
         raise ValueError(f"--self-label rates good and bad, and --scheme {stores.ratings.scheme} has neither")
-    serving = Serving(server, place, stores, lambda is_busy: training.on_busy(is_busy))
-    training = Training(place, stores, serving, settings, keep, arguments.train_after)
-    gateway = Gateway(place.token(), serving, stores, training, usual)
-    address = place.directory / SERVER
+    serving = Serving(server, served, stores, lambda is_busy: training.on_busy(is_busy))
+    training = Training(served, stores, serving, settings, keep, arguments.train_after)
+    gateway = Gateway(served.token(), serving, stores, training, usual)
+    address = served.path / SERVER
     address.unlink(missing_ok=True)  # of one that was killed
     try:
         async with Server(gateway.app, listen("127.0.0.1", arguments.port), STOP_TIMEOUT_S) as http:
             print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
-            with _explained(place):
+            with _explained(served):
                 await serving.start()
             url = f"http://127.0.0.1:{http.port}/v1"
             write_json(address, {"url": url, "pid": os.getpid()})
-            print(f"serving {url}  version {serving.number}  token in {place.directory / TOKEN}", flush=True)
+            print(f"serving {url}  version {serving.number}  token in {served.path / TOKEN}", flush=True)
             votes = SelfLabels(stores, serving, training, usual, arguments.self_label, arguments.self_label_after)
             try:
-                return await _until_stopped(place, serving, training, votes if arguments.self_label else None)
+                return await _until_stopped(served, serving, training, votes if arguments.self_label else None)
             finally:
                 address.unlink(missing_ok=True)
     finally:
@@ -175,7 +176,7 @@ async def run(arguments: argparse.Namespace, place: Place, model_dir: Path) -> i
 
 
 @contextmanager
-def _explained(place: Place) -> Iterator[None]:
+def _explained(served: ServedDirectory) -> Iterator[None]:
     """Say what to do if the active version fails its check as the engine starts, or starts again.
 
     Raises:
@@ -184,21 +185,23 @@ def _explained(place: Place) -> Iterator[None]:
     try:
         yield
     except (AdapterError, WeightSyncError) as error:
-        how = f"go back to its parent: srl versions {place.directory} --rollback"
+        how = f"go back to its parent: srl versions {served.path} --rollback"
         raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
 
 
-async def _watched(place: Place, serving: Serving) -> None:
-    with _explained(place):
+async def _watched(served: ServedDirectory, serving: Serving) -> None:
+    with _explained(served):
         await serving.watch()
 
 
-async def _until_stopped(place: Place, serving: Serving, training: Training, votes: SelfLabels | None = None) -> int:
+async def _until_stopped(
+    served: ServedDirectory, serving: Serving, training: Training, votes: SelfLabels | None = None
+) -> int:
     """Train, vote and watch the engine; return 0 after SIGINT or SIGTERM."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    doing = [training.run(), _watched(place, serving), stopped.wait(), *([votes.run()] if votes else [])]
+    doing = [training.run(), _watched(served, serving), stopped.wait(), *([votes.run()] if votes else [])]
     tasks = [asyncio.create_task(one) for one in doing]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -221,11 +224,11 @@ def serve(arguments: argparse.Namespace) -> int:
     Examiner(Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, []))  # its errors, now
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
-    place = Place(arguments.out)
+    served = ServedDirectory(arguments.out)
     fixed = {"model": str(model_dir.absolute()), "rank": arguments.rank, "context": context}
-    place.settle({**fixed, "temperature": arguments.temperature})
-    with place.locked():
-        return asyncio.run(run(arguments, place, model_dir))
+    served.fix_settings({**fixed, "temperature": arguments.temperature})
+    with served.locked():
+        return asyncio.run(run(arguments, served, model_dir))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.canary import check, continuations
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.sync import WeightSyncError
@@ -38,16 +39,18 @@ class NotReady(RuntimeError):
 class Serving:
     """The version that answers. Invariant: `number` was verified on the engine that is running, while `is_ready`."""
 
-    def __init__(self, server: VLLMServer, place: Place, stores: Stores, on_busy: Callable[[bool], None]) -> None:
+    def __init__(
+        self, server: VLLMServer, served: ServedDirectory, stores: Stores, on_busy: Callable[[bool], None]
+    ) -> None:
         """Serve with an engine.
 
         Args:
             server: not started.
-            place: of the files.
-            stores: of the place.
+            served: directory of the model.
+            stores: of the served model.
             on_busy: called with whether any answer is under way, when that changes.
         """
-        self.server, self._place, self._stores, self._on_busy = server, place, stores, on_busy
+        self.server, self._served, self._stores, self._on_busy = server, served, stores, on_busy
         self.number, self.is_ready, self.num_restarts = 0, False, 0
         self._under_way: Counter[int] = Counter()
         self._changing = asyncio.Lock()
@@ -149,7 +152,7 @@ class Serving:
     async def _start_again(self) -> None:
         self.num_restarts += 1
         if self.num_restarts > MAX_RESTARTS:
-            raise ServerError(f"vLLM's server ended {self.num_restarts} times; its log is {self._place.log}")
+            raise ServerError(f"vLLM's server ended {self.num_restarts} times; its log is {self._served.log}")
         logger.warning("vLLM's server has ended; it is started again")
         await self.server.stop()
         try:
@@ -159,7 +162,7 @@ class Serving:
 
     async def _verified(self, version: Version) -> CanaryGap:
         """Load a version and compare it with what its trainer computed; on failure it is not loaded."""
-        directory = self._place.version(version.number)
+        directory = self._served.version(version.number)
         await asyncio.to_thread(adapter.verify, directory, version.files)
         expected = continuations(adapter.read_json(directory / adapter.CANARY))
         await self.server.load(name_of(version.number), directory)

@@ -21,8 +21,9 @@ from typing import Any
 
 from rllib_srl.cli.serving.adapter import AdapterError, Kinds, checksums, read_object
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTokens, TrainingSettings
-from rllib_srl.cli.serving.place import SETTINGS, Place, Stores
+from rllib_srl.cli.serving.served_directory import SETTINGS, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.trainer.process import start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
@@ -50,7 +51,7 @@ class Training:
 
     def __init__(
         self,
-        place: Place,
+        served: ServedDirectory,
         stores: Stores,
         serving: Serving,
         settings: TrainingSettings,
@@ -60,14 +61,14 @@ class Training:
         """Prepare.
 
         Args:
-            place: of the model.
-            stores: of the place.
+            served: its directory.
+            stores: of the served model.
             serving: pushes what passes.
             settings: of every version.
             keep: domains that must not be lost.
             after: number of new ratings that start a version; 0: no training.
         """
-        self._place, self._stores, self._serving = place, stores, serving
+        self._served, self._stores, self._serving = served, stores, serving
         self._settings, self._keep, self._after = settings, list(keep), after
         self._process: subprocess.Popen[bytes] | None = None
         self._version: Version | None = None
@@ -177,7 +178,7 @@ class Training:
 
     async def _job(self, version: Version) -> Job:
         stores = self._stores
-        fixed = await asyncio.to_thread(read_object, self._place.directory / SETTINGS, _OF_SETTINGS)
+        fixed = await asyncio.to_thread(read_object, self._served.path / SETTINGS, _OF_SETTINGS)
         uses = await stores.run(stores.lineage.uses, version.number)
         found = await stores.run(stores.conversations.trainable, [name.rpartition("/")[0] for name in uses])
         rewards = {one.answer.group_id: one.reward for one in await stores.run(stores.ratings.all)}
@@ -186,7 +187,7 @@ class Training:
             for one in found
             if (tokens := one.tokens) is not None and (reward := rewards[one.id]) is not None
         ]
-        parent = str(self._place.version(version.parent)) if version.parent else ""
+        parent = str(self._served.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
         neutral = neutral_reward(stores.ratings.scheme)
         return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral)
@@ -197,7 +198,7 @@ class Training:
             return
         if await self._is_stale(version):
             return
-        directory = self._place.version(version.number)
+        directory = self._served.version(version.number)
         directory.mkdir(parents=True, exist_ok=True)
         try:
             job = await self._job(version)
@@ -222,7 +223,7 @@ class Training:
     async def _ended(self, status: int) -> None:
         version = self._version
         assert version is not None
-        directory = self._place.version(version.number)
+        directory = self._served.version(version.number)
         self._process = None
         if status != 0:
             last = await asyncio.to_thread(_last_line, directory / LOG)
@@ -302,7 +303,7 @@ class Training:
         await self._stores.run(self._stores.lineage.reject, version.number, reason, metrics, is_stale)
         self._version = None if self._version and self._version.number == version.number else self._version
         self._too_few_at = -1 if is_stale else self._too_few_at
-        await asyncio.to_thread(shutil.rmtree, self._place.version(version.number), True)
+        await asyncio.to_thread(shutil.rmtree, self._served.version(version.number), True)
 
     async def status(self) -> dict[str, Any]:
         """Return what training does at present."""
@@ -323,7 +324,7 @@ class Training:
         Raises:
             AdapterError: the file of the trainer is damaged; the next slice writes it anew.
         """
-        path = self._place.version(number) / PROGRESS
+        path = self._served.version(number) / PROGRESS
         if not path.exists():
             return {"done": 0, "of": None}
         progress = await asyncio.to_thread(read_object, path, _OF_PROGRESS)

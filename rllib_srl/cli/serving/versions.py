@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.serving.client import asked
-from rllib_srl.cli.serving.place import MOST_NAMED, InUse, Place, PlaceError, Stores
+from rllib_srl.cli.serving.served_directory import MOST_NAMED, DirectoryError, InUse, ServedDirectory, ask
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
 
@@ -39,15 +39,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def versions(arguments: argparse.Namespace) -> int:
     """Do what the flags say."""
-    place = Place(arguments.directory)
-    if not place.is_one:
-        raise PlaceError(f"{arguments.directory} is no served model; expected a directory of srl serve")
+    served = ServedDirectory(arguments.directory)
+    if not served.exists:
+        raise DirectoryError(f"{arguments.directory} is no served model; expected a directory of srl serve")
     if arguments.reason and not arguments.rollback:
-        raise PlaceError("--reason is for --rollback")
+        raise DirectoryError("--reason is for --rollback")
     if arguments.rollback:
-        print(printable(str(roll_back(place, arguments.reason or "rolled back by hand"))))
+        print(printable(str(roll_back(served, arguments.reason or "rolled back by hand"))))
         return 0
-    stores = Stores(place)
+    stores = Stores(served)
     try:
         rows = listed(stores)
     finally:
@@ -113,22 +113,24 @@ class Rollback:
         return f"version {self.before} was rolled back; version {self.after} is active; {text}"
 
 
-def roll_back(place: Place, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S) -> Rollback:
+def roll_back(
+    served: ServedDirectory, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S
+) -> Rollback:
     """Roll back, through the server if one runs.
 
     Args:
-        place: of the model.
+        served: its directory.
         reason: why.
         number: of the version that is meant; None: the active one.
         timeout_s: for the server; answers of the version that goes may take long to end.
 
     Raises:
         RuntimeError: the lineage or the server refuses; the message says why.
-        PlaceError: the server refuses, or cannot be asked.
+        DirectoryError: the server refuses, or cannot be asked.
     """
     try:
-        with place.locked():
-            stores = Stores(place)
+        with served.locked():
+            stores = Stores(served)
             try:
                 before, after = stores.now(lambda: stores.lineage.roll_back(reason, number))
                 withdrawn = stores.now(lambda: stores.lineage.withdrawn_by(before))
@@ -140,7 +142,7 @@ def roll_back(place: Place, reason: str, number: int | None = None, timeout_s: f
                 stores.close()
     except InUse:  # a server holds the directory
         body = {"reason": reason, **({} if number is None else {"version": number})}
-        found = asked(place, "/rollback", timeout_s, body)
+        found = ask(served, "/rollback", timeout_s, body)
         num, named = found["num_withdrawn_ratings"], found["withdrawn_ratings"]
         return Rollback(found["rolled_back"], found["active"], num, named)
     return Rollback(before, after, len(withdrawn), withdrawn[:MOST_NAMED])

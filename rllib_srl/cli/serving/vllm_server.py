@@ -109,7 +109,7 @@ class VLLMServer:
             raise ServerError(f"the path {socket} of a socket has {len(os.fsencode(socket))} bytes; {least}")
         if not self._has_template:
             template.write_text(PLAIN_TEMPLATE, encoding="utf-8")
-        command = [sys.executable, "-m", "rllib_srl.cli.serving.kept", str(os.getpid())]
+        command = [sys.executable, "-m", "rllib_srl.cli.serving.end_with_owner", str(os.getpid())]
         command += self._command(socket, template)
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}

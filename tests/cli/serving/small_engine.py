@@ -15,8 +15,9 @@ from starlette.routing import Route
 
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import TrainingSettings
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
@@ -122,9 +123,9 @@ class SmallEngine(VLLMServer):
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, stores, serving, training, place, port, client):
+    def __init__(self, engine, stores, serving, training, served, port, client):
         self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
-        self.place, self.port, self.client = place, port, client
+        self.served, self.port, self.client = served, port, client
 
     def ask(self, question="Which?", token=TOKEN, **more):
         return self.send("POST", "/v1/chat/completions", token, json=chat_of(question, **more))
@@ -143,19 +144,19 @@ class Parts:
 
 @asynccontextmanager
 async def served_with(directory, after=0, shows_tools=False, scheme=""):
-    place = Place(directory / "served")
-    place.settle(FIXED)
-    stores, engine = Stores(place, scheme), SmallEngine(directory / "e.sock")
+    served = ServedDirectory(directory / "served")
+    served.fix_settings(FIXED)
+    stores, engine = Stores(served, scheme), SmallEngine(directory / "e.sock")
     parts = []
-    serving = Serving(engine, place, stores, lambda is_busy: parts[0].on_busy(is_busy))
-    parts.append(training := Training(place, stores, serving, TrainingSettings(), [], after))
+    serving = Serving(engine, served, stores, lambda is_busy: parts[0].on_busy(is_busy))
+    parts.append(training := Training(served, stores, serving, TrainingSettings(), [], after))
     gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, (), (), shows_tools, False))
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
         async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=60) as client:
             await serving.start()
-            yield Parts(engine, stores, serving, training, place, http.port, client)
+            yield Parts(engine, stores, serving, training, served, http.port, client)
     finally:
         await engine.stop()
         stores.close()

@@ -26,7 +26,7 @@ def run(directory, body, **how):
 
 async def paused(parts):
     """Serve until training is paused; return its error and what the server says about it."""
-    serving = asyncio.create_task(_until_stopped(parts.place, parts.serving, parts.training))
+    serving = asyncio.create_task(_until_stopped(parts.served, parts.serving, parts.training))
     while not parts.training.is_paused and not serving.done():
         await asyncio.sleep(0.02)
     assert not serving.done()
@@ -55,7 +55,7 @@ def test_damaged_settings_pause_training_with_the_reason(tmp_path, text, said):
     async def body(parts):
         name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="good")
-        (parts.place.directory / "settings.json").write_text(text)
+        (parts.served.path / "settings.json").write_text(text)
         error, status = await paused(parts)
         assert error.startswith("version 1: starting the trainer failed 3 times, ") and said in error
         assert status["error"] == error and status["version"] == 1

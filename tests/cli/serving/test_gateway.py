@@ -41,7 +41,7 @@ async def candidate(parts, uses):
     """Store a candidate with files that have the right checksums."""
     lineage = parts.stores.lineage
     version = await parts.stores.run(lineage.begin, uses, {})
-    directory = parts.place.version(version.number)
+    directory = parts.served.version(version.number)
     directory.mkdir(parents=True)
     for name in adapter.FILES:
         (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
@@ -73,7 +73,7 @@ def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
         assert logged.answer == " 93" and logged.finish_reason == "stop"
         (sent,) = parts.engine.bodies
         assert sent["model"] == "v0" and sent["temperature"] == 1.0 and sent["return_token_ids"] is True
-        assert os.stat(parts.place.directory / "conversations.db").st_mode & 0o777 == 0o600
+        assert os.stat(parts.served.path / "conversations.db").st_mode & 0o777 == 0o600
 
     run(tmp_path, body)
 
@@ -342,9 +342,9 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
         version = await parts.stores.run(lineage.version, 2)
         assert (version.state, version.parent, version.reason) == ("rejected", 1, f"{reason}; drift: KL 2")
         assert version.metrics["changes"] == {"compare": change} and version.files == {}
-        while parts.place.version(2).exists():
+        while parts.served.version(2).exists():
             await asyncio.sleep(0.01)
-        assert sorted(one.name for one in parts.place.version(1).iterdir()) == sorted(adapter.FILES)
+        assert sorted(one.name for one in parts.served.version(1).iterdir()) == sorted(adapter.FILES)
         assert parts.engine.loaded == ["v1"] and not parts.training.is_paused
         assert (await parts.ask()).headers["X-SRL-Version"] == "1"
         assert await parts.stores.run(parts.stores.free_ratings) == {}  # used up, unless it is changed
@@ -386,7 +386,7 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
             await asyncio.sleep(0.01)
         version = await parts.stores.run(lineage.version, 2)
         assert version.parent == 0 and await parts.stores.run(lineage.uses, 2) == uses
-        job = Job.read(parts.place.version(2))
+        job = Job.read(parts.served.version(2))
         assert {one.id: (one.version, one.reward) for one in job.answers} == {names[0]: (1, 0.0), names[1]: (1, 0.25)}
         assert all((one.ids, one.logps) == ([5, 6], [-0.5, -0.25]) for one in job.answers)
         task.cancel()
@@ -399,7 +399,7 @@ def test_no_answer_comes_from_a_version_that_fails_its_check(tmp_path, how):
     async def body(parts):
         version = await candidate(parts, {"a/0": "good"})
         if how == "checksum":
-            (parts.place.version(1) / adapter.WEIGHTS).write_text("changed")
+            (parts.served.version(1) / adapter.WEIGHTS).write_text("changed")
         parts.engine.canary_shift = 0.5
         with pytest.raises(AdapterError if how == "checksum" else WeightSyncError):
             await parts.serving.push(version)
@@ -506,7 +506,7 @@ def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends_the_s
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
         parts.engine.is_dead, parts.engine.loaded, parts.engine.canary_shift = True, [], 0.5
         with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
-            await _until_stopped(parts.place, parts.serving, parts.training)
+            await _until_stopped(parts.served, parts.serving, parts.training)
         assert (await parts.ask()).status_code == 503
 
     run(tmp_path, body)
@@ -527,8 +527,8 @@ def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_ratin
     async def body(parts):
         lineage, training = parts.stores.lineage, parts.training
         training._version = await parts.stores.run(lineage.begin, {"a/0": "good"}, {})
-        parts.place.version(1).mkdir(parents=True)
-        (parts.place.version(1) / "train.log").write_text("started\nDiskFull: disk full\n\n")
+        parts.served.version(1).mkdir(parents=True)
+        (parts.served.version(1) / "train.log").write_text("started\nDiskFull: disk full\n\n")
         for is_paused in (False, False, True):
             await training._ended(1)
             assert training.is_paused == is_paused

@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
-from rllib_srl.cli.serving.place import Place, Stores
 from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.serve import parse, training_of
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.envs.agents.web import Refusal
 from scripts.evening import Served, comparison_of
@@ -160,7 +161,7 @@ def test_a_real_server_rates_by_majority_and_trains_on_it(tmp_path):
                 time.sleep(0.5)
         finally:
             served.stop()
-    stores = Stores(Place(tmp_path / "served"))
+    stores = Stores(ServedDirectory(tmp_path / "served"))
     rated = {one.answer.group_id: one for one in stores.now(stores.ratings.all)}
     firsts = {name.partition("-s")[0] for name in rated}
     assert len(rated) >= 8 and {one.rater for one in rated.values()} == {"majority"} and firsts <= set(answers)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.versions import main
 from tests.cli.served_model import FIXED
 
 
 def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
-    place = Place(tmp_path / "served")
-    place.settle(FIXED)
-    stores = Stores(place)
+    served = ServedDirectory(tmp_path / "served")
+    served.fix_settings(FIXED)
+    stores = Stores(served)
     change = {"before": 0.5, "after": 0.75}
 
     def fill():
@@ -22,8 +23,8 @@ def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypat
     stores.now(fill)
     stores.close()
     reason = "rude \u001b[2J\u202e\nversion 7 is active"
-    assert main([str(place.directory), "--rollback", "--reason", reason]) == 0
-    assert main([str(place.directory)]) == 0
+    assert main([str(served.path), "--rollback", "--reason", reason]) == 0
+    assert main([str(served.path)]) == 0
     said, shown = capsys.readouterr().out.split("\n", 1)
     assert said.endswith("1 rating is withdrawn: c0\\x1b[2J/0")
     (row,) = [line for line in shown.split("\n") if line.split()[:1] == ["1"]]
@@ -34,5 +35,5 @@ def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypat
         raise RuntimeError("the server said \u001b[2J")
 
     monkeypatch.setattr("rllib_srl.cli.serving.versions.roll_back", refuse)
-    assert main([str(place.directory), "--rollback"]) == 1
+    assert main([str(served.path), "--rollback"]) == 1
     assert capsys.readouterr().err == "error: the server said \\x1b[2J\n"

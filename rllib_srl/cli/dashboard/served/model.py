@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rllib_srl.cli.serving.client import NoServer, asked
 from rllib_srl.cli.serving.gateway import MAX_NAME, rating_of
-from rllib_srl.cli.serving.place import Place, PlaceError, Stores
+from rllib_srl.cli.serving.served_directory import DirectoryError, NoServer, ServedDirectory, ask
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.versions import listed, roll_back
 from rllib_srl.people.lineage.conversations import CONVERSATIONS, Conversation, Hits
 from rllib_srl.people.lineage.versions import VERSIONS, Version
@@ -42,7 +42,7 @@ class ServedModel:
         """
         if len(rater) > MAX_NAME:
             raise ValueError(f"--rater has {len(rater)} characters; expected at most {MAX_NAME}")
-        self.place, self._rater = Place(directory), rater
+        self.served, self._rater = ServedDirectory(directory), rater
         self._stores: Stores | None = None
         self._asked_at = -PAUSE_S
         self.status: Mapping[str, Any] = {}  # of the server; {} if none answers
@@ -56,10 +56,10 @@ class ServedModel:
             return
         self.status, self.why_no_status = {}, ""
         try:
-            self.status = asked(self.place, "/status", STATUS_TIMEOUT_S)
+            self.status = ask(self.served, "/status", STATUS_TIMEOUT_S)
         except NoServer:
             self.why_no_status = NO_SERVER
-        except PlaceError as error:
+        except DirectoryError as error:
             self.why_no_status = str(error)
         self._asked_at = time.monotonic()
 
@@ -126,7 +126,7 @@ class ServedModel:
 
     def roll_back(self, number: int, reason: str) -> str:
         """Roll a version back if it is the active one, as `srl versions --rollback` does; return what was done."""
-        done = roll_back(self.place, reason, number, ACTION_TIMEOUT_S)
+        done = roll_back(self.served, reason, number, ACTION_TIMEOUT_S)
         self._asked_at = -PAUSE_S
         return f"{str(done).capitalize()}."
 
@@ -134,13 +134,13 @@ class ServedModel:
         """Pause or continue training; return what was done.
 
         Raises:
-            PlaceError: no server runs, or it does not answer.
+            DirectoryError: no server runs, or it does not answer.
         """
         try:
-            found = asked(self.place, "/training", ACTION_TIMEOUT_S, {"paused": is_paused})
+            found = ask(self.served, "/training", ACTION_TIMEOUT_S, {"paused": is_paused})
         except NoServer:
             word = "pause" if is_paused else "continue"
-            raise PlaceError(f"{NO_SERVER}, so there is no training to {word}; srl serve starts both") from None
+            raise DirectoryError(f"{NO_SERVER}, so there is no training to {word}; srl serve starts both") from None
         self._asked_at = -PAUSE_S
         return "Training is paused." if found["is_paused"] else "Training goes on."
 
@@ -155,9 +155,9 @@ class ServedModel:
     def _opened(self) -> Stores | None:
         """Return the stores, None before the first start of the server."""
         if self._stores is None:
-            if not all((self.place.directory / name).is_file() for name in (CONVERSATIONS, RATINGS, VERSIONS)):
+            if not all((self.served.path / name).is_file() for name in (CONVERSATIONS, RATINGS, VERSIONS)):
                 return None
-            self._stores = Stores(self.place)
+            self._stores = Stores(self.served)
         return self._stores
 
     def _read(self, work: Callable[[Stores], T], without: T) -> T:

@@ -1,7 +1,7 @@
-"""Keep the standing of ratings: the newest value of each answer, which ratings are free, which versions are stale.
+"""The three stores of a served model, in one thread, and what follows from them: free ratings and stale versions.
 
-    standing.free()     answer id -> value: can be trained on, and were not yet
-    standing.stale()    version -> number of its ratings that have changed since
+    await stores.run(stores.free_ratings)        answer id -> value: can be trained on, and were not yet
+    await stores.run(stores.stale_versions)      version -> number of its ratings that have changed since
 
 A call reads what has changed since the last one: the changed ratings, and all that the versions have used if a version
 has changed its state, which is seldom. Without a change it reads two numbers. Other processes may write meanwhile.
@@ -10,13 +10,79 @@ A conversation is logged before it is rated, and is trainable or not for good.
 
 from __future__ import annotations
 
-from rllib_srl.people.lineage.conversations import ConversationStore
-from rllib_srl.people.lineage.versions import Lineage
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.people.lineage.conversations import CONVERSATIONS, ConversationStore
+from rllib_srl.people.lineage.versions import VERSIONS, Lineage
 from rllib_srl.people.rating import TAKEN_BACK
-from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.people.rating_store import RATINGS, RatingStore
+
+Result = TypeVar("Result")
 
 
-class Standing:
+class Stores:
+    """The three stores of a served model, used from one thread, so that the event loop never waits for a disk."""
+
+    def __init__(self, served: ServedDirectory, scheme: str = "") -> None:
+        """Open the stores.
+
+        Args:
+            served: the directory.
+            scheme: of the ratings; "" for that of the ratings so far.
+
+        Raises:
+            ValueError: there are ratings of another scheme.
+            RuntimeError: one of them is damaged.
+        """
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stores")
+        self._served, self._scheme = served, scheme
+        try:
+            self._thread.submit(self._open).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def _open(self) -> None:
+        directory = self._served.path
+        self.conversations = ConversationStore(directory / CONVERSATIONS)
+        self.ratings = RatingStore(directory / RATINGS, self._scheme)
+        self.lineage = Lineage(directory / VERSIONS)
+        self._state = RatingState(self.conversations, self.ratings, self.lineage)
+
+    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a function in the thread of the stores."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def now(self, function: Callable[[], Result]) -> Result:
+        """Run a function in the thread of the stores and wait, outside of an event loop."""
+        return self._thread.submit(function).result()
+
+    def close(self) -> None:
+        """Close the stores, after what is under way."""
+        for store in (self.conversations, self.ratings, self.lineage):
+            self._thread.submit(store.close).result()
+        self._thread.shutdown()
+
+    # --- what needs more than one of them; call with `run` -----------------------------------------
+
+    def free_ratings(self) -> dict[str, str]:
+        """Return the ratings that can be trained on and were not yet: answer id -> value."""
+        return self._state.free()
+
+    def ratings_today(self) -> dict[str, str]:
+        """Return the newest rating of every answer that was ever rated: answer id -> value."""
+        return self._state.today()
+
+    def stale_versions(self) -> dict[int, int]:
+        """Return how many ratings of each version have changed since; versions without such are left out."""
+        return self._state.stale()
+
+
+class RatingState:
     """What follows from the three stores. Invariant: after `_read` it is as if all of them had been read anew.
 
     It belongs to the thread of the stores.

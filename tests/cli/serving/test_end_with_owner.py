@@ -11,7 +11,8 @@ from tests.waiting import wait_until
 
 OWNER = """
 import os, subprocess, sys, time
-command = [sys.executable, "-m", "rllib_srl.cli.serving.kept", str(os.getpid()), sys.executable, "-c", sys.argv[1]]
+command = [sys.executable, "-m", "rllib_srl.cli.serving.end_with_owner", str(os.getpid())]
+command += [sys.executable, "-c", sys.argv[1]]
 subprocess.Popen(command, start_new_session=True)
 time.sleep(60)
 """

@@ -6,22 +6,23 @@ import random
 
 import pytest
 
-from rllib_srl.cli.serving.place import Place, Stores
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.people.lineage.conversations import Conversation, Tokens
 from rllib_srl.storage.private_database import PrivateDatabase
 from tests.cli.served_model import FIXED
 
 
 @pytest.fixture
-def place(tmp_path):
-    place = Place(tmp_path / "served")
-    place.settle(FIXED)
-    return place
+def served(tmp_path):
+    served = ServedDirectory(tmp_path / "served")
+    served.fix_settings(FIXED)
+    return served
 
 
 @pytest.fixture
-def stores(place):
-    opened = Stores(place)
+def stores(served):
+    opened = Stores(served)
     yield opened
     opened.close()
 
@@ -84,9 +85,9 @@ def change(stores, rng, answers):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_histories_agree_with_reading_all(place, stores, seed):
+def test_random_histories_agree_with_reading_all(served, stores, seed):
     """Half of the changes are those of another process; the values agree in order, too."""
-    other, rng, answers, seen = Stores(place), random.Random(seed), [], set()
+    other, rng, answers, seen = Stores(served), random.Random(seed), [], set()
     twin = Twin(stores)
     for _ in range(250):
         who = rng.choice([stores, other])

@@ -1,6 +1,6 @@
 """Run a program and end it, with all that it has started, when the owner of this process is gone.
 
-    python -m rllib_srl.cli.serving.kept OWNER PROGRAM ...       in a process group of its own
+    python -m rllib_srl.cli.serving.end_with_owner OWNER PROGRAM ...       in a process group of its own
 
 vLLM's server starts processes that outlive it when it is killed. This one stays beside it: the kernel sends it a signal
 when its owner ends, however that ends, and it ends the whole group. SIGTERM is left to the program.

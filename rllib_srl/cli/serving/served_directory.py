@@ -1,0 +1,158 @@
+"""The directory of a served model: its files, who may use it, and questions to the server that runs in it.
+
+    DIR/  settings.json   model, rank, temperature, context: they hold for all versions
+          token           of the HTTP interface
+          server.json     address of the server that is running
+          lock            held while it runs
+          conversations.db  ratings.db  versions.db  versions/0001/...  engine.log
+
+    ask(served, "/status", 5)                                what its server says
+    ask(served, "/rollback", 900, {"reason": "it is rude"})  what it did
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from rllib_srl.cli.serving.adapter import AdapterError, read_json
+from rllib_srl.cli.serving.job import write_json
+
+SETTINGS, SERVER, TOKEN, LOCK, LOG = "settings.json", "server.json", "token", "lock", "engine.log"
+MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback is reached without a proxy
+AGAIN = "try again in a minute"
+
+
+class DirectoryError(ValueError):
+    """The directory cannot be used; the message says why."""
+
+
+class InUse(DirectoryError):
+    """Another process holds the directory."""
+
+
+class NoServer(DirectoryError):
+    """No server is ready in the directory."""
+
+
+class ServedDirectory:
+    """The directory of one served model. Invariant: it is readable by its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        """Use a directory, which need not exist."""
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        """Return whether the directory is that of a served model."""
+        return (self.path / SETTINGS).is_file()
+
+    @property
+    def log(self) -> Path:
+        """Return the log file of the engine."""
+        return self.path / LOG
+
+    def version(self, number: int) -> Path:
+        """Return the directory of a version."""
+        return self.path / "versions" / f"{number:04d}"
+
+    def fix_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings that hold for all versions, or check that they are those of before.
+
+        Raises:
+            DirectoryError: a setting differs, or the directory holds something else.
+        """
+        if not self.exists:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise DirectoryError(f"--out {self.path} is not empty; expected a new directory, or one of srl serve")
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_json(self.path / SETTINGS, dict(settings))
+        before = self.settings()
+        for name, value in settings.items():
+            if before.get(name) != value:
+                raise DirectoryError(
+                    f"{name} = {value}; expected {before.get(name)}, as --out {self.path} has been served before"
+                )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that hold for all versions."""
+        return dict(read_json(self.path / SETTINGS))
+
+    def token(self) -> str:
+        """Return the token, made when it is first asked for."""
+        path = self.path / TOKEN
+        if not path.exists():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        found = path.read_text().strip()
+        if len(found) < 16:
+            raise DirectoryError(f"{path} has {len(found)} characters; expected a token of at least 16")
+        return found
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory: one server, or one command that changes it.
+
+        Raises:
+            InUse: another process holds it.
+        """
+        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InUse(f"{self.path} is in use by another srl serve") from error
+            yield
+
+
+def address_of(served: ServedDirectory) -> str:
+    """Return the address of the server that runs.
+
+    Raises:
+        NoServer: none is ready.
+    """
+    try:
+        found = read_json(served.path / SERVER)
+        os.kill(int(found["pid"]), 0)
+        return str(found["url"])
+    except (AdapterError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
+        raise NoServer(f"the server is starting, or none runs; {AGAIN}") from None
+
+
+def ask(served: ServedDirectory, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the server's answer to a GET, or with a body to a POST.
+
+    Raises:
+        NoServer: no server is ready.
+        DirectoryError: it refuses, or does not answer; the message says why.
+    """
+    url = address_of(served) + path
+    headers = {"Authorization": f"Bearer {served.token()}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, headers)
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            return dict(json.load(response))
+    except urllib.error.HTTPError as error:
+        raise DirectoryError(_message_of(error)) from error
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise DirectoryError(f"the server at {url} did not answer as expected ({reason}); {AGAIN}") from error
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    with error:
+        try:
+            return str(json.load(error)["error"]["message"])
+        except (ValueError, KeyError, TypeError, OSError):
+            return f"the server answered with status {error.code}"
