@@ -30,7 +30,7 @@ from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimat
 from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
-from rllib_srl.replay.admission.hooks import detector_of
+from rllib_srl.replay.admission.admission import detector_of
 from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.metrics import age_counts, by_domain, counts_of, shares_of, visit_counts

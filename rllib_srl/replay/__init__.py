@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllib_srl.replay.admission.hooks import Refusal
+    from rllib_srl.replay.admission.admission import Refusal
     from rllib_srl.replay.buffer import SRLReplayBuffer
     from rllib_srl.replay.settings import ReplaySettings
 

@@ -16,7 +16,7 @@ the memory is loaded again from the store.
 
 A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
 names get no loss. A group with too few valid episodes grades nothing. Both count in the history of their prompt, with
-an item or without (`replay/history.py`). A broken group (`admission.fault_of`) is ignored: its numbers never reach a
+an item or without (`replay/history.py`). A broken group (`admission.malformed`) is ignored: its numbers never reach a
 row.
 """
 
@@ -33,8 +33,7 @@ import numpy as np
 
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
-from rllib_srl.replay.admission.admission import SHARED, AdmissionSettings, Nearest, admit, fault_of
-from rllib_srl.replay.admission.hooks import Refusal
+from rllib_srl.replay.admission.admission import Nearest, Refusal, admit, malformed
 from rllib_srl.replay.diversity.measures import diversity
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured
 from rllib_srl.replay.history import (
@@ -150,9 +149,6 @@ class SRLReplayBuffer:
         self.settings = settings = (settings or ReplaySettings(**kwargs)).checked()
         if not settings.is_on:
             raise ValueError("capacity must be >= 1, got 0; use a run without a memory instead")
-        self._admission = AdmissionSettings(**{name: getattr(settings, name) for name in SHARED})
-        if faults := self._admission.faults():
-            raise ValueError("admission: " + "; ".join(faults))
         if decode is None and model_dir is not None and settings.admit:
             decode = decoder_of(model_dir)
         if decode is None and settings.admit:
@@ -327,11 +323,10 @@ class SRLReplayBuffer:
         """Take in groups of distinct prompts, in order."""
         entries = [_Entry(group) for group in groups]
         for entry in entries:
-            if (fault := fault_of(entry.group)) is None:
+            entry.refusal = malformed(entry.group)
+            if entry.refusal is None:
                 entry.facts = facts_of(entry.group, self.settings.pass_reward)
                 entry.slot = self.tables.slot_of(key_of(entry.group.prompt))
-            else:
-                entry.refusal = Refusal(fault.value, tuple(range(entry.group.size)))
         whole = [(entry, entry.facts) for entry in entries if entry.facts is not None]
         if self.tracker is not None:
             slots = [-1 if entry.slot is None else entry.slot for entry, _ in whole]
@@ -382,7 +377,7 @@ class SRLReplayBuffer:
             other, similarity = entry.measured.nearest
             if not self.tracker.is_gone(other):
                 nearest = Nearest(self.tables.prompt_of(other).key, similarity)
-        refusal = admit(entry.group, self._admission, nearest=nearest, decode=self._decode, is_checked=True)
+        refusal = admit(entry.group, self.settings, nearest, self._decode)
         if refusal is not None or entry.slot is None:
             return refusal
         for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much

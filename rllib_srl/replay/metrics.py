@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rllib_srl.replay.admission.admission import Reason
+from rllib_srl.replay.admission.admission import REASONS
 from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
 
-REASONS = (*(reason.value for reason in Reason), "duplicate", "ungraded")
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced", "num_targets_replaced"),

@@ -26,7 +26,7 @@ DIVERSITY_ON = ("interval", "draw")
 @cache
 def rules() -> dict[str, Rules[Any]]:
     """Return setting -> the table of the rules that it chooses from."""
-    from rllib_srl.replay.admission.hooks import ADMISSIONS
+    from rllib_srl.replay.admission.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
     from rllib_srl.replay.on_group import ON_GROUP
     from rllib_srl.replay.schedule.grading import GRADES
@@ -68,7 +68,7 @@ def _fault_of_domains(value: Any) -> str:
 
 
 def _fault_of_hooks(value: Any) -> str:
-    from rllib_srl.replay.admission.hooks import fault_of_names
+    from rllib_srl.replay.admission.admission import fault_of_names
 
     return fault_of_names(value)
 
@@ -387,7 +387,7 @@ def register_rules(settings: ReplaySettings, given: Mapping[str, Any]) -> None:
 
 def _chosen(settings: ReplaySettings, name: str) -> tuple[Any, ...]:
     """Return the rules that a setting names."""
-    from rllib_srl.replay.admission.hooks import names_of
+    from rllib_srl.replay.admission.admission import names_of
 
     value = getattr(settings, name)
     return names_of(value) if name == "admit" else (value,)

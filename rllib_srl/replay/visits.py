@@ -89,7 +89,7 @@ class Visit:
 
     group_id: str
     key: str
-    refused: str = ""  # a reason of `admission.Reason` or of a hook, or "ungraded" (too few valid episodes)
+    refused: str = ""  # one of `admission.REASONS`, or the reason of a hook
     without_loss: tuple[int, ...] = ()  # episodes that are not trained on
     is_new: bool = False  # the item did not exist before
     timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date

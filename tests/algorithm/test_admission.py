@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.shard import fetched
-from rllib_srl.replay.admission import hooks
-from rllib_srl.replay.admission.hooks import AdmissionError, Refusal
+from rllib_srl.replay.admission import admission
+from rllib_srl.replay.admission.admission import AdmissionError, Refusal
 from rllib_srl.types import GroupMeta
 from tests.small_memory import go, memory_config, weights_of
 
@@ -87,7 +87,7 @@ def test_weights_are_those_of_a_run_in_which_the_refused_episodes_had_no_loss(co
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "line"), [(failing, "raised KeyError: 'x'"), (hanging, "no answer within 0.5 s")])
 def test_a_hook_that_fails_or_hangs_ends_the_run_with_its_name(config, build, monkeypatch, hook, line):
-    monkeypatch.setattr(hooks, "TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr(admission, "TIME_LIMIT_S", 0.5)
     algo = build(admitting(config, f"{__name__}:{hook.__name__}"))
     with pytest.raises(AdmissionError, match=f"replay_admit = '{__name__}:{hook.__name__}', group 1.0: {line}"):
         algo.train()

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.admission.hooks import ADMISSIONS
+from rllib_srl.replay.admission.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.metrics import REASONS
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
 
 SECRET = "AKIAQWERTYUIOPASDFGH"

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from rllib_srl.replay.admission.hooks import ADMISSIONS, Refusal
+from rllib_srl.replay.admission.admission import ADMISSIONS, Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder

@@ -6,169 +6,248 @@
       too_few          no episode
       bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
       invalid          another invariant of `Group` is broken
-      secret           the policy wrote a secret in these episodes: the hook "secrets" of `hooks.py`
+      secret           the policy wrote a secret in these episodes: the hook "secrets"
       <reason>         of a user's own hook
     not stored, trained on
       too_long         an episode has more than `max_episode_tokens` tokens, prompt included
       degenerate       more than half of the episodes are one repeated token or a loop
       near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
+      duplicate        the item has a group of the same tokens (`buffer.py`, as the next)
+      ungraded         too few valid episodes for a new item
 
 Why half: one degenerate episode among good ones is an ordinary failure, and its low reward is useful signal. If most
 episodes are degenerate, the policy has collapsed on this prompt, and training would only compare collapsed episodes.
+
+    hook(group, decode) -> Refusal(reason, episodes, train) | None       decode: token ids -> text
+    ADMISSIONS["mine"] = hook, or an import path "module:function"       the setting `replay_admit`
+
+Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises, returns
+something else or takes longer than `TIME_LIMIT_S` ends the run with an error that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from rllib_srl.common.setting_checks import is_integer, is_number
-from rllib_srl.replay.admission.hooks import Decode, Refusal, fault_of_names, names_of, refusal_by
+from rllib_srl.common.rules import Rules
+from rllib_srl.replay.admission.secrets import Detector, detect, detect_credentials, secret_episodes
 from rllib_srl.types import Group
 
+MALFORMED = ("too_few", "bad_logp", "invalid")
+REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "near_duplicate", "duplicate", "ungraded")
+TIME_LIMIT_S = 10.0  # of a user's hook, for one group
+MIN_TOKENS = 32  # policy-written tokens below which an episode is too short to be judged degenerate
+MAX_PERIOD = 64  # longest period of a loop, in tokens
 _MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
+_MIN_REPEATS = 3  # of a loop: a phrase written twice may be emphasis
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
-
-class Reason(str, Enum):
-    """Reasons to refuse a group beside those of users' hooks; see the module's table."""
-
-    TOO_FEW = "too_few"
-    BAD_LOGP = "bad_logp"
-    INVALID = "invalid"
-    TOO_LONG = "too_long"
-    DEGENERATE = "degenerate"
-    NEAR_DUPLICATE = "near_duplicate"
-    SECRET = "secret"
-
-
-MALFORMED = (Reason.TOO_FEW.value, Reason.BAD_LOGP.value, Reason.INVALID.value)
-_LENGTH = "an integer of at least 1, or None"
-# Settings of the memory of the same names.
-SHARED = ("max_episode_tokens", "degenerate_share", "near_duplicate", "admit")
+Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
-class AdmissionSettings:
-    """Settings of the admission checks; None disables a check. Invariant: `faults` is empty for settings in use."""
+class Refusal:
+    """Why a group is not stored, and which of its episodes get no loss."""
 
-    max_episode_tokens: int | None = None  # of the whole stream, prompt included
-    degenerate_share: float | None = 0.5  # largest share of one token or loop in an episode's policy tokens
-    min_degenerate_tokens: int = 32  # policy-written tokens below which an episode is too short to judge
-    max_loop_period: int = 64  # longest period that is searched, in tokens
-    near_duplicate: float | None = None  # cosine
-    admit: str | tuple[str, ...] | None = "secrets"  # names of hooks, see `hooks.py`
+    reason: str  # lower case, as in "word_list"; counted as num_refused_<reason>
+    episodes: tuple[int, ...] = ()  # those that the reason is about
+    train: bool = False  # whether they are trained on all the same
 
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of range."""
-        ranges: tuple[tuple[str, bool, str], ...] = (
-            ("max_episode_tokens", self.max_episode_tokens is None or is_integer(self.max_episode_tokens, 1), _LENGTH),
-            ("degenerate_share", _is_share(self.degenerate_share), "a number in (0, 1], or None"),
-            ("min_degenerate_tokens", self.min_degenerate_tokens >= 2, "at least 2"),
-            ("max_loop_period", self.max_loop_period >= 1, "at least 1"),
-            ("near_duplicate", _is_share(self.near_duplicate), "a number in (0, 1], or None"),
-        )
-        wrong = {name: f"expected {what}" for name, is_fine, what in ranges if not is_fine}
-        if fault := fault_of_names(self.admit):
-            wrong["admit"] = fault
-        return [f"{name} = {getattr(self, name)!r}; {what}" for name, what in wrong.items()]
+    @property
+    def without_loss(self) -> tuple[int, ...]:
+        """Return the episodes that are not trained on."""
+        return () if self.train else self.episodes
 
 
-@dataclass(frozen=True)
-class Nearest:
+class Nearest(NamedTuple):
     """The stored item whose embedding is closest to the group's."""
 
     key: str  # its prompt's
     similarity: float  # cosine, in [-1, 1]
 
 
-def admit(
-    group: Group,
-    settings: AdmissionSettings,
-    *,
-    nearest: Nearest | None = None,
-    decode: Decode | None = None,
-    is_checked: bool = False,
-) -> Refusal | None:
-    """Run the admission checks on a group, those that keep episodes out of the loss first.
+def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Decode | None = None) -> Refusal | None:
+    """Run the checks on a group, those that keep episodes out of the loss first.
 
     Args:
-        group: played in this run, or foreign.
-        settings: of the checks.
+        group: well-formed, played in this run or foreign.
+        checks: `ReplaySettings`; `admit`, `max_episode_tokens`, `degenerate_share` and `near_duplicate` are read.
         nearest: the closest stored item; an item of the same prompt is not a duplicate but an earlier visit.
-        decode: token ids -> text.
-        is_checked: whether the caller has already run `settings.faults` and `fault_of` without findings.
+        decode: token ids -> text; None only without hooks.
 
     Raises:
-        ValueError: settings out of range, or no `decode` although a hook needs it.
         AdmissionError: a user's hook raised, took too long or returned something else than a refusal.
     """
-    faults = [] if is_checked else settings.faults()
-    names = names_of(settings.admit)
-    if names and decode is None:
-        faults.append(f"decode = None; expected token ids -> text, because admit = {settings.admit!r}")
-    if faults:
-        raise ValueError("admission: " + "; ".join(faults))
-    if not is_checked and (fault := fault_of(group)):
-        return Refusal(fault.value, tuple(range(group.size)))
-    for name in names:
+    for name in names_of(checks.admit):
         assert decode is not None
         if refusal := refusal_by(name, group, decode):
             return refusal
-    reason = _refusal_of(group, settings, nearest)
-    return None if reason is None else Refusal(reason.value, tuple(range(group.size)), train=True)
+    reason = ""
+    if checks.max_episode_tokens is not None and group.lengths_G().max() > checks.max_episode_tokens:
+        reason = "too_long"
+    elif 2 * int(degenerate_G(group, checks.degenerate_share).sum()) > group.size:
+        reason = "degenerate"
+    elif checks.near_duplicate is not None and nearest is not None and nearest.key != group.prompt.key:
+        reason = "near_duplicate" if nearest.similarity >= checks.near_duplicate else ""
+    return Refusal(reason, tuple(range(group.size)), train=True) if reason else None
 
 
-def fault_of(group: Group) -> Reason | None:
-    """Return the reason why a group is malformed ("too_few", "bad_logp" or "invalid"), or None."""
+def malformed(group: Group) -> Refusal | None:
+    """Return the refusal of a group that breaks an invariant of `Group`, or None."""
+    reason = _malformation(group)
+    return Refusal(reason, tuple(range(group.size))) if reason else None
+
+
+def _malformation(group: Group) -> str:
     if group.size < 1:
-        return Reason.TOO_FEW
+        return "too_few"
     if group.loss_mask_N.dtype != bool:  # an integer mask would index tokens 0 and 1
-        return Reason.INVALID
+        return "invalid"
     if len(group.behaviour_logp_N) == len(group.loss_mask_N):
         written = group.behaviour_logp_N[group.loss_mask_N]
         if not (np.isfinite(written) & (written <= _MAX_LOGP)).all():
-            return Reason.BAD_LOGP
+            return "bad_logp"
     try:
         group.check_valid()
     except ValueError:
-        return Reason.INVALID
-    return None
+        return "invalid"
+    return ""
 
 
-def _refusal_of(group: Group, settings: AdmissionSettings, nearest: Nearest | None) -> Reason | None:
-    if settings.max_episode_tokens is not None and group.lengths_G().max() > settings.max_episode_tokens:
-        return Reason.TOO_LONG
-    if settings.degenerate_share is not None and 2 * int(degenerate_G(group, settings).sum()) > group.size:
-        return Reason.DEGENERATE
-    if (
-        settings.near_duplicate is not None
-        and nearest is not None
-        and nearest.key != group.prompt.key
-        and nearest.similarity >= settings.near_duplicate
-    ):
-        return Reason.NEAR_DUPLICATE
-    return None
+# --- hooks ----------------------------------------------------------------------------------------
+
+Hook = Callable[[Group, Decode], Refusal | None]
 
 
-def degenerate_G(group: Group, settings: AdmissionSettings) -> np.ndarray:
-    """Return for each episode whether one token or one loop takes more than `degenerate_share` of the policy's tokens.
+class AdmissionError(ValueError):
+    """A hook raised an exception, took too long, or returned something else than a `Refusal` or None."""
 
-    False for episodes of fewer than `min_degenerate_tokens` policy-written tokens, and for all if the share is None.
+
+def _hook_of(detector: Detector) -> Hook:
+    def secrets(group: Group, decode: Decode) -> Refusal | None:
+        found = secret_episodes(group, decode, detector)
+        return Refusal("secret", found) if found else None
+
+    return secrets
+
+
+DETECTORS: dict[str, Detector] = {"secrets": detect, "credentials": detect_credentials}
+ADMISSIONS: Rules[Hook] = Rules("admit", {name: _hook_of(detector) for name, detector in DETECTORS.items()})
+
+
+def names_of(admit: Any) -> tuple[Any, ...]:
+    """Return the names of hooks in a value of the setting `admit`: one name, a list of them, or None."""
+    if admit is None:
+        return ()
+    return tuple(admit) if isinstance(admit, list | tuple) else (admit,)
+
+
+def fault_of_names(admit: Any) -> str:
+    """Return the error message "expected ..." for a value of the setting `admit`, "" if it is valid."""
+    faults = (fault for name in names_of(admit) if (fault := ADMISSIONS.fault(name)))
+    return next((f"{fault}, a list of these, or None" for fault in faults), "")
+
+
+def detector_of(admit: Any) -> Detector | None:
+    """Return the package's detector by which transcripts are redacted; None if no hook of `admit` is one."""
+    return next((DETECTORS[name] for name in names_of(admit) if name in DETECTORS), None)
+
+
+def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
+    """Return the refusal of a group by a hook.
+
+    Raises:
+        AdmissionError: the hook raised, took longer than `TIME_LIMIT_S`, or returned something else.
+    """
+    hook = ADMISSIONS.get(name) or ADMISSIONS.named(name)
+    if hook is ADMISSIONS.own.get(name):
+        return hook(group, decode)
+    about = f"replay_admit = {name!r}, group {group.group_id}"
+    call = _by_signal if threading.current_thread() is threading.main_thread() else _in_thread
+    try:
+        refusal = call(partial(hook, group, decode))
+    except _TimeUp:
+        raise AdmissionError(f"{about}: no answer within {TIME_LIMIT_S:g} s; expected a faster function") from None
+    except Exception as error:  # of any type: it is a user's function
+        raise AdmissionError(f"{about}: raised {type(error).__name__}: {error}; expected a Refusal or None") from error
+    if refusal is None:
+        return None
+    if not isinstance(refusal, Refusal) or not _REASON.fullmatch(str(refusal.reason)):
+        raise AdmissionError(f"{about}: returned {str(refusal)[:80]}; expected Refusal('lower_case', episodes) or None")
+    if not set(refusal.episodes) <= set(range(group.size)):
+        raise AdmissionError(f"{about}: episodes {refusal.episodes!r}; expected some of 0 to {group.size - 1}")
+    return refusal
+
+
+class _TimeUp(BaseException):
+    """A hook took too long. Not an Exception, which a hook may catch."""
+
+
+def _by_signal(hook: Callable[[], Any]) -> Any:
+    """Call a hook in the main thread; a signal interrupts it, also in a regular expression without end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TimeUp
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT_S)
+    try:
+        return hook()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)  # another timer of the process runs on, up to `TIME_LIMIT_S` late
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _in_thread(hook: Callable[[], Any]) -> Any:
+    """Call a hook in a daemon thread; abandon it on timeout.
+
+    A regular expression holds Python's lock: one that backtracks without end blocks this thread too, until the call to
+    the memory times out.
+    """
+    answers: list[tuple[Any, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            answers.append((hook(), None))
+        except BaseException as error:
+            answers.append((None, error))
+
+    thread = threading.Thread(target=call, name="replay_admit", daemon=True)
+    thread.start()
+    thread.join(TIME_LIMIT_S)
+    if not answers:
+        raise _TimeUp
+    answer, error = answers[0]
+    if error is not None:
+        raise error
+    return answer
+
+
+# --- degenerate episodes --------------------------------------------------------------------------
+
+
+def degenerate_G(group: Group, most: float | None) -> np.ndarray:
+    """Return for each episode whether one token or one loop takes more than a fraction `most` of the policy's tokens.
+
+    False for episodes of fewer than `MIN_TOKENS` policy-written tokens, and for all if `most` is None.
     """
     is_degenerate_G = np.zeros(group.size, bool)
-    if settings.degenerate_share is None:
-        return is_degenerate_G
-    judged_S = np.flatnonzero(group.num_loss_tokens_G() >= settings.min_degenerate_tokens)
+    judged_S = np.flatnonzero(group.num_loss_tokens_G() >= MIN_TOKENS) if most is not None else np.empty(0, np.int64)
     if len(judged_S):
         spans = [slice(group.offsets[g], group.offsets[g + 1]) for g in judged_S]
         streams = [group.token_ids_N[span][group.loss_mask_N[span]] for span in spans]
-        most_S = np.maximum(most_common(streams), longest_loops(streams, settings.max_loop_period))
-        is_degenerate_G[judged_S] = most_S > settings.degenerate_share * np.array([len(ids) for ids in streams])
+        most_S = np.maximum(most_common(streams), longest_loops(streams, MAX_PERIOD))
+        is_degenerate_G[judged_S] = most_S > most * np.array([len(ids) for ids in streams])
     return is_degenerate_G
 
 
@@ -181,9 +260,6 @@ def most_common(streams: Sequence[np.ndarray]) -> np.ndarray:
     last_R = np.flatnonzero((np.diff(ids_N, append=0) != 0) | (np.diff(stream_N, append=-1) != 0))
     np.maximum.at(most_S, stream_N[last_R], np.diff(last_R, prepend=-1))
     return most_S
-
-
-_MIN_REPEATS = 3  # a phrase written twice may be emphasis
 
 
 def longest_loops(streams: Sequence[np.ndarray], max_period: int) -> np.ndarray:
@@ -214,7 +290,3 @@ def longest_loops(streams: Sequence[np.ndarray], max_period: int) -> np.ndarray:
 def _end_to_end(streams: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return all ids concatenated, and the stream number of each."""
     return np.concatenate(streams), np.repeat(np.arange(len(streams)), [len(ids) for ids in streams])
-
-
-def _is_share(value: Any) -> bool:
-    return value is None or (is_number(value) and 0 < value <= 1)
