@@ -9,9 +9,9 @@ What is malformed is answered with 400 and one line that names what was expected
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
@@ -22,12 +22,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
-from rllib_srl.cli.dashboard.page_views import PAGE, PageViews
+from rllib_srl.cli.dashboard.page_views import PAGE, TROUBLES, PageViews
 from rllib_srl.cli.episodes import printable
 from rllib_srl.envs.agents.web import body_of
 from rllib_srl.studies.report.blocks import STYLES, Notice
 from rllib_srl.studies.report.charts import COLOURS, DASHES
 
+T = TypeVar("T")
 LONGEST_TEXT = 200  # characters of a field of a form
 LARGEST_FORM = 8192  # bytes
 
@@ -137,6 +138,15 @@ class Pages:
         page = await self._page("item.html.j2", "none", error.status_code, name="", html=html)
         page.headers.update(error.headers or {})
         return page
+
+    async def _readable(
+        self, work: Callable[[], T], run_in: Callable[[Callable[[], T]], Awaitable[T]] | None = None
+    ) -> T:
+        """Run a function in the thread of the files, or another; files that cannot be read are one message."""
+        try:
+            return await (run_in or self._views.in_files)(work)
+        except TROUBLES as error:
+            raise HTTPException(409, " ".join(str(error).split())) from error
 
     async def _page(self, template: str, tab: str, status: int = 200, **values: Any) -> Response:
         state = await self._views.state()

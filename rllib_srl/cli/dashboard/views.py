@@ -15,16 +15,13 @@ from typing import TypeVar
 
 from rllib_srl.cli.dashboard.live_run import LiveRun
 from rllib_srl.cli.dashboard.memory_view import MemoryView
-from rllib_srl.cli.dashboard.page_views import PageViews, Section
+from rllib_srl.cli.dashboard.page_views import TROUBLES, PageViews, Section
 from rllib_srl.cli.dashboard.rating_desk import RatingDesk
 from rllib_srl.cli.dashboard.sections import SECTIONS, TABS, Sources, item_blocks
-from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.tools.explain import Decode, Found, all_items, turns
-from rllib_srl.studies.report.blocks import Notice, Text
+from rllib_srl.studies.report.blocks import Text
 
 T = TypeVar("T")
-TROUBLES = (StoreError, RatingsError, ValueError, OSError)  # files that cannot be read now; the message says why
 
 
 class Views(PageViews):
@@ -52,12 +49,7 @@ class Views(PageViews):
         self.sources = Sources(LiveRun(directory), memory)
         self._decode = cache(decode)
         self.desk = RatingDesk(directory, memory, self._decode, rater, may_rate)
-        self._files, self._memory = (ThreadPoolExecutor(1, name) for name in ("files", "memory"))
-        self._made: dict[str, tuple[str, str]] = {}  # section -> version and HTML
-
-    async def in_files(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread of the files."""
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+        self._memory = ThreadPoolExecutor(1, "memory")
 
     async def in_memory(self, work: Callable[[], T]) -> T:
         """Run a function in the thread of the memory."""
@@ -88,22 +80,16 @@ class Views(PageViews):
 
     def _part(self, section: Section[Sources]) -> tuple[str, str]:
         run, memory = self.sources.run, self.sources.memory
-        try:
-            if section.of_memory:
-                if memory.exists:
-                    memory.reading()
-                version = f"m{memory.version}"
-            else:
+
+        def version() -> str:
+            if not section.of_memory:
                 run.refresh()
-                version = f"f{run.version}"
-            if (made := self._made.get(section.name)) and made[0] == version:
-                return made
-            html = self.blocks(section.blocks(self.sources))
-        except TROUBLES as error:  # the other parts of the page stay readable
-            version = f"e{hash(str(error))}"
-            html = self.blocks([Notice("This part cannot be read", (" ".join(str(error).split()),), "warn")])
-        self._made[section.name] = version, html
-        return version, html
+                return f"f{run.version}"
+            if memory.exists:
+                memory.reading()
+            return f"m{memory.version}"
+
+        return self.made(section, self.sources, version)
 
     def item(self, key: str) -> tuple[str, str] | None:
         """Return the name and the HTML of an item of the memory, in the memory's thread; None without such an item."""

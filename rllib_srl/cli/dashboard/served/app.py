@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
@@ -23,9 +23,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access
+from rllib_srl.cli.dashboard.page_views import TROUBLES
 from rllib_srl.cli.dashboard.pages import Pages, application, position_in, short_fields
 from rllib_srl.cli.dashboard.served.sections import shown_time
-from rllib_srl.cli.dashboard.served.views import TROUBLES, ServedViews
+from rllib_srl.cli.dashboard.served.views import ServedViews
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.report.run_page import shortened
 from rllib_srl.people.rating import TAKEN_BACK, shown_reward
@@ -33,7 +34,6 @@ from rllib_srl.people.rating import TAKEN_BACK, shown_reward
 MOST_CONVERSATIONS = 20  # on a page
 LONGEST_REASON = 300  # characters
 BRIEF = 100  # characters of a question in the list
-T = TypeVar("T")
 
 
 def make_served_app(views: ServedViews, access: Access) -> Starlette:
@@ -124,13 +124,6 @@ class ServedPages(Pages):
             raise HTTPException(404, f"{name} is no conversation here")
         place = {"before": before} if re.fullmatch(r"[0-9]{1,15}", before) else {}
         return RedirectResponse(f"/conversations?{urlencode({'q': q[:200], **place, 'opened': name})}#{name}", 303)
-
-    async def _readable(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread of the files; what cannot be read is one message."""
-        try:
-            return await self._views.in_files(work)
-        except TROUBLES as error:
-            raise HTTPException(409, " ".join(str(error).split())) from error
 
 
 def _brief(text: Any) -> str:

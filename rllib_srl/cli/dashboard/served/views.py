@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
-from rllib_srl.cli.dashboard.page_views import PageViews, Section
+from rllib_srl.cli.dashboard.page_views import TROUBLES, PageViews, Section
 from rllib_srl.cli.dashboard.served.model import ServedModel
 from rllib_srl.cli.dashboard.served.sections import SECTIONS, TABS
-from rllib_srl.people.lineage.conversations import ConversationsError
-from rllib_srl.people.lineage.versions import LineageError
-from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.studies.report.blocks import Notice
-
-T = TypeVar("T")
-TROUBLES = (LineageError, RatingsError, ConversationsError, ValueError, OSError)  # the message says why
 
 
 class ServedViews(PageViews):
@@ -37,12 +26,6 @@ class ServedViews(PageViews):
         """
         super().__init__(f"Served model {directory.resolve().name}", TABS, SECTIONS, may_rate)
         self.model = ServedModel(directory, rater)
-        self._files = ThreadPoolExecutor(1, "served")
-        self._made: dict[str, tuple[str, str]] = {}  # section -> version and HTML
-
-    async def in_files(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread of the files."""
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
     async def part(self, section: Section[ServedModel]) -> tuple[str, str]:
         """Return the version and the HTML of a section."""
@@ -77,19 +60,13 @@ class ServedViews(PageViews):
         return await self.in_files(look)
 
     def _part(self, section: Section[ServedModel]) -> tuple[str, str]:
-        try:
+        def version() -> str:
             self.model.refresh()
             change = self.model.change()
             seen = change + self.model.said() if section.tab == "training" else change
-            version = hashlib.sha256(seen.encode()).hexdigest()[:16]
-            if (made := self._made.get(section.name)) and made[0] == version:
-                return made
-            html = self.blocks(section.blocks(self.model))
-        except TROUBLES as error:  # the other parts of the page stay readable
-            version = f"e{hash(str(error))}"
-            html = self.blocks([Notice("This part cannot be read", (" ".join(str(error).split()),), "warn")])
-        self._made[section.name] = version, html
-        return version, html
+            return hashlib.sha256(seen.encode()).hexdigest()[:16]
+
+        return self.made(section, self.model, version)
 
     async def close(self) -> None:
         """Close what is open, and end the thread."""

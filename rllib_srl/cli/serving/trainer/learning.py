@@ -118,8 +118,8 @@ class SliceLearner:
     # --- slices on disk --------------------------------------------------------------------------
 
     def _save(self) -> None:
-        place = self._directory / f"{_SLICE}{self.num_done:04d}"
-        scratch = place.with_name(f"{place.name}.new")
+        saved = self._directory / f"{_SLICE}{self.num_done:04d}"
+        scratch = saved.with_name(f"{saved.name}.new")
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         self.write(scratch)
@@ -127,7 +127,7 @@ class SliceLearner:
         torch.save(states, scratch / OPTIMIZER)
         write_json(scratch / METRICS, self.metrics)
         seal(scratch)
-        os.rename(scratch, place)
+        os.rename(scratch, saved)
         for older in self._saved()[1:]:
             shutil.rmtree(older)
 
@@ -137,23 +137,23 @@ class SliceLearner:
 
     def _continue(self) -> int:
         """Load the newest slice that is whole; return its number, 0 without one."""
-        for place in self._saved():
+        for saved in self._saved():
             try:
-                verify_sealed(place)
+                verify_sealed(saved)
             except CheckpointError:  # a kill or a full disk cut it off; an older one may be whole
                 continue
-            read_adapter(self.learner.model, place)
-            states = torch.load(place / OPTIMIZER, weights_only=True)
+            read_adapter(self.learner.model, saved)
+            states = torch.load(saved / OPTIMIZER, weights_only=True)
             for name, one in self.learner._named_optimizers.items():
                 one.load_state_dict(states[name])
-            self.metrics = read_json(place / METRICS)
-            return int(place.name.removeprefix(_SLICE))
+            self.metrics = read_json(saved / METRICS)
+            return int(saved.name.removeprefix(_SLICE))
         return 0
 
     def forget_slices(self) -> None:
         """Delete the saved slices: the version's own files are complete."""
-        for place in self._directory.glob(f"{_SLICE}*"):
-            shutil.rmtree(place)
+        for saved in self._directory.glob(f"{_SLICE}*"):
+            shutil.rmtree(saved)
 
 
 def learner_config(job: Job) -> Any:
