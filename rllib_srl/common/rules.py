@@ -14,13 +14,13 @@ register them again before resuming a run, and use an import path to read the me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from rllib_srl.common.foreign_names import nearest
+from rllib_srl.common.setting_model import Settings
 
 R = TypeVar("R")
 CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
@@ -48,16 +48,19 @@ class Rules(dict[str, R]):
         return self[name] if name in self else _imported(import_path(name))
 
     def make(self, name: Any, parameters: Mapping[str, Any]) -> Any:
-        """Return a rule with its parameters: an instance of a dataclass, or a function, which has none.
+        """Return a rule with its parameters: an instance of a subclass of `Settings`, or a function, which has none.
 
         Raises:
             ValueError: as `named`, a parameter that the rule does not have, or one out of its range.
         """
         rule: Any = self.named(name)
-        known = [field.name for field in fields(rule)] if isinstance(rule, type) and is_dataclass(rule) else []
+        has_parameters = isinstance(rule, type) and issubclass(rule, Settings)
+        known = list(rule.model_fields) if has_parameters else []
         if unknown := sorted(set(parameters) - set(known)):
             expected = f"some of {known}" if known else "none: it has no parameters"
             raise ValueError(f"{self.kind} {name!r} has no parameters {unknown}; expected {expected}")
+        if has_parameters and (faults := rule.faults(parameters)):
+            raise ValueError("; ".join(faults))
         return rule(**parameters) if isinstance(rule, type) else rule
 
     def fault(self, name: Any, without: tuple[str, ...] = ()) -> str:

@@ -13,34 +13,22 @@ Sources: Zheng et al. 2025, arXiv 2506.02177, github.com/Infini-AI-Lab/GRESO; St
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, first
 
 BASE = 0.5  # share of the epochs in which a prompt is played after one silent group
 
 
-@dataclass(frozen=True)
-class GRESO:
+class GRESO(Settings):
     """The most overdue in passes first: elapsed / pass length - 1 - passes to skip.
 
     A pass plays each prompt with probability q = max(.5 ** c, least), c its silent groups in a row, so it lasts
     sum q / num iterations, and P(at least k passes are skipped) = (1 - q) ** k.
     """
 
-    least: float = setting(0.01, "least probability that a pass plays a prompt, in (0, 1]")
-
-    def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            ValueError: it is out of its range.
-        """
-        check_within(self, {"least": (1e-9, 1, "a number in (0, 1]")})
+    least: float = setting(0.01, "least probability that a pass plays a prompt, in (0, 1]", gt=0, le=1)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Take `num` of the candidates."""

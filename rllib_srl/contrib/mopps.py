@@ -11,28 +11,16 @@ Source: Qu et al. 2025, arXiv 2507.04632 (MoPPS).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, first
 
 
-@dataclass(frozen=True)
-class MoPPS:
+class MoPPS(Settings):
     """Thompson sampling of pass rates."""
 
-    target: float = setting(0.5, "pass rate that is preferred, in [0, 1]")
-
-    def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            ValueError: it is out of its range.
-        """
-        check_within(self, {"target": (0, 1, "a number in [0, 1]")})
+    target: float = setting(0.5, "pass rate that is preferred, in [0, 1]", ge=0, le=1)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Take `num` of the candidates."""

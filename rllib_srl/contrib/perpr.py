@@ -9,29 +9,16 @@ Source: Jeong et al. 2024, arXiv 2403.15049 (perplexity replay).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, tempered
 
 
-@dataclass(frozen=True)
-class PerpR:
+class PerpR(Settings):
     """Draw in proportion to exp(mean -log-prob) ** (1 / temperature)."""
 
-    temperature: float = setting(1.0, "of the draws; 0 takes the highest perplexity first")
-
-    def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            ValueError: it is out of its range.
-        """
-        check_within(self, {"temperature": (0, math.inf, "a number of at least 0")})
+    temperature: float = setting(1.0, "of the draws; 0 takes the highest perplexity first", ge=0)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""

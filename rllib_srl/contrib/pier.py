@@ -12,34 +12,19 @@ Source: Luijkx et al. 2025, arXiv 2508.05310 (PIER).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, importance_weights, safe_log, weighted
 
 
-@dataclass(frozen=True)
-class PIER:
+class PIER(Settings):
     """Prioritised replay of demonstrations."""
 
-    weight: float = setting(0.5, "of uncertainty against age, in [0, 1]")
-    base: float = setting(10.0, "base b of the priority, above 1")
-    alpha: float = setting(1.5, "exponent of the priority")
-    beta: float = setting(1.0, "exponent of the importance weights of reused groups, in [0, 1]")
-
-    def __post_init__(self) -> None:
-        """Check the parameters.
-
-        Raises:
-            ValueError: naming every parameter out of its range.
-        """
-        shares = dict.fromkeys(("weight", "beta"), (0, 1, "a number in [0, 1]"))
-        others = {"base": (1 + 1e-9, math.inf, "a number above 1"), "alpha": (0, math.inf, "a number of at least 0")}
-        check_within(self, shares | others)
+    weight: float = setting(0.5, "of uncertainty against age, in [0, 1]", ge=0, le=1)
+    base: float = setting(10.0, "base b of the priority, above 1", gt=1)
+    alpha: float = setting(1.5, "exponent of the priority", ge=0)
+    beta: float = setting(1.0, "exponent of the importance weights of reused groups, in [0, 1]", ge=0, le=1)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""

@@ -12,29 +12,16 @@ Source: Xu and Ding 2025, arXiv 2509.13232 (SPO), prioritised prompt sampling.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.rules import Candidates, weighted
 
 
-@dataclass(frozen=True)
-class SPO:
+class SPO(Settings):
     """Draw in proportion to sqrt(v (1 - v)) + floor."""
 
-    floor: float = setting(0.05, "added to sqrt(v(1 - v)), above 0")
-
-    def __post_init__(self) -> None:
-        """Check the parameter.
-
-        Raises:
-            ValueError: it is out of its range.
-        """
-        check_within(self, {"floor": (1e-9, math.inf, "a number above 0")})
+    floor: float = setting(0.05, "added to sqrt(v(1 - v)), above 0", gt=0)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""

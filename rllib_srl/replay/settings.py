@@ -16,7 +16,6 @@ from pydantic import Field, Strict
 
 from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, setting, where
-from rllib_srl.common.setting_tables import table_of
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
@@ -331,7 +330,7 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
     if not isinstance(rule, str) or rule not in table.own or table.is_users(rule):
         return None
     own = table.own[rule]
-    rows = table_of(own) if isinstance(own, type) else {}
+    rows = own.table() if isinstance(own, type) and issubclass(own, Settings) else {}
     return {name: row for name, row in rows.items() if name != "desired_retention"}
 
 

@@ -62,13 +62,13 @@ def test_settings_are_few():
 
 def test_parameters_reach_the_settings_in_use(config):
     config.training(clip_rule={"name": "dual", "loss_cap": 2.5}, kl={"coeff": 0.1, "estimator": "k2"}, lora=8)
-    config.replay(spacing={"name": "sm2", "maximum_interval": 9.0, "desired_retention": 0.8})
+    config.replay(spacing={"name": "fixed", "interval": 9.0, "desired_retention": 0.8})
     config.replay(selection={"name": "srl", "temperature": 0.0}, diversity={"coeff": 3.0})
     config.planner(objective={"name": "recap", "window": 4}, adapt={"name": "revisit", "rate": 0.2})
     assert faults_of(config) == []
     loss, replay, planner = config.loss_settings(), config.replay_settings(), config.planner_settings()
     assert (loss.clip_rule, loss.dual_clip, loss.kl_coeff, loss.kl_estimator) == ("dual", 2.5, 0.1, "k2")
-    assert (replay.spacing, replay.spacing_config, replay.desired_retention) == ("sm2", {"maximum_interval": 9.0}, 0.8)
+    assert (replay.spacing, replay.spacing_config, replay.desired_retention) == ("fixed", {"interval": 9.0}, 0.8)
     assert replay.diversity_coeff == 3.0
     assert (replay.selection_config, replay.reuse_selection_config) == ({"temperature": 0.0}, {})
     assert (planner.objective, planner.recap_window, planner.adapt, planner.adapt_rate) == ("recap", 4, "revisit", 0.2)
@@ -80,7 +80,7 @@ REFUSED = [
     ("clip_rule", {"name": "higher", "loss_cap": 3.0}, "expected it only with clip_rule = 'dual', not 'higher'"),
     ("clip_rule", {"name": "dual", "loss_cap": 1}, "clip_rule.loss_cap = 1; expected a number above 1"),
     ("replay_spacing", {"name": "sm2", "growth": 2}, "replay_spacing.growth = 2; expected some of desired_retention"),
-    ("replay_spacing", {"name": "sm2", "maximal_interval": 1}, "did you mean maximum_interval?"),
+    ("replay_spacing", {"name": "fixed", "intervall": 1}, "did you mean interval?"),
     ("replay_selection", {"name": "uniform", "kappa": 1}, "replay_selection.kappa = 1; expected some of "),
     ("replay_diversity", {"coeff": -1}, "replay_diversity.coeff = -1; expected a number of at least 0"),
     ("planner_adapt", {"name": "none", "rate": 0.5}, "planner_adapt.rate = 0.5; expected it only with"),
@@ -98,8 +98,8 @@ def test_a_wrong_parameter_has_one_line_in_the_name_that_was_given(config, name,
     ("words", "expected"),
     [
         (["sm2"], "sm2"),
-        (["name=sm2", "maximum_interval=9"], {"name": "sm2", "maximum_interval": 9}),
-        (['{"name": "sm2", "maximum_interval": 9}'], {"name": "sm2", "maximum_interval": 9}),
+        (["name=fixed", "interval=9"], {"name": "fixed", "interval": 9}),
+        (['{"name": "fixed", "interval": 9}'], {"name": "fixed", "interval": 9}),
         ({"name": "sm2", "desired_retention": "0.8"}, {"name": "sm2", "desired_retention": 0.8}),
     ],
 )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.replay.selection.rules import (
     COLUMNS,
@@ -82,13 +81,6 @@ def test_srl_weighs_groups_by_variance_diversity_freshness_and_uses():
     assert GREEDY(candidates, 5, generator()).tolist() == [1, 0, 3, 2, 4]
 
 
-def test_a_slot_goes_to_a_new_item_with_probability_epsilon():
-    candidates = Candidates.of(8, is_new=[True] * 4 + [False] * 4, overdue=[0] * 4 + [100] * 4)
-    rule, rng = SRL(temperature=0, epsilon_new=0.3), generator(3)
-    assert np.mean([np.mean(rule(candidates, 4, rng) < 4) for _ in range(2000)]) == pytest.approx(0.3, abs=0.02)
-    assert (GREEDY(candidates, 4, rng) >= 4).all()
-
-
 def test_a_temperature_flattens_and_zero_takes_the_top():
     candidates = Candidates.of(2, overdue=[0, 3])  # priorities 1 : 4 (p = .5 in both)
     for temperature, expected in ((2.0, 2 / 3), (1.0, 4 / 5), (0.5, 16 / 17), (0.0, 1.0)):
@@ -123,8 +115,8 @@ def test_high_reward_draws_uniformly_among_twice_as_many():
     assert set(pairs) == set(itertools.combinations([0, 1, 3, 4], 2))
     assert min(pairs.values()) > 900 and max(pairs.values()) < 1100  # 1000 each, deviation 29
     assert sorted(rule(candidates, 5, rng)) == [0, 1, 2, 3, 4]
-    assert {tuple(sorted(HighReward(1.0)(candidates, 3, rng))) for _ in range(20)} == {(0, 1, 3)}
-    assert {int(HighReward(1.5)(candidates, 1, rng)[0]) for _ in range(50)} == {1, 3}  # ceil(1.5) = 2
+    assert {tuple(sorted(HighReward(factor=1.0)(candidates, 3, rng))) for _ in range(20)} == {(0, 1, 3)}
+    assert {int(HighReward(factor=1.5)(candidates, 1, rng)[0]) for _ in range(50)} == {1, 3}  # ceil(1.5) = 2
 
 
 def test_balanced_gives_domains_equal_slots():
@@ -170,11 +162,11 @@ def naive_weight(rule, row) -> float:
         return (abs(row[rule.by]) + 1e-6) ** rule.alpha
     diverse = 1 + 0.5 * row["diversity"]
     if row["are_groups"]:
-        return (rule.signal_floor + 4 * row["variance"]) * diverse * math.exp(-row["age"] / 16) / (1 + row["uses"])
+        return (0.01 + 4 * row["variance"]) * diverse * math.exp(-row["age"] / 16) / (1 + row["uses"])
     if row["overdue"] < 0:
         return 0.0
     p = row["posterior_mean"]
-    return (1 + row["overdue"]) * (1 + rule.learnability_coeff * 4 * p * (1 - p)) * diverse
+    return (1 + row["overdue"]) * (1 + 12 * p * (1 - p)) * diverse
 
 
 @pytest.mark.parametrize("are_groups", [False, True])
@@ -244,12 +236,11 @@ def test_parameters_have_ranges_and_all_errors_are_named_at_once(rule):
         with pytest.raises(ValueError) as caught:
             rule(**dict.fromkeys(names, bad))
         assert all(f"{name} = {bad!r}; expected" in str(caught.value) for name in names)
-    with pytest.raises(ValueError, match="by = 'nll'; expected 'abs_advantage' or 'reward'"):
+    with pytest.raises(ValueError, match="by = 'nll'; expected one of 'abs_advantage', 'reward'"):
         PER(by="nll")
 
 
-@dataclass(frozen=True)
-class Newest:
+class Newest(Settings):
     """A rule of a user: the newest candidates, without the first `skipped` of them."""
 
     skipped: int = setting(0, "candidates that are passed over")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing import MAXIMUM_INTERVAL, SPACINGS, SpacingState, make_spacing
 
-RULES = [*((name, {}) for name in sorted(SPACINGS)), ("leitner", {"boxes": [0.5, 3.0]}), ("fixed", {"interval": 2.5})]
+RULES = [*((name, {}) for name in sorted(SPACINGS)), ("fixed", {"interval": 2.5})]
 EVERY = pytest.mark.parametrize("name, parameters", RULES, ids=str)
 # Visits of 3 items: grade, days since the last one.
 ONE = st.tuples(st.integers(1, 4), st.one_of(st.floats(0, 3), st.floats(0, 1e5)))
@@ -72,8 +73,9 @@ def test_recall_falls_with_time(name, parameters, visits, retention, elapsed) ->
 @LAWS
 @given(visits=VISITS, retention=RETENTIONS)
 def test_recall_at_the_interval_is_the_desired_one(name, parameters, visits, retention) -> None:
-    rule = make_spacing(name, retention, maximum_interval=np.inf, **parameters)
-    state = after(rule, visits)[-1]
+    rule = make_spacing(name, retention, **parameters)
+    with patch("rllib_srl.replay.schedule.spacing.MAXIMUM_INTERVAL", np.inf):
+        state = after(rule, visits)[-1]
     np.testing.assert_allclose(rule.retrievability(state, state.interval_N), retention, rtol=1e-6)
 
 
@@ -121,9 +123,9 @@ def test_new_items_are_not_remembered_and_have_no_elapsed_time() -> None:
 
 def test_hundreds_of_successes_stay_finite_and_below_the_maximum() -> None:
     for name in ("fsrs", "sm2"):  # 2.25^900 is beyond float64
-        state = after(make_spacing(name, 0.2, maximum_interval=9.0), [[(4, 50.0)]] * 900, num=1)[-1]
+        state = after(make_spacing(name, 0.2), [[(4, 50.0)]] * 900, num=1)[-1]
         assert all(np.isfinite(column).all() for column in state.columns().values()), name
-        assert state.interval_N == 9.0
+        assert state.interval_N == MAXIMUM_INTERVAL
 
 
 def test_errors_are_named_all_at_once() -> None:
@@ -131,11 +133,9 @@ def test_errors_are_named_all_at_once() -> None:
         make_spacing("anki")
     with pytest.raises(ValueError, match=r"spacing 'sm2' has no parameters \['boxes', 'w'\]; expected some of"):
         make_spacing("sm2", w=(), boxes=())
-    error = r"desired_retention = 1\.0; expected more than 0 and less than 1; maximum_interval = 0; expected 0\.001"
+    error = r"desired_retention = 1\.0; expected a number in \(0, 1\); interval = 0; expected a number in"
     with pytest.raises(ValueError, match=error):
-        make_spacing("fsrs", 1.0, maximum_interval=0)
-    with pytest.raises(ValueError, match="boxes = .*; expected days > 0, each more than the last"):
-        make_spacing("leitner", boxes=(1, 1))
+        make_spacing("fixed", 1.0, interval=0)
 
 
 def test_impossible_reviews_are_named_all_at_once() -> None:
@@ -179,19 +179,13 @@ def test_sm2_by_hand() -> None:
     assert schedule(make_spacing("sm2"), [1, 3, 3, 3])[0] == [1, 1, 6, 15]
 
 
-def test_leitner_moves_by_boxes() -> None:
-    rule = make_spacing("leitner", boxes=(1, 3, 9))
+def test_leitner_moves_by_boxes(monkeypatch) -> None:
+    monkeypatch.setattr("rllib_srl.replay.schedule.spacing.Leitner.BOXES", (1, 3, 9))
+    rule = make_spacing("leitner")
     assert schedule(rule, [3, 2, 4, 3, 1, 3])[0] == [3, 9, 9, 9, 1, 3]
     assert schedule(rule, [1, 1, 3])[0] == [1, 1, 3]
     # recall falls to the desired one at the interval: .7 takes ln .7 / ln .9 = 3.385281 times as long as .9
-    assert schedule(make_spacing("leitner", 0.7, boxes=(1, 3, 9)), [3])[0] == pytest.approx([3 * 3.385281])
-
-
-def test_leitner_takes_items_of_other_boxes() -> None:
-    _, state = schedule(make_spacing("leitner", boxes=(1, 20)), [3])
-    visit = np.array([3]), np.array([20.0])
-    assert make_spacing("leitner", boxes=(1, 3, 9)).review(state, *visit).interval_N == 20  # success never shortens
-    assert make_spacing("leitner", boxes=(1, 3, 30)).review(state, *visit).interval_N == 30
+    assert schedule(make_spacing("leitner", 0.7), [3])[0] == pytest.approx([3 * 3.385281])
 
 
 def test_fixed_and_none() -> None:

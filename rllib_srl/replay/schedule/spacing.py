@@ -7,7 +7,7 @@
 Time is a float number of days; the caller converts iterations to days. A grade of 1 (Again) is a failure, 2 (Hard),
 3 (Good) and 4 (Easy) are successes. A success never shortens the interval.
 
-A rule is a frozen dataclass whose fields are its parameters, a subclass of `SpacingRule`. A user-defined rule is one
+A rule is a subclass of `SpacingRule`, whose fields are its parameters. A user-defined rule is one
 registered class, `SPACINGS["mine"] = Mine`, or any callable that takes keyword arguments and returns an object with
 the methods of `SpacingRule`.
 
@@ -18,7 +18,6 @@ days until recall is 0.9; another retention stretches it, interval = S ln(desire
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -28,11 +27,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 
 MIN_STABILITY, MAX_STABILITY = 1e-3, 1e12  # days; the upper bound keeps products finite
+MAXIMUM_INTERVAL = 36_500.0  # days
 HARD, EASY = 2, 4  # grades
-_DAYS = (1e-3, 1e6)
+_DAYS = {"ge": 1e-3, "le": 1e6}
 
 
 @dataclass(frozen=True)
@@ -81,33 +81,12 @@ class Visit:
     streak_N: np.ndarray  # after the visit
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpacingRule(ABC):
-    """A rule that sets intervals. Invariant: immutable; every parameter is within its range in `RANGES`."""
+class SpacingRule(Settings, ABC):
+    """A rule that sets intervals. Invariant: immutable; every parameter is within its range."""
 
-    desired_retention: float = setting(0.9, "recall at which an item becomes due")
-    maximum_interval: float = setting(36_500.0, "days")
+    desired_retention: float = setting(0.9, "recall at which an item becomes due", gt=0, lt=1)
 
     name: ClassVar[str]
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {}  # parameter -> (low, high), both inclusive
-
-    def __post_init__(self) -> None:
-        """Check every parameter.
-
-        Raises:
-            ValueError: naming all parameters out of range at once.
-        """
-        if errors := self._errors():
-            raise ValueError("; ".join(errors))
-
-    def _errors(self) -> list[str]:
-        errors = []
-        if not 0 < self.desired_retention < 1:
-            errors.append(f"desired_retention = {self.desired_retention}; expected more than 0 and less than 1")
-        for name, (low, high) in {"maximum_interval": (1e-3, math.inf), **self.RANGES}.items():
-            if not low <= getattr(self, name) <= high:
-                errors.append(f"{name} = {getattr(self, name)}; expected {low:g} to {high:g}")
-        return errors
 
     def review(self, state: SpacingState, grade_N: Any, elapsed_N: Any) -> SpacingState:
         """Return the states after one visit of each item.
@@ -129,7 +108,7 @@ class SpacingRule(ABC):
         return SpacingState(
             stability_N=stability_N,
             difficulty_N=difficulty_N,
-            interval_N=np.minimum(self._days(stability_N), self.maximum_interval),
+            interval_N=np.minimum(self._days(stability_N), MAXIMUM_INTERVAL),
             reps_N=state.reps_N + 1,
             lapses_N=state.lapses_N + (~is_success_N & (state.streak_N > 0)),
             streak_N=streak_N,
@@ -177,16 +156,11 @@ def _checked(state: SpacingState, grade_N: Any, elapsed_N: Any) -> tuple[np.ndar
 # --- FSRS-6 ---------------------------------------------------------------------------------------
 
 # fmt: off
-DEFAULT_W = (0.212, 1.2931, 2.3065, 8.2956, 6.4133, 0.8334, 3.0194, 0.001, 1.8722, 0.1666, 0.796,
+W = (0.212, 1.2931, 2.3065, 8.2956, 6.4133, 0.8334, 3.0194, 0.001, 1.8722, 0.1666, 0.796,
              1.4835, 0.0614, 0.2629, 1.6483, 0.6014, 1.8729, 0.5425, 0.0912, 0.0658, 0.1542)
-LOWEST_W = (0.001, 0.001, 0.001, 0.001, 1.0, 0.001, 0.001, 0.001, 0.0, 0.0, 0.001,
-            0.001, 0.001, 0.001, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.1)
-HIGHEST_W = (100.0, 100.0, 100.0, 100.0, 10.0, 4.0, 4.0, 0.75, 4.5, 0.8, 3.5,
-             5.0, 0.25, 0.9, 4.0, 1.0, 6.0, 2.0, 2.0, 0.8, 0.8)
 # fmt: on
 
 
-@dataclass(frozen=True, kw_only=True)
 class FSRS(SpacingRule):
     """FSRS-6: a power-law forgetting curve over stability S and difficulty D, fitted to human learners.
 
@@ -204,40 +178,24 @@ class FSRS(SpacingRule):
     2. "Within a day" is less than 1.0 days: R changes smoothly up to there and S jumps.
     3. Stability is at most 1e12 days; py-fsrs has no bound.
 
-    Invariant: each of the 21 parameters is within the bounds of py-fsrs.
-
     Source: Ye et al., "FSRS-6", github.com/open-spaced-repetition/py-fsrs, fsrs/scheduler.py, version 6.3.2;
     Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing spaced repetition scheduling".
     """
 
-    w: tuple[float, ...] = setting(DEFAULT_W, "the 21 weights")
-
     name: ClassVar[str] = "fsrs"
 
-    def __post_init__(self) -> None:
-        """Convert `w` from any sequence to a tuple, and check all parameters."""
-        object.__setattr__(self, "w", tuple(float(x) for x in self.w))
-        super().__post_init__()
-
-    def _errors(self) -> list[str]:
-        if len(self.w) != len(DEFAULT_W):
-            return [*super()._errors(), f"w has {len(self.w)} entries; expected {len(DEFAULT_W)}"]
-        bounds = enumerate(zip(self.w, LOWEST_W, HIGHEST_W))
-        of_w = [f"w{i} = {x}; expected {low:g} to {high:g}" for i, (x, low, high) in bounds if not low <= x <= high]
-        return super()._errors() + of_w
-
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
-        recall_N: np.ndarray = (1 + self._decay_of(0.9) * elapsed_N / stability_N) ** -self.w[20]
+        recall_N: np.ndarray = (1 + self._decay_of(0.9) * elapsed_N / stability_N) ** -W[20]
         return recall_N
 
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N / self._decay_of(0.9) * self._decay_of(self.desired_retention)
 
     def _decay_of(self, recall: float) -> float:
-        return float(recall ** (-1 / self.w[20]) - 1)
+        return float(recall ** (-1 / W[20]) - 1)
 
     def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        w, is_new_N, grade_N = self.w, visit.is_new_N, visit.grade_N
+        w, is_new_N, grade_N = W, visit.is_new_N, visit.grade_N
         s_N = np.where(is_new_N, 1.0, state.stability_N)  # avoids division by the zeros of new items
         d_N = np.where(is_new_N, 1.0, state.difficulty_N)
         forgotten_N = 1 - self._recall(s_N, visit.elapsed_N)
@@ -259,13 +217,12 @@ class FSRS(SpacingRule):
         return np.maximum(stability_N, MIN_STABILITY), difficulty_N
 
     def _first_difficulty(self, grade_N: np.ndarray | int) -> Any:
-        return self.w[4] - np.exp(self.w[5] * (np.asarray(grade_N) - 1)) + 1
+        return W[4] - np.exp(W[5] * (np.asarray(grade_N) - 1)) + 1
 
 
 # --- rules without a forgetting curve -------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
 class SM2(SpacingRule):
     """The rule of 1987: intervals of 1 day, 6 days, then the last interval times the item's easiness factor EF.
 
@@ -290,7 +247,6 @@ class SM2(SpacingRule):
         return np.where(visit.streak_N > 1, grown_N, 1.0), np.where(visit.is_success_N, eased_N, easiness_N)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Leitner(SpacingRule):
     """Boxes of growing intervals: a success moves an item to the next box, a failure back to the first.
 
@@ -299,36 +255,23 @@ class Leitner(SpacingRule):
     Source: Leitner 1972, "So lernt man lernen".
     """
 
-    boxes: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0, 16.0), "days, growing")
-
     name: ClassVar[str] = "leitner"
-
-    def __post_init__(self) -> None:
-        """Convert `boxes` from any sequence to a tuple, and check all parameters."""
-        object.__setattr__(self, "boxes", tuple(float(x) for x in self.boxes))
-        super().__post_init__()
-
-    def _errors(self) -> list[str]:
-        if self.boxes and all(a < b for a, b in zip((0.0, *self.boxes), self.boxes)):
-            return super()._errors()
-        return [*super()._errors(), f"boxes = {self.boxes}; expected days > 0, each more than the last"]
+    BOXES: ClassVar[tuple[float, ...]] = (1.0, 2.0, 4.0, 8.0, 16.0)  # days
 
     def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        boxes = np.array(self.boxes)
+        boxes = np.array(self.BOXES)
         old_N = np.where(visit.is_new_N, boxes[0], state.stability_N)
         next_N = boxes[np.minimum(np.searchsorted(boxes, old_N, side="right"), len(boxes) - 1)]
         # An item beyond the last box (the boxes were changed) stays where it is: success never shortens.
         return np.where(visit.is_success_N, np.maximum(next_N, old_N), boxes[0]), np.zeros(len(state))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fixed(SpacingRule):
     """The same interval after every review; `desired_retention` sets only the predicted recall after it."""
 
-    interval: float = setting(4.0, "days")
+    interval: float = setting(4.0, "days", **_DAYS)
 
     name: ClassVar[str] = "fixed"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {"interval": _DAYS}
 
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N
@@ -337,9 +280,8 @@ class Fixed(SpacingRule):
         return np.full(len(state), self.interval), np.zeros(len(state))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Expanding(SpacingRule):
-    """A gap that grows by `factor` with each success and is reset to `first` after a failure.
+    """A gap that grows by `factor` with each success and is reset to `FIRST` after a failure.
 
     Differences from the source:
     1. Gaps and intervals are not rounded.
@@ -349,18 +291,16 @@ class Expanding(SpacingRule):
     Source: Bhattacharya et al. 2025, arXiv 2507.21109 ("TFC-SR"), and the notebook of github.com/pritalb/tfc-sr.
     """
 
-    first: float = setting(1.0, "days")
-    factor: float = setting(1.5, "factor of the gap after a success")
+    factor: float = setting(1.5, "factor of the gap after a success", ge=1, le=100)
 
     name: ClassVar[str] = "expanding"
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {"first": _DAYS, "factor": (1.0, 100.0)}
+    FIRST: ClassVar[float] = 1.0  # days
 
     def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        old_N = np.where(visit.is_new_N, self.first, state.stability_N)
-        return np.where(visit.is_success_N, old_N * self.factor, self.first), np.zeros(len(state))
+        old_N = np.where(visit.is_new_N, self.FIRST, state.stability_N)
+        return np.where(visit.is_success_N, old_N * self.factor, self.FIRST), np.zeros(len(state))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoSpacing(SpacingRule):
     """Items are always due; recall is `desired_retention` at any time."""
 
@@ -394,8 +334,6 @@ def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -
         ValueError: an unknown name, unknown parameters, or values outside their ranges.
     """
     rule = SPACINGS.named(name)
-    known = inspect.signature(rule).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
-    if (unknown := sorted(set(parameters) - set(known))) and not takes_any:
-        raise ValueError(f"spacing {name!r} has no parameters {unknown}; expected some of {sorted(known)}")
-    return rule(desired_retention=desired_retention, **parameters)
+    given = {"desired_retention": desired_retention, **parameters}
+    made: SpacingRule = SPACINGS.make(name, given) if isinstance(rule, type) else rule(**given)
+    return made

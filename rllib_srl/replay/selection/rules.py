@@ -2,12 +2,11 @@
 
     Candidates (N items, or N groups), num, a generator ──rule──> exactly min(num, N) distinct indices into the N
 
-A rule is a function without parameters, or a frozen dataclass whose fields are its parameters:
+A rule is a function without parameters, or a class of `Settings` whose fields are its parameters:
 
     def mine(candidates, num, generator) -> indices            SELECTIONS["mine"] = mine
 
-    @dataclass(frozen=True)
-    class Mine:                                                SELECTIONS["mine"] = Mine
+    class Mine(Settings):                                      SELECTIONS["mine"] = Mine
         floor: float = setting(0.1, "least weight")            replay_selection = {"name": "mine", "floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
@@ -23,18 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_checks import check_within
-from rllib_srl.common.setting_tables import setting
+from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 
-AT_LEAST_0 = (0, math.inf, "a number of at least 0")
-ABOVE_0 = (1e-9, math.inf, "a number above 0")
-FRACTION = (0, 1, "a number in [0, 1]")
+LEARNABILITY = 3.0  # of `SRL`: weight of 4 p (1 - p) in the priority of a due item
+SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without any have weight
+AGE_SCALE = 16.0  # of `SRL`: iterations in which the priority of a group falls by a factor e
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
 
@@ -181,39 +179,20 @@ def importance_weights(log_weight_N: np.ndarray, indices: np.ndarray, beta: floa
 # --- rules ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SRL:
-    """Draw new candidates with probability `epsilon_new` a slot, the others by priority.
+class SRL(Settings):
+    """Draw by priority.
 
-    due item   (1 + overdue) (1 + c_l 4 p (1 - p)) (1 + c_d diversity), p the posterior mean of its recall
-    group      (signal_floor + 4 variance) (1 + c_d diversity) exp(-age / age_scale) / (1 + uses)
+    due item   (1 + overdue) (1 + 12 p (1 - p)) (1 + c_d diversity), p the posterior mean of its recall
+    group      (.01 + 4 variance) (1 + c_d diversity) exp(-age / 16) / (1 + uses)
 
     If too few items are due, early ones fill the slots, lowest retrievability first. No due item starves: above
     temperature 0 each has a positive probability, and at 0 its lateness grows until it is first.
     """
 
-    temperature: float = setting(1.0, "of draws by priority; 0 takes the highest first")
-    epsilon_new: float = setting(0.0, "probability that a slot goes to a new candidate, regardless of priority")
-    learnability_coeff: float = setting(3.0, "weight c_l of p(1 - p) in the priority of a due item")
-    signal_floor: float = setting(0.01, "added to the variance of a group, so that groups without any have weight")
-    age_scale: float = setting(16.0, "iterations in which the priority of a group falls by a factor e")
-
-    def __post_init__(self) -> None:
-        """Check the parameters; an error names every one out of its range."""
-        within = {"temperature": AT_LEAST_0, "epsilon_new": FRACTION, "learnability_coeff": AT_LEAST_0}
-        check_within(self, within | {"signal_floor": ABOVE_0, "age_scale": ABOVE_0})
+    temperature: float = setting(1.0, "of draws by priority; 0 takes the highest first", ge=0)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""
-        new = np.flatnonzero(candidates.is_new) if self.epsilon_new > 0 else np.empty(0, np.int64)
-        num_new = min(int(generator.binomial(num, self.epsilon_new)), len(new)) if len(new) else 0
-        if num_new == 0:
-            return self._by_priority(candidates, num, generator)
-        drawn = generator.choice(new, num_new, replace=False)
-        others = np.setdiff1d(np.arange(len(candidates)), drawn)
-        return np.concatenate([drawn, others[self._by_priority(candidates.take(others), num - num_new, generator)]])
-
-    def _by_priority(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         log_priority_N = self.log_priority(candidates)
         if candidates.are_groups:
             return tempered(log_priority_N, num, generator, self.temperature)
@@ -229,17 +208,16 @@ class SRL:
         log_priority_N: np.ndarray
         log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
-            log_priority_N = np.log(self.signal_floor + 4 * candidates.variance) + log_diversity_N
-            log_priority_N = log_priority_N - candidates.age / self.age_scale - np.log1p(candidates.uses)
+            log_priority_N = np.log(SIGNAL_FLOOR + 4 * candidates.variance) + log_diversity_N
+            log_priority_N = log_priority_N - candidates.age / AGE_SCALE - np.log1p(candidates.uses)
             return log_priority_N
         recall_N = candidates.posterior_mean
-        log_learnability_N = np.log1p(self.learnability_coeff * 4 * recall_N * (1 - recall_N))
+        log_learnability_N = np.log1p(LEARNABILITY * 4 * recall_N * (1 - recall_N))
         log_priority_N = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
         return log_priority_N
 
 
-@dataclass(frozen=True)
-class PER:
+class PER(Settings):
     """Prioritised replay: draw in proportion to (priority + 1e-6) ** alpha, the mean |advantage| for the TD error.
 
     Differences from the source: draws are without replacement and not stratified over a sum tree; beta is constant.
@@ -247,15 +225,11 @@ class PER:
     Sources: Schaul et al. 2016, arXiv 1511.05952 section 3.3; with |A|: Wang et al. 2025, arXiv 2504.08837.
     """
 
-    alpha: float = setting(0.6, "exponent of the priority")
-    beta: float = setting(0.4, "exponent of the importance weights of reused groups; 0: none")
-    by: str = setting("abs_advantage", 'priority: "abs_advantage", or "reward" such as the grade by a rubric')
-
-    def __post_init__(self) -> None:
-        """Check the parameters; an error names every one out of its range."""
-        check_within(self, {"alpha": AT_LEAST_0, "beta": FRACTION})
-        if self.by not in ("abs_advantage", "reward"):
-            raise ValueError(f"by = {self.by!r}; expected 'abs_advantage' or 'reward'")
+    alpha: float = setting(0.6, "exponent of the priority", ge=0)
+    beta: float = setting(0.4, "exponent of the importance weights of reused groups; 0: none", ge=0, le=1)
+    by: Literal["abs_advantage", "reward"] = setting(
+        "abs_advantage", 'priority: "abs_advantage", or "reward" such as the grade by a rubric'
+    )
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""
@@ -271,8 +245,7 @@ class PER:
         return log_weight_N
 
 
-@dataclass(frozen=True)
-class HighReward:
+class HighReward(Settings):
     """Draw uniformly among the ceil(factor num) candidates of the highest mean reward of the last visit.
 
     Differences from the source: equal rewards are ordered at random, not by age; the source fills each domain's slots
@@ -282,11 +255,7 @@ class HighReward:
     `TrajectoryBuffer.sample`.
     """
 
-    factor: float = setting(2.0, "draws among so many times the slots; 1 takes the highest")
-
-    def __post_init__(self) -> None:
-        """Check the parameter."""
-        check_within(self, {"factor": (1, math.inf, "a number of at least 1")})
+    factor: float = setting(2.0, "draws among so many times the slots; 1 takes the highest", ge=1)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""
