@@ -240,9 +240,6 @@ class SRLConfig(AlgorithmConfig):
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
         """Set settings by name; "algorithm", "replay" and callbacks are names as in their methods."""
-        if isinstance(config_dict, AlgorithmConfig):  # RLlib's: `replay` and `algorithm` are methods of it
-            whole: SRLConfig = super().update_from_dict(config_dict)
-            return whole
         values = without_names(config_dict)
         for name in values.keys() & {"callbacks", "callbacks_class"}:
             values[name] = callbacks_of(values[name])

@@ -525,9 +525,8 @@ class SRL(SavedAlgorithm):
             batch.advantages,
             self.learners.num_shards,
             self.config.sync_timeout_s,
-            self.config.replay_reuse_coeff,
-            settings.aggregation,
-            settings.longest_answer,
+            aggregation=settings.aggregation,
+            longest=settings.longest_answer,
         )
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:

@@ -158,7 +158,6 @@ FOREIGN = {
     "num_rollout_workers": "num_env_runners",
     "num_sgd_iter": "num_epochs",
     "sgd_minibatch_size": "num_epochs; each epoch is one step over the whole batch",
-    "vf_lr": "advantage; {'name': 'gae', 'use_critic': True, 'critic_lr': ...}",
     "environment": "env",
     "checkpoint_frequency": "checkpoint_every",
     "local_dir": "--out",

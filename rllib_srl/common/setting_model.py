@@ -2,10 +2,10 @@
 
     class PlannerSettings(Settings):
         adapt: Literal["none", "both"] = setting("none", "fractions that adapt", of="adapt.name", is_head=True)
-        adapt_rate: float = setting(0.1, "step of a fraction", of="adapt.rate", rules="both", gt=0, le=1)
+        threshold: float = setting(0.1, "least forgetting", of="adapt.threshold", rules="both", gt=0, le=1)
 
     PlannerSettings.table()                       name -> `Setting`: flags, documents and Tune's names come from it
-    PlannerSettings.faults({"adapt_rate": 2})     ["adapt_rate = 2; expected a number in (0, 1]"]
+    PlannerSettings.faults({"threshold": 2})      ["threshold = 2; expected a number in (0, 1]"]
 
 A setting with parameters is a *group*. Users give a dictionary, or the value of its head alone: adapt="both" for
 adapt={"name": "both"}. Inside the package each parameter has its own flat name; `Group.spread` returns values by these.

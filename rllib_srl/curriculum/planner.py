@@ -40,6 +40,7 @@ import numpy as np
 from rllib_srl.curriculum.settings import PlannerSettings
 
 FIRST_ACCURACY = 0.5  # of a domain without results
+ADAPT_RATE = 0.1  # step of a fraction per iteration, as a share of its range
 EMA_RATE = 0.05  # weight of a group's pass rate in the average accuracy of its domain
 RECAP_TEMPERATURE, RECAP_MIX = 5.0, 0.5  # as published
 LEAST_MEAN = 1e-6  # added to means, so that two losses near 0 count as equal
@@ -192,7 +193,7 @@ class Planner:
     def adapt(self) -> None:
         """Adapt the fractions to forgetting, after an update."""
         settings, forgetting = self.settings, self.forgetting()
-        limits = (settings.forgetting_threshold, settings.adapt_rate, settings.fraction_bounds)
+        limits = (settings.forgetting_threshold, ADAPT_RATE, settings.fraction_bounds)
         for name, fraction in self.fractions.items():
             self.fractions[name] = adapted(fraction, forgetting, *limits)
 

@@ -41,11 +41,6 @@ class PlannerSettings(Settings):
         "mean forgetting above which fractions rise; otherwise they fall",
         of="adapt.forgetting_threshold", ge=0, le=1, **_OF_FRACTIONS,
     )
-    adapt_rate: float = setting(
-        0.1,
-        "step of a fraction per iteration, as a share of its range, in (0, 1]",
-        of="adapt.rate", gt=0, le=1, **_OF_FRACTIONS,
-    )
 
     @property
     def is_on(self) -> bool:

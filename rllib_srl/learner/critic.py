@@ -45,6 +45,8 @@ def gae(value_N: torch.Tensor, return_N: torch.Tensor, episode_N: torch.Tensor, 
         advantage_N[n] = running
     return torch.from_numpy(advantage_N).to(value_N.device, torch.float32)
 
+CRITIC_LR = 1e-3  # learning rate of the value head
+
 
 class Critic:
     """A linear value head with its own Adam. Invariant: equal on all learners."""

@@ -33,7 +33,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.batch_statistics import set_batch_statistics
-from rllib_srl.learner.critic import Critic, set_token_advantages
+from rllib_srl.learner.critic import CRITIC_LR, Critic, set_token_advantages
 from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
 from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
@@ -97,7 +97,7 @@ class GRPOTorchLearner(TorchLearner):
         if settings.use_critic:
             hidden_size = int(self.model.config.hidden_size)
             over = config.num_learners, config.learners_per_shard
-            self.critic = Critic(hidden_size, settings.critic_lr, device, *over)
+            self.critic = Critic(hidden_size, CRITIC_LR, device, *over)
         parameters = dict(self.policy.saved_parameters())
         own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded)
         self.regularisers = Regularisers(config.made_regularisers(), own)

@@ -27,6 +27,7 @@ from rllib_srl.losses.settings import LossSettings
 
 BAPO_MODES = ("active", "paper", "released")
 LOW, HIGH = (0.6, 0.9, 0.02), (1.2, 3.0, 0.05)  # search range of each bound: first, last, step; as published
+TARGET = 0.4  # least share of tokens with a positive advantage, by the measure of the mode
 Path = list[tuple[float, float]]
 
 
@@ -77,6 +78,6 @@ def bounds_of(settings: LossSettings, masses_K2: torch.Tensor) -> tuple[tuple[fl
     path = path_of(settings)
     for k, (positive, negative) in enumerate(masses_K2.tolist()):
         against = {"paper": abs(positive - negative), "released": negative, "active": positive + negative}
-        if positive >= settings.bapo_target * against[settings.bapo_mode] and positive > 0:
+        if positive >= TARGET * against[settings.bapo_mode] and positive > 0:
             return path[k], k
     return path[-1], len(path) - 1

@@ -55,10 +55,6 @@ class LossSettings(Settings):
         "active", '"active", "paper" or "released", the measure that sets the bounds (docs/losses.md)',
         of="clip_rule.mode", rules="bapo",
     )
-    bapo_target: float = setting(
-        0.4, "target share of tokens with a positive advantage, by the measure of mode",
-        of="clip_rule.target", rules="bapo", gt=0, le=1,
-    )
     # weight of a token
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
         "token_mean", 'loss of a batch: "token_mean", "sequence_mean" or "constant"', is_preset=True
@@ -134,9 +130,6 @@ class LossSettings(Settings):
     )
     gae_lambda: float = setting(1.0, "lambda, in [0, 1]", of="advantage.gae_lambda", rules="gae", ge=0, le=1)
     use_critic: bool = setting(False, "train a value head, for gae", of="advantage.use_critic")
-    critic_lr: float = setting(
-        1e-3, "learning rate of the value head", of="advantage.critic_lr", rules="gae", gt=0
-    )
     overlong_penalty: float = setting(
         0.0, "maximum length penalty, reached at longest_answer tokens; 0: none", ge=0, is_preset=True
     )

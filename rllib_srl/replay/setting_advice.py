@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings
 
-OF_REUSE = ("reuse_selection", "max_uses", "reuse_coeff", "reuse_correction")  # settings of nothing but reuse
+OF_REUSE = ("reuse_selection", "max_uses", "reuse_correction")  # settings of nothing but reuse
 OF_REVISITS = ("selection",)  # settings of nothing but revisits
 
 

@@ -19,7 +19,7 @@ from rllib_srl.common.setting_model import Pair, Setting, Settings, by, setting,
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
-DIVERSITY_ON = ("interval", "draw")
+DIVERSITY_ON: tuple[Literal["interval", "draw"], ...] = ("interval", "draw")
 
 
 @cache
@@ -148,10 +148,6 @@ class ReplaySettings(Settings):
         of="grade.rating_scale",
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
-    min_graded: int = setting(
-        2, "minimum number of valid episodes for a visit to be graded, at most group_size",
-        of="grade.min_episodes", ge=1,
-    )
     history_by: Literal["versions", "visits", "kl"] = setting(
         "versions",
         'what discounts the history of a prompt: "versions" (updates), "visits" or "kl" (of the policy, nats)',
@@ -183,7 +179,6 @@ class ReplaySettings(Settings):
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
-    reuse_coeff: float = setting(1.0, "weight of the loss of reused groups; that of played groups is 1", ge=0)
     reuse_correction: Literal["clip", "truncate", "mask"] = setting(
         "clip",
         'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
@@ -202,12 +197,6 @@ class ReplaySettings(Settings):
         0.0,
         "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
         of="diversity.coeff", is_head=True, ge=0,
-    )
-    diversity_on: Effects = setting(
-        DIVERSITY_ON,
-        "effects of diversity: interval (shorter intervals), draw (drawn more often)",
-        "some of 'interval', 'draw'",
-        of="diversity.on",
     )
     diversity_device: Literal["cpu", "gpu"] = setting(
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
@@ -242,6 +231,9 @@ class ReplaySettings(Settings):
     local_directory: Annotated[str | None, by(_fault_of_directory)] = setting(
         None, "directory on a local disk for the memory, with results on a network file system; None: in the run's own"
     )
+    # fixed, for users of SRLConfig
+    min_graded: int = Field(default=2, ge=1, description="least valid episodes for a visit to be graded")
+    diversity_on: Effects = Field(default=DIVERSITY_ON, description="effects of diversity")
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds", gt=0)
 
     @property
@@ -300,8 +292,6 @@ class ReplaySettings(Settings):
         for name in () if self.has_due_dates else ("desired_retention", "iterations_per_day"):
             if (value := getattr(self, name)) != self.default(name):
                 yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
-        if not self.diversity_coeff and self.diversity_on != DIVERSITY_ON:
-            yield f"diversity_on = {self.diversity_on!r}; expected it only with diversity_coeff above 0"
 
     @classmethod
     def default(cls, name: str) -> Any:

@@ -6,15 +6,11 @@ Those that act inside it are in tests/replay/test_buffer_settings.py, which chec
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 
-from rllib_srl.algorithm.srl import SRL
-from rllib_srl.batch.advantage_estimator import AdvantageBatch
 from rllib_srl.common.remote_calls import ActorFailure, Call
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.process import BufferProcess
@@ -22,7 +18,7 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.flat_settings import grouped
 from tests.replay.groups import a_group
-from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, relative_gap, update
+from tests.small_learner import Recording, learner_group, relative_gap, update
 from tests.small_learner import make_group as a_stored_group
 from tests.small_worlds import small_config
 
@@ -89,20 +85,6 @@ def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path)
         ray.kill(actor)
 
 
-def test_the_weight_of_reused_groups_is_that_of_the_setting():
-    metas = [GroupMeta.of(GROUPS[0], GROUPS[0]), replace(GroupMeta.of(STORED[0], STORED[0]), origin="reuse")]
-    batch = AdvantageBatch(metas, [advantages_of(meta.ref) for meta in metas], [], {})
-    found = {}
-    for reuse_coeff in (1.0, 0.5):
-        config = small_config("model", "log").replay(reuse_coeff=reuse_coeff)
-        learners = SimpleNamespace(num_shards=1)
-        estimator = SimpleNamespace(settings=config.loss_settings())
-        algo = SimpleNamespace(config=config, learners=learners, advantage_estimator=estimator)
-        (shard,) = SRL._shards(algo, batch)
-        found[reuse_coeff] = shard.scales
-    assert found[1.0] == [1 / 14, 1 / 8] and found[0.5] == [1 / 14, 0.5 / 8]
-
-
 # --- the learners ---------------------------------------------------------------------------------
 
 # Setting: two values, and what else has to be set for it to matter.
@@ -132,4 +114,4 @@ OF_THE_CARD = {"diversity_device"}  # tests/replay/test_neighbours.py, test_gpus
 OF_THE_PLACE = {"local_directory"}  # tests/storage/test_memory_directory.py, test_memory_resume.py
 OF_RETENTION = {"retain", "retain_answers", "retain_top_k", "retain_window"}  # tests/algorithm/test_retention.py
 ELSEWHERE = {*OF_THE_CARD, *OF_THE_PLACE, *OF_RETENTION}
-ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *ELSEWHERE, "timeout_s", "reuse_coeff"}
+ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *ELSEWHERE, "timeout_s"}

@@ -86,7 +86,6 @@ FAULTS = [
     ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
     ("replay_mask_window", (2.0, 0.5), "window = (2.0, 0.5); expected two numbers, 0 < lower < 1 < upper"),
-    ("replay_diversity_on", ("draws",), "replay_diversity.on = ('draws',); expected some of"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),

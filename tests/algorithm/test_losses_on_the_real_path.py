@@ -135,7 +135,7 @@ def test_every_preset_trains(config, build, loss):
 
 @pytest.mark.slow
 def test_a_critic_trains_beside_the_policy_and_is_saved(config, build, tmp_path):
-    algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95, critic_lr=0.02)
+    algo = build(config, advantage="gae", use_critic=True, gae_lambda=0.95)
     losses = [algo.train()["learners"]["default_policy"]["value_loss"]]
     bias = algo.learner_group._learner.critic.head.bias
     assert abs(float(bias.detach())) == pytest.approx(0.02, rel=1e-3)  # Adam's first step is the rate itself

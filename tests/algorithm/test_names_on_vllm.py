@@ -102,7 +102,7 @@ def slow_gradient(config, model, groups):
         for origin, of, advantage_G in groups
         for g in range(of.size)
     ]
-    return slow_loss.gradient(model, settings, episodes, config.replay_reuse_coeff)
+    return slow_loss.gradient(model, settings, episodes, 1.0)
 
 
 # --- which advantages ---------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_groups_of_one_are_reused_by_todays_baseline_only(config):
 
 
 BAD = [
-    ({"group_size": 0}, "group_size = 0; expected an integer of at least 1"),
+    ({"group_size": 0}, "group_size = 0; expected an integer of at least 2"),
     ({"advantage": {"name": "posterior", "prior_weight": -1}}, "prior_weight = -1; expected a number of at least 0"),
     ({"advantage": {"name": "posterior", "min_surprise": None}}, "min_surprise = None; expected a number of at least"),
     ({"advantage": {"name": "posterior", "scale": "std"}}, "scale = 'std'; expected one of 'rms', 'centred', 'none'"),

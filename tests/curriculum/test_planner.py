@@ -114,7 +114,6 @@ CHANGES = {
     "adapt": [({}, "revisit"), ({}, "reuse"), (ADAPT, "revisit")],
     "fraction_bounds": [(ADAPT, (0.2, 0.3))],
     "forgetting_threshold": [(ADAPT, 0.5)],
-    "adapt_rate": [(ADAPT, 0.3)],
 }
 
 
@@ -166,13 +165,12 @@ def test_defaults_have_no_faults_and_plan_nothing():
 
 
 def test_all_faults_are_told_at_once():
-    bad = {"objective": "recapped", "adapt_rate": 0, "recap_window": 1.5, "fraction_bounds": (0.5, 1.0)}
+    bad = {"objective": "recapped", "recap_window": 1.5, "fraction_bounds": (0.5, 1.0)}
     found = PlannerSettings.faults(bad, "planner_")
     assert [line.split(" = ")[0] for line in found] == [
         "planner_objective",
         "planner_recap_window",
         "planner_fraction_bounds",
-        "planner_adapt_rate",
     ]
     assert "planner_objective = 'recapped'; expected one of 'uniform', 'recap'" in found
 
@@ -252,9 +250,10 @@ def test_weights_multiply_the_advantages_of_their_domain():
 
 
 @pytest.mark.slow
-def test_a_fraction_that_adapts_reaches_the_memory(config):
+def test_a_fraction_that_adapts_reaches_the_memory(config, monkeypatch):
+    monkeypatch.setattr("rllib_srl.curriculum.planner.ADAPT_RATE", 0.2)
     remembering(config, revisit_fraction=0.5, reuse_fraction=0.4)
-    config.planner(adapt={"name": "both", "bounds": (0.0, 0.5), "forgetting_threshold": 1.0, "rate": 0.2})
+    config.planner(adapt={"name": "both", "bounds": (0.0, 0.5), "forgetting_threshold": 1.0})
     rows, results = train(config, 6)
     # Nothing is ever forgotten by 1: down by a tenth of 1/2 * 2 each iteration, from .5: .5 .4 .3 .2 .1 0
     played = [sum(revisits.values()) for _, revisits in rows]

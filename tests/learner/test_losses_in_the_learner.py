@@ -216,10 +216,12 @@ def test_bapo_finds_its_bounds_in_the_whole_batch(gradient, mode, monkeypatch):
     monkeypatch.setattr("rllib_srl.losses.bapo.LOW", (0.7, 0.95, 0.01))
     monkeypatch.setattr("rllib_srl.losses.bapo.HIGH", (1.0, 1.6, 0.01))
     given = {"loss": "bapo", "bapo_mode": mode, "played": GROUPS[2:]}
-    got, stats, slow = gradient(**given, bapo_target=0.9)
+    monkeypatch.setattr("rllib_srl.losses.bapo.TARGET", 0.9)
+    got, stats, slow = gradient(**given)
     bounds = (stats["bapo_low"], stats["bapo_high"])
     assert relative_gap(got, slow(bounds)) < 1e-5
-    held, *_ = gradient(**given, bapo_target=1e-6)
+    monkeypatch.setattr("rllib_srl.losses.bapo.TARGET", 1e-6)
+    held, *_ = gradient(**given)
     assert relative_gap(held, slow((0.7, 1.0))) < 1e-5  # met at once: the first bounds
     assert stats["bapo_steps"] > 0 and relative_gap(got, held) > 1e-3
 
@@ -264,7 +266,7 @@ def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its
     torch.nn.init.zeros_(critic.head.weight)
     torch.nn.init.zeros_(critic.head.bias)
     plain, *_ = gradient(advantage="gae", **BARE)
-    ignorant, stats, _ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
+    ignorant, stats, _ = gradient(advantage="gae", use_critic=True, **BARE)
     assert relative_gap(ignorant, plain) < 1e-6
     # V = 0: the mean of return^2 / 2 over tokens
     squares = [(advantages_of(g)[i] ** 2) * n for g in GROUPS for i, n in enumerate(g.num_loss_tokens_G())]
@@ -272,7 +274,7 @@ def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its
     assert float(critic.head.bias.detach()) != 0 and all(p.grad is None for p in critic.head.parameters())
     torch.nn.init.zeros_(critic.head.weight)
     torch.nn.init.constant_(critic.head.bias, 0.4)
-    shifted, *_ = gradient(advantage="gae", use_critic=True, critic_lr=1e-2, **BARE)
+    shifted, *_ = gradient(advantage="gae", use_critic=True, **BARE)
     learner = learners._learner
     less = [advantages_of(group) - 0.4 for group in GROUPS]
     learner.config, learner.critic = learner.config.copy(copy_frozen=False).training(advantage="gae"), None
@@ -342,7 +344,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
 @pytest.mark.parametrize(
     "given",
     [
-        {"loss": "bapo", "bapo_target": 0.9},
+        {"loss": "bapo"},
         {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
         {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
     ],

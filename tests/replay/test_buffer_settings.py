@@ -183,7 +183,6 @@ BAD = {
     "domain_quotas": ({"a": 0.0}, {}, "fair", {"a": "b"}),
     "max_age": (0,),
     "max_uses": (0,),
-    "reuse_coeff": (-1.0,),
     "retain": (-0.1, "much", None, float("nan")),
     "retain_answers": (0, 1.5),
     "retain_top_k": (-1, 1.5),
@@ -224,7 +223,6 @@ def test_a_bad_value_is_named(name, value):
     [
         ("desired_retention", 0.8, {"spacing": "fsrs"}),
         ("iterations_per_day", 4.0, {"spacing": "sm2"}),
-        ("diversity_on", ("draw",), {"diversity_coeff": 0.5}),
     ],
 )
 def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):

@@ -32,7 +32,7 @@ from rllib_srl.common.setting_model import Settings, setting
 MIN_STABILITY, MAX_STABILITY = 1e-3, 1e12  # days; the upper bound keeps products finite
 MAXIMUM_INTERVAL = 36_500.0  # days
 HARD, EASY = 2, 4  # grades
-_DAYS = {"ge": 1e-3, "le": 1e6}
+_DAYS: dict[str, Any] = {"ge": 1e-3, "le": 1e6}
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Fixed(SpacingRule):
 
 
 class Expanding(SpacingRule):
-    """A gap that grows by `factor` with each success and is reset to `FIRST` after a failure.
+    """A gap that grows by `FACTOR` with each success and is reset to `FIRST` after a failure.
 
     Differences from the source:
     1. Gaps and intervals are not rounded.
@@ -291,14 +291,13 @@ class Expanding(SpacingRule):
     Source: Bhattacharya et al. 2025, arXiv 2507.21109 ("TFC-SR"), and the notebook of github.com/pritalb/tfc-sr.
     """
 
-    factor: float = setting(1.5, "factor of the gap after a success", ge=1, le=100)
-
     name: ClassVar[str] = "expanding"
     FIRST: ClassVar[float] = 1.0  # days
+    FACTOR: ClassVar[float] = 1.5  # of the gap after a success
 
     def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
         old_N = np.where(visit.is_new_N, self.FIRST, state.stability_N)
-        return np.where(visit.is_success_N, old_N * self.factor, self.FIRST), np.zeros(len(state))
+        return np.where(visit.is_success_N, old_N * self.FACTOR, self.FIRST), np.zeros(len(state))
 
 
 class NoSpacing(SpacingRule):

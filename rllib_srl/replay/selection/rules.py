@@ -33,6 +33,7 @@ from rllib_srl.replay.selection.quotas import quotas
 LEARNABILITY = 3.0  # of `SRL`: weight of 4 p (1 - p) in the priority of a due item
 SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without any have weight
 AGE_SCALE = 16.0  # of `SRL`: iterations in which the priority of a group falls by a factor e
+HIGH_REWARD_FACTOR = 2.0  # `high_reward` draws among so many times the slots
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
 
@@ -245,8 +246,8 @@ class PER(Settings):
         return log_weight_N
 
 
-class HighReward(Settings):
-    """Draw uniformly among the ceil(factor num) candidates of the highest mean reward of the last visit.
+def high_reward(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw uniformly among the 2 num candidates of the highest mean reward of the last visit.
 
     Differences from the source: equal rewards are ordered at random, not by age; the source fills each domain's slots
     apart, here `domain_quotas` does.
@@ -254,12 +255,7 @@ class HighReward(Settings):
     Source: the strategy "high_reward" of AGentCL (GRPO with experience replay on the domains of tau2), its
     `TrajectoryBuffer.sample`.
     """
-
-    factor: float = setting(2.0, "draws among so many times the slots; 1 takes the highest", ge=1)
-
-    def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw `num` of the candidates."""
-        return generator.permutation(first(math.ceil(self.factor * num), generator, -candidates.reward))[:num]
+    return generator.permutation(first(math.ceil(HIGH_REWARD_FACTOR * num), generator, -candidates.reward))[:num]
 
 
 def uniform(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -289,7 +285,7 @@ _OWN: dict[str, Any] = {
     "uniform": uniform,
     "fifo": fifo,
     "recent": recent,
-    "high_reward": HighReward,
+    "high_reward": high_reward,
     "balanced": balanced,
     "per": PER,
 }
