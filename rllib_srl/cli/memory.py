@@ -1,13 +1,14 @@
-"""Look into the memory of a run, export it, verify it.
+"""Look into the memory of a run, export it, verify it, remove items from it.
 
     srl memory stats results/first                                gauges and counts
     srl memory list results/first --sort pass_rate --limit 20     items, hardest first
     srl memory show results/first 4b9d                            one item: state, draws, episodes
     srl memory export results/first groups.jsonl                  groups and items, for other programs
     srl memory verify results/first                               every page, group and invariant
+    srl memory drop results/first 4b9d                            remove items for good, also from the checkpoints
 
 DIR is a run's directory, a checkpoint, a buffer's directory or a database file. ITEM is a prompt id, or the beginning
-of a key. The run may still be running: the subcommands read a copy of its database (in TMPDIR).
+of a key. The run may still be running: all but `drop` read a copy of its database (in TMPDIR).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.reading import copied, database_in, reading
+from rllib_srl.replay.tools.drop import drop
 from rllib_srl.replay.tools.explain import Decode, Found, all_items, counted, described, find, lateness, turns, why
 from rllib_srl.replay.tools.export import export_memory
 from rllib_srl.replay.tools.verify import faults_of, opened_buffer
@@ -67,10 +69,8 @@ def list_items(arguments: argparse.Namespace) -> None:
     """List items."""
     with reading(arguments.directory, arguments.trust_rules) as memory:
         if arguments.sort == "recall" and not memory.settings.has_due_dates:
-            raise ValueError(
-                "--sort recall: this memory has no spacing rule, so it predicts no recall; expected another order, "
-                "such as pass_rate or visits"
-            )
+            text = "this memory has no spacing rule, so it predicts no recall; expected another order, such as visits"
+            raise ValueError(f"--sort recall: {text}")
         items = all_items(memory)
         wanted = [item for item in items if arguments.domain in (None, item.prompt.domain)]
         wanted.sort(key=ORDERS[arguments.sort])
@@ -153,6 +153,15 @@ def verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def drop_items(arguments: argparse.Namespace) -> None:
+    """Remove items for good from a run and its checkpoints; transcripts and ratings keep their texts."""
+    which = {"domain": arguments.domain, "before": arguments.before}
+    if not arguments.items and set(which.values()) == {None}:
+        raise ValueError("nothing to remove; expected an ITEM, --domain or --before")
+    for path, num in drop(arguments.directory, arguments.items, arguments.trust_rules, **which).items():
+        print(f"{counted(num, 'item')} removed from {path}")
+
+
 # --- the tokenizer --------------------------------------------------------------------------------
 
 
@@ -221,6 +230,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for added in (showing, exporting):
         added.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     command("verify", verify)
+    dropping = command("drop", drop_items)
+    dropping.add_argument("items", nargs="*", metavar="ITEM")
+    dropping.add_argument("--domain", help="also all items of this domain")
+    dropping.add_argument("--before", type=positive, metavar="N", help="also items and groups from before iteration N")
     return parser.parse_args(argv)
 
 
