@@ -81,6 +81,7 @@ class SavedAlgorithm(Algorithm):
     policy_kl: float
     seed: int
     ahead: RolloutsAhead | None
+    retention: Any  # `algorithm.retention.Retention`, which a run without it does not load; None
     _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _is_saving = False
@@ -154,6 +155,8 @@ class SavedAlgorithm(Algorithm):
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
         own["callbacks"] = states_of(self)
+        if self.retention:
+            own["retention"] = self.retention.get_state()
         in_play = self.ahead.outstanding if self.ahead is not None else []
         own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
         own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
@@ -182,6 +185,8 @@ class SavedAlgorithm(Algorithm):
             self.reference_clock.set_state(state["srl"]["reference_clock"])
             self.controller.set_state(state["srl"]["planning"])
             set_states(self, state["srl"]["callbacks"])
+            if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
+                self.retention.set_state(state["srl"]["retention"])
             self.filler.set_state(state["srl"]["filling"])
             if self.ahead is not None:
                 self.ahead.forget()

@@ -161,6 +161,14 @@ class Report:
             for name, value in of_domain.items():
                 self._metrics.log_value(("domains", domain, name), value, reduce="mean", window=1)
 
+    def retention(self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]]) -> None:
+        """Log what an update held, and how many targets it gave."""
+        rows = [(("retention", name), value) for name, value in values.items()]
+        for domain, of_domain in by_domain.items():
+            rows += [(("retention", "by_domain", domain, name), value) for name, value in of_domain.items()]
+        for key, value in rows:
+            self._metrics.log_value(key, value, reduce="mean", window=1)
+
     def stages(self, ended: Sequence[str]) -> None:
         """Log what the memory holds of domains whose stage ended, and how often it was drawn."""
         for domain in ended:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import ray
@@ -72,6 +72,9 @@ from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
+if TYPE_CHECKING:  # loaded if a run asks for it
+    from rllib_srl.algorithm.retention import Retention
+
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
@@ -87,6 +90,7 @@ class SRL(SavedAlgorithm):
 
     config: SRLConfig
     ahead: RolloutsAhead | None = None
+    retention: Retention | None = None  # with `replay_retain` above 0
     result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
     @classmethod
@@ -135,6 +139,7 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
+        self.retention = self._make_retention()
         self.filler = make_filler(self.source, self.memory)
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
         self.controller = Controller(
@@ -176,6 +181,14 @@ class SRL(SavedAlgorithm):
             is_local=self.config.num_env_runners == 0,
             timeout_s=self.config.start_timeout_s,
         )
+
+    def _make_retention(self) -> Retention | None:
+        settings = self.config.replay_settings()
+        if not settings.retain:
+            return None
+        from rllib_srl.algorithm.retention import Retention
+
+        return Retention(settings, self.memory, self.learners, self.config.sync_timeout_s)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
@@ -220,9 +233,12 @@ class SRL(SavedAlgorithm):
             left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
             policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
             reused = self.memory.draw_groups(num_played, now, policy)
+            held = self.retention.draw(groups, now) if self.retention else []
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
             shards = self._shards(batch)
+            if self.retention:
+                self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, self.version)
         with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):
@@ -558,9 +574,11 @@ class SRL(SavedAlgorithm):
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
-        """Pass learner feedback (drift of reused groups, hidden states) to the memory, and update the reference."""
+        """Pass learner feedback (drift, targets, hidden states) to the memory, and update the reference."""
         if reused:
             self.memory.look_back(reused, self.learners.reuse_report(self.config.sync_timeout_s), now)
+        if self.retention:
+            self.report.retention(*self.retention.keep(now))
         if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
             self.learners.follow_policy(rate, self.config.sync_timeout_s)
             self.report.count("num_reference_moves", 1)
@@ -709,6 +727,12 @@ def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int,
 def _malformed(visits: Mapping[str, Visit]) -> frozenset[str]:
     """Return the ids of groups that the memory found malformed: their numbers must reach no baseline."""
     return frozenset(name for name, visit in visits.items() if visit.refused in MALFORMED)
+
+
+def _stored(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[tuple[GroupMeta, Collection[int]]]:
+    """Return the groups that the memory has stored, each with the episodes that it keeps out of the loss."""
+    found = [(group, visits.get(group.group_id)) for group in groups]
+    return [(group, visit.without_loss) for group, visit in found if visit is not None and not visit.refused]
 
 
 def _unpaid(groups: Sequence[GroupMeta]) -> frozenset[str]:

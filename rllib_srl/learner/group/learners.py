@@ -128,11 +128,21 @@ class Learners:
 
     def take_embeddings(self) -> list[Any]:
         """Return the embeddings of this iteration, one mapping a shard, or without waiting a reference to each."""
-        call = Call.of(GRPOTorchLearner.take_embeddings)
+        return self._taken(Call.of(GRPOTorchLearner.take_embeddings))
+
+    def _taken(self, call: Call[Any]) -> list[Any]:
         if self._group.is_local:
             return [call.run(self._group._learner)]
         workers = [worker for _, worker in sorted(self._group._worker_manager.actors().items())]
         return [call.submit(worker) for worker in workers[:: self._per_shard]]
+
+    def take_targets(self) -> list[Any]:
+        """Return the targets of this iteration, one list a shard, or without waiting a reference to each."""
+        return self._taken(Call.of(GRPOTorchLearner.take_targets))
+
+    def retention_report(self, timeout_s: float) -> list[dict[str, list[float]]]:
+        """Return the sums of each shard's held answers; see `StoredAnswers.report`."""
+        return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")[:: self._per_shard]
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
         """Move every learner's reference model towards the policy; see `Reference.follow`."""

@@ -1,0 +1,113 @@
+"""The driver's side of retention: which stored answers an update holds, and where new targets go. No tokens here.
+
+    remember    draw     stored answers of domains that are not being learned now
+    batch       add_to   held answers, and those whose targets are taken, to the shards
+    look back   keep     targets to the memory, from object store to object store; KL and Delta to the metrics
+
+A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
+they would let a domain go when it is needed. Prompts in the batch are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_srl.batch.retention import plan
+from rllib_srl.batch.shard import TrainingShard
+from rllib_srl.learner.group.learners import Learners
+from rllib_srl.losses.retention import scales
+from rllib_srl.replay.client import ReplayClient
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.types import GroupMeta
+
+PER_DOMAIN = 128  # targets that are stored of a domain, of its newest groups: the policy at its best, not on its way
+
+
+class Retention:
+    """Retention of a run with a memory and `replay_retain` above 0."""
+
+    def __init__(self, settings: ReplaySettings, memory: ReplayClient, learners: Learners, timeout_s: float) -> None:
+        """Use the parts of a run; `timeout_s` is that of a call to the learners."""
+        self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
+        self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
+        self._counts: dict[str, float] = {}
+
+    def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
+        """Draw the answers that the update of this iteration holds.
+
+        Args:
+            groups: that were played in this iteration.
+            now: the training iteration.
+        """
+        self._fresh_at |= {group.prompt.domain: now for group in groups if group.origin == "fresh"}
+        learned = [domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window]
+        keys = {group.prompt.key for group in groups}
+        return self._memory.draw_targets(self._settings.retain_answers, now, learned, sorted(keys))
+
+    def add_to(
+        self,
+        shards: Sequence[TrainingShard],
+        held: Sequence[GroupMeta],
+        stored: Sequence[tuple[GroupMeta, Collection[int]]],
+        trained: Sequence[GroupMeta],
+        version: int,
+    ) -> None:
+        """Set the part of each shard.
+
+        Args:
+            shards: of the update.
+            held: what `draw` returned.
+            stored: played groups that the memory has stored, each with the episodes of it that it has not.
+            trained: groups with a gradient in this update.
+            version: of the weights in training.
+        """
+        num_tokens = [int(one.num_loss_tokens_G.sum()) for one in held]
+        factors = scales(num_tokens, [one.prompt.domain for one in held], self._settings.retain)
+        parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, version)
+        for shard, part in zip(shards, parts, strict=True):
+            shard.retention = part
+        self._counts = {
+            "num_held": len(held),
+            "num_held_tokens": sum(num_tokens),
+            "num_taken": len(parts[0].taken) + sum(len(part.scored) for part in parts),
+            "num_scored": sum(len(part.scored) for part in parts),
+        }
+
+    def keep(self, now: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        """Send the targets of the update to the memory; return the metrics of the answers held, and by domain."""
+        if self._counts["num_taken"]:
+            self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
+        of_all, by_domain = means_of(self._learners.retention_report(self._timeout_s))
+        return {**self._counts, **of_all}, by_domain
+
+    def get_state(self) -> dict[str, Any]:
+        """Return when each domain was last among the fresh prompts."""
+        return {"fresh_at": dict(self._fresh_at)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `get_state` returned."""
+        self._fresh_at = dict(state["fresh_at"])
+
+
+def means_of(
+    reports: Sequence[Mapping[str, Sequence[float]]],
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return the mean KL and Delta an answer, nats, over all held answers (NaN without any) and by domain.
+
+    Args:
+        reports: `StoredAnswers.report` of each shard.
+    """
+    sums: dict[str, np.ndarray] = {}
+    for report in reports:
+        for domain, row in report.items():
+            sums[domain] = sums.get(domain, np.zeros(3)) + np.array(row)
+    of_all = _means(sum(sums.values(), np.zeros(3)))
+    return of_all, {domain: _means(sums_3) for domain, sums_3 in sums.items()}
+
+
+def _means(sums_3: np.ndarray) -> dict[str, float]:
+    num, kl, delta = sums_3.tolist()
+    return {"kl": kl / num, "delta": delta / num} if num else {"kl": float("nan"), "delta": float("nan")}

@@ -1,0 +1,123 @@
+"""Retention through `algo.train()`: what is held when, what a run without it is, exact resumes, settings that act."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_srl.algorithm.retention import Retention, means_of
+from rllib_srl.types import GroupMeta, Prompt
+from tests.algorithm.test_resume import assert_same, go_on
+from tests.flat_settings import grouped
+from tests.small_learner import make_group
+from tests.small_memory import memory_config
+
+EVEN, ODD = ({"world": f"tests.small_worlds:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
+STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 30}]
+RETAIN = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
+
+
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
+    config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.25, reuse_fraction=0.25)
+    config.env, config.env_config = None, {}
+    return config.environment(stream=STAGES).training(lr=1e-3)
+
+
+def retaining(config, **changes):
+    return config.copy(copy_frozen=False).replay(**grouped({**RETAIN, **changes}, "replay_"))
+
+
+def learner_of(result):
+    return result["learners"]["default_policy"]
+
+
+@pytest.mark.slow
+def test_a_domain_is_held_once_its_stage_is_over(config, build):
+    algo = build(retaining(config))
+    results = [algo.train() for _ in range(5)]
+    found = [result["retention"] for result in results]
+    assert [one["num_held"] for one in found] == [0, 0, 0, 3, 3]  # learned in 1 and 2; the window is 2
+    assert all(one["num_taken"] > 0 for one in found[:2])
+    assert [learner_of(result)["retention/gradient_share"] > 0 for result in results] == [False] * 3 + [True] * 2
+    assert set(found[4]["by_domain"]) == {"even"} and np.isfinite(found[4]["by_domain"]["even"]["delta"])
+    assert learner_of(results[4])["retention_s"] > 0
+    assert results[4]["replay"]["num_targets"] > 0
+
+
+@pytest.mark.slow
+def test_a_weight_of_zero_is_the_run_without(config, build):
+    plain = go_on(build(config), 4)
+    assert_same(go_on(build(config.copy(copy_frozen=False).replay(retain=0.0)), 4), plain)
+    held = go_on(build(retaining(config)), 4)
+    with pytest.raises(AssertionError):
+        assert_same(held, plain)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_unbroken_one(config, build, tmp_path):
+    config = retaining(config).training(num_epochs=2)
+    algo = build(config)
+    go_on(algo, 3)
+    algo.save_to_path(tmp_path / "three")
+    whole = go_on(algo, 3)
+    other = build(config)
+    other.restore_from_path(tmp_path / "three")
+    assert_same(go_on(other, 3), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"retain_answers": 5}, {"retain_top_k": 0}, {"retain": 30.0}, {"retain_window": 1}])
+def test_each_setting_acts(config, build, change):
+    first, other = (go_on(build(retaining(config, **one)), 4) for one in ({}, change))
+    with pytest.raises(AssertionError):
+        assert_same(first, other)
+
+
+# --- the gate: no run ---------------------------------------------------------------------------------
+
+
+class Memory:
+    """Notes what it is asked."""
+
+    def draw_targets(self, num, now, without_domains, without_keys):
+        self.asked = num, now, list(without_domains), list(without_keys)
+        return []
+
+
+def group_of(seed, domain, origin):
+    group = make_group(seed, 4, [2, 2])
+    meta = GroupMeta.of(group, group)
+    return GroupMeta(**{**vars(meta), "prompt": Prompt("world", str(seed), domain), "origin": origin})
+
+
+def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
+    settings = retaining_settings(retain_window=2)
+    memory = Memory()
+    retention = Retention(settings, memory, None, 1.0)
+    old = group_of(1, "a", "fresh")
+    retention.draw([old], 1)
+    assert memory.asked == (3, 1, ["a"], [old.prompt.key])
+    revisit, new = group_of(2, "a", "revisit"), group_of(3, "b", "fresh")
+    retention.draw([revisit, new], 2)
+    assert memory.asked[2] == ["a", "b"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
+    retention.draw([revisit, new], 3)
+    assert memory.asked[2] == ["b"]  # a was fresh two iterations ago; that it is revisited does not count
+    again = Retention(settings, memory, None, 1.0)
+    again.set_state(retention.get_state())
+    again.draw([new], 4)
+    assert memory.asked[2] == ["b"]
+
+
+def retaining_settings(**changes):
+    from rllib_srl.replay.settings import ReplaySettings
+
+    return ReplaySettings(**{**RETAIN, **changes})
+
+
+def test_reports_of_shards_are_means_an_answer():
+    of_all, by_domain = means_of([{"a": [1, 2.0, 0.5]}, {"a": [3, 2.0, 1.5], "b": [4, 4.0, 0.0]}, {}])
+    assert by_domain == {"a": {"kl": 1.0, "delta": 0.5}, "b": {"kl": 1.0, "delta": 0.0}}
+    assert of_all == {"kl": 1.0, "delta": 0.25}
+    nothing, none = means_of([{}])
+    assert none == {} and np.isnan(nothing["kl"])
