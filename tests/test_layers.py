@@ -25,6 +25,7 @@ LAYERS = [
     ["engine"],
     ["batch"],
     ["replay"],
+    ["memory"],  # public: the parts of the memory that need no Ray
     ["curriculum", "people"],
     ["rollout", "learner"],
     ["weights"],

@@ -111,6 +111,19 @@ class ReplayClient:
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
+    def draw_targets(
+        self, num: int, now: int, without_domains: Sequence[str], without_keys: Sequence[str]
+    ) -> list[GroupMeta]:
+        """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
+        arguments = (num, now, self._request(now, "draw_targets"), list(without_domains), list(without_keys))
+        return listed(*self.process.call_both("drawing", Call.of(RLlibReplayBuffer.draw_targets_apart, *arguments)))
+
+    def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
+        """Send targets, or references to them, to the buffer; return how many have a stored group."""
+        add, timeout_s = RLlibReplayBuffer.add_targets, self.settings.timeout_s
+        how = {"per_domain": per_domain, "fetch_timeout_s": timeout_s}
+        return self._do("storing targets", now, add, list(targets), now, **how)
+
     def _owed(self, slots: Slots, num: int) -> int:
         return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,6 +96,31 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         """Draw stored groups; return their metadata with `ref` None, and the groups. See `draw_groups`."""
         drawn = self.draw_groups(num, now, request, policy)
         return [one.meta for one in drawn], StoredGroupBatch(drawn)
+
+    def add_targets(
+        self,
+        targets: Sequence[Any],
+        now: int,
+        request: str = "",
+        per_domain: int | None = None,
+        fetch_timeout_s: float = 60.0,
+    ) -> int:
+        """Store targets: lists of them, one a learner, or references to such lists; see `SRLReplayBuffer`."""
+        found = [target for part in _fetched(targets, fetch_timeout_s) for target in part]
+        found.sort(key=lambda target: (target.group_id, target.episode))  # whatever the number of learners
+        return super().add_targets(found, now, request, per_domain)
+
+    def draw_targets_apart(
+        self,
+        num: int,
+        now: int,
+        request: str = "",
+        without_domains: Collection[str] = (),
+        without_keys: Collection[str] = (),
+    ) -> tuple[list[GroupMeta], list[Group]]:
+        """Draw answers to hold; return their metadata with `ref` None, and the groups. See `draw_targets`."""
+        groups = self.draw_targets(num, now, request, without_domains, without_keys)
+        return [GroupMeta.of(group, None) for group in groups], groups
 
     def embed_groups(self, vectors: Sequence[Any], keys: Mapping[str, str], now: int, request: str = "") -> int:
         """Store hidden states as embeddings; see `embed`.

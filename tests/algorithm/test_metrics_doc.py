@@ -18,6 +18,7 @@ SECTIONS = {  # heading in the document -> key of the results
     "replay": "replay",
     "domains": "domains",
     "ratings": "ratings",
+    "retention": "retention",
     "weight_sync": "weight_sync",
     "timers": "timers",
     "evaluation": "evaluation",
@@ -42,6 +43,7 @@ RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
 RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
+RARE |= {f"by_domain/[^/]+/{name}" for name in ("kl", "delta")}  # test_retention.py
 NO_METRICS = ("Trackers",)  # headings of other sections
 
 
@@ -95,7 +97,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
         else:
             config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
             config.callbacks(["contrib.sec", "contrib.bands", "contrib.probe"])
-            config.replay(spacing="fsrs")
+            config.replay(spacing="fsrs", retain=1.0)
         algo = config.build_algo()
         for _ in range(3):
             runs.append(algo.train())
