@@ -20,6 +20,7 @@ from tests.small_learner import (
     ADVANTAGES,
     GROUPS,
     VOCABULARY,
+    Gathering,
     learner_config,
     learner_group,
     make_group,
@@ -133,10 +134,16 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
     "change",
     [
         lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
+        pytest.param(
+            lambda config: config.training(fsdp=True).learners(
+                num_learners=2, num_cpus_per_learner=0, learner_class=Gathering
+            ),
+            marks=pytest.mark.slow,
+        ),
         lambda config: config.training(prefix_sharing=False),
         lambda config: config.training(micro_batch_tokens=10_000),
     ],
-    ids=["two learners", "padded", "one pass"],
+    ids=["two learners", "sharded learners", "padded", "one pass"],
 )
 def test_the_split_changes_nothing(run, change):
     one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held_answers(4))
