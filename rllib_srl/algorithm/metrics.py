@@ -163,7 +163,7 @@ class Report:
 
     def retention(self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]]) -> None:
         """Log what an update held, and how many targets it gave."""
-        rows = [(("retention", name), value) for name, value in values.items()]
+        rows: list[tuple[tuple[str, ...], float]] = [(("retention", name), value) for name, value in values.items()]
         for domain, of_domain in by_domain.items():
             rows += [(("retention", "by_domain", domain, name), value) for name, value in of_domain.items()]
         for key, value in rows:

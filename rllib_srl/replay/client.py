@@ -121,8 +121,9 @@ class ReplayClient:
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""
         add, timeout_s = RLlibReplayBuffer.add_targets, self.settings.timeout_s
-        how = {"per_domain": per_domain, "fetch_timeout_s": timeout_s}
-        return self._do("storing targets", now, add, list(targets), now, **how)
+        return self._do(
+            "storing targets", now, add, list(targets), now, per_domain=per_domain, fetch_timeout_s=timeout_s
+        )
 
     def _owed(self, slots: Slots, num: int) -> int:
         return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0

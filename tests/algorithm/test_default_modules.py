@@ -51,6 +51,7 @@ def modules(tmp_path_factory):
 def test_a_default_run_loads_no_module_of_contrib(modules):
     assert [name for name in modules if name.startswith("rllib_srl.contrib.")] == []
     assert "rllib_srl.replay.buffer" in modules
+    assert [name for name in modules if name.startswith("rllib_srl.") and name.endswith("retention")] == []
 
 
 @pytest.mark.slow
