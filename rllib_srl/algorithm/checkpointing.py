@@ -81,7 +81,7 @@ class SavedAlgorithm(Algorithm):
     policy_kl: float
     seed: int
     ahead: RolloutsAhead | None
-    retention: Any  # `algorithm.retention.Retention`, which a run without it does not load; None
+    retention: Any  # `learner.group.retention.Retention`, which a run without it does not load; None
     _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _is_saving = False

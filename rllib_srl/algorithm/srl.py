@@ -73,7 +73,7 @@ from rllib_srl.weights.sync import WeightSync
 from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 if TYPE_CHECKING:  # loaded if a run asks for it
-    from rllib_srl.algorithm.retention import Retention
+    from rllib_srl.learner.group.retention import Retention
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
@@ -186,7 +186,7 @@ class SRL(SavedAlgorithm):
         settings = self.config.replay_settings()
         if not settings.retain:
             return None
-        from rllib_srl.algorithm.retention import Retention
+        from rllib_srl.learner.group.retention import Retention
 
         return Retention(settings, self.memory, self.learners, self.config.sync_timeout_s)
 

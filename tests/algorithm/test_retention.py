@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.algorithm.retention import Retention, means_of
+from rllib_srl.learner.group.retention import Retention, means_of
 from rllib_srl.types import GroupMeta, Prompt
 from tests.algorithm.test_resume import assert_same, go_on
 from tests.flat_settings import grouped
