@@ -1,0 +1,149 @@
+"""Targets of right answers in a buffer, and items that leave without a byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
+from rllib_srl.types import TARGET, Group, Target
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything
+
+
+def target_of(group: Group, episode: int, num: float = 0.0, k: int = 2) -> Target:
+    """Return a target of an answer, whose log-probs say `num`."""
+    length = int(group.num_loss_tokens_G()[episode])
+    logp_Tk = np.full((length, k), -num, np.float16)
+    return Target(group.group_id, episode, np.full((length, k), 7, np.int32), logp_Tk, logp_Tk[:, 0])
+
+
+def with_targets(tmp_path=None, num: int = 6, **settings):
+    """Return a buffer of groups whose episodes 0 and 2 are right and have targets, and the groups."""
+    buffer = a_buffer(tmp_path, **settings)
+    groups = [a_group(a_prompt(i, "ab"[i % 2]), 1, i) for i in range(num)]
+    buffer.add(groups, 1)
+    targets = [target_of(group, episode, i + 0.25 * episode) for i, group in enumerate(groups) for episode in (0, 2)]
+    assert buffer.add_targets(targets, 1, "1.targets") == 2 * num
+    return buffer, groups
+
+
+def test_a_drawn_answer_is_the_episode_with_its_target(tmp_path):
+    buffer, groups = with_targets(tmp_path)
+    drawn = buffer.draw_targets(12, 2, "2.retain")
+    assert len({(one.group_id, one.extra[TARGET].episode) for one in drawn}) == 12
+    for one in drawn:
+        target, whole = one.extra[TARGET], groups[int(one.group_id.split(".")[1])]
+        assert (one.origin, one.size) == ("retain", 1)
+        assert one.token_ids_N.tolist() == whole.stream(target.episode).tolist()
+        assert target.logp_Tk[0, 0] == -(groups.index(whole) + 0.25 * target.episode)
+        one.check_valid()
+    again = buffer.draw_targets(12, 2, "2.retain")
+    assert [one.extra[TARGET].episode for one in again] == [one.extra[TARGET].episode for one in drawn]
+    size = sum(target_of(group, episode).num_bytes for group in groups for episode in (0, 2))
+    stats = buffer.stats(2)
+    assert (stats["num_targets"], stats["num_retained"]) == (12, 12)
+    assert stats["num_bytes_stored"] > int(buffer.tables.groups["num_bytes"].sum()) + size
+    buffer.check_valid()
+    state = everything(buffer)
+    buffer.close()
+    buffer = a_buffer(tmp_path)
+    assert everything(buffer) == state
+    buffer.close()
+
+
+def test_some_prompts_and_domains_are_left_out():
+    buffer, groups = with_targets()
+    assert {one.prompt.domain for one in buffer.draw_targets(12, 2, without_domains=["a", "none"])} == {"b"}
+    keys = [group.prompt.key for group in groups[:4]]
+    assert {one.prompt for one in buffer.draw_targets(12, 2, without_keys=keys)} == {g.prompt for g in groups[4:]}
+    counts = Counter(one.prompt.prompt_id for now in range(300) for one in buffer.draw_targets(2, now))
+    assert min(counts.values()) > 65 and sum(counts.values()) == 600  # each 100 times, deviation 8
+
+
+def test_targets_leave_with_their_group_and_item():
+    buffer, groups = with_targets(capacity=6, groups_per_item=1, eviction="fifo")
+    newer = a_group(groups[0].prompt, 2, 0, salt=1)
+    buffer.add([newer], 2)  # replaces the group
+    assert buffer.stats(2)["num_targets"] == 10 and buffer.add_targets([target_of(groups[0], 0)], 2) == 0
+    buffer.add([a_group(9, 3, 0)], 3)  # evicts the item of the first group, which has no target left
+    buffer.add([a_group(10, 4, 0)], 4)  # and the next
+    assert buffer.stats(4)["num_targets"] == 8
+    buffer.draw_groups(6, 5)
+    buffer.drop([groups[3].group_id])
+    assert len(buffer.draw_targets(99, 6)) == 6
+    buffer.check_valid()
+
+
+def test_a_limit_of_a_domain_drops_the_oldest_groups():
+    buffer, _ = with_targets()
+    assert buffer.add_targets([], 2, per_domain=2) == 0
+    assert sorted(one.group_id for one in buffer.draw_targets(99, 2)) == ["1.4", "1.4", "1.5", "1.5"]
+    assert buffer.stats(2)["num_targets_replaced"] == 8
+    buffer.check_valid()
+
+
+def test_a_target_is_replaced_and_survives_a_rating_of_its_group():
+    buffer, (group, *_) = with_targets(num=1)
+    assert buffer.add_targets([target_of(group, 0, 50.0)], 2) == 1
+    rating = RatedAnswer(1, fingerprint(group, 1), 1.0)
+    buffer.rate_answers([RatedGroup(group.group_id, group.prompt.key, (rating,))], "file", 1, 2)
+    drawn = buffer.draw_targets(9, 3)
+    assert sorted(float(one.extra[TARGET].logp_Tk[0, 0]) for one in drawn) == [-50.0, -0.5]
+    buffer.check_valid()
+
+
+def test_a_wrong_target_changes_nothing():
+    buffer, (group, *_) = with_targets(num=2)
+    state = everything(buffer)
+    with pytest.raises(ValueError, match=r"target of group 1.0: it has no episode 4"):
+        buffer.add_targets([target_of(group, 0, 9.0), Target("1.0", 4, *[np.zeros((1, 1))] * 2, np.zeros(1))], 2)
+    assert everything(buffer) == state
+    buffer.check_valid()
+
+
+# --- removing -------------------------------------------------------------------------------------
+
+
+def marked(number: int, domain: str, now: int) -> Group:
+    """Return a group whose prompt and tokens can be found in a file."""
+    group = a_group(a_prompt(f"mark{number}", domain, (f"secret{number}",)), now, number)
+    return a_group(group.prompt, now, number, token_ids_N=group.token_ids_N + 1_000_000 * (number + 1))
+
+
+@pytest.mark.parametrize("embedding", [None, "ngram"])
+def test_what_is_removed_is_in_no_file(tmp_path, embedding):
+    buffer = a_buffer(tmp_path, run="r", embedding=embedding)
+    groups = [marked(i, "ab"[i % 2], 1 + i) for i in range(6)]
+    for now, group in enumerate(groups, 1):
+        buffer.add([group], now, f"{now}.add")
+        buffer.add_targets([target_of(group, 0, now)], now, f"{now}.targets")
+    buffer.draw_prompts(6, 9, "9.draw_prompts")
+    buffer.draw_groups(6, 9, "9.draw_groups")
+    traces = [
+        (b"secret%d" % i, group.token_ids_N[:8].tobytes(), group.prompt.key.encode()) for i, group in enumerate(groups)
+    ]
+
+    def found() -> set[int]:
+        files = [path.read_bytes() for path in tmp_path.iterdir()]
+        return {i for i, marks in enumerate(traces) if any(mark in file for mark in marks for file in files)}
+
+    assert found() == {0, 1, 2, 3, 4, 5}
+    assert buffer.remove([groups[4].prompt.key, "0" * 16]) == 1 and found() == {0, 1, 2, 3, 5}
+    assert buffer.remove(before=2) == 1 and found() == {1, 2, 3, 5}
+    assert buffer.remove(domain="b") == 3 and found() == {2}
+    assert buffer.remove(domain="unknown") == 0
+    assert [one.prompt for one in buffer.draw_targets(9, 10)] == [groups[2].prompt]
+    assert [prompt.prompt_id for prompt in buffer.draw_prompts(9, 30)] == ["pmark2"]
+    buffer.check_valid()
+    buffer.close()
+    assert found() == {2}
+
+
+def test_older_groups_of_an_item_that_came_back_are_removed_alone():
+    buffer = a_buffer()
+    buffer.add([a_group(0, 1, 0)], 1)
+    buffer.add([a_group(0, 5, 0, salt=1)], 5)
+    assert buffer.remove(before=3) == 0 and buffer.tables.num_groups == len(buffer) == 1
+    buffer.check_valid()
