@@ -240,7 +240,7 @@ class SRLConfig(AlgorithmConfig):
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
         """Set settings by name; "algorithm", "replay" and callbacks are names as in their methods."""
-        values = without_names(config_dict)
+        values = without_names(dict(config_dict))  # RLlib passes configs, too
         for name in values.keys() & {"callbacks", "callbacks_class"}:
             values[name] = callbacks_of(values[name])
         config: SRLConfig = super().update_from_dict(values)
