@@ -66,8 +66,9 @@ def without_names(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a name of neither.
     """
+    settings = dict(values.items())  # a config, as RLlib passes one, also has methods of these names
     named: dict[str, Any] = {}
     for kind in TABLES:
-        if values.get(kind) is not None:
-            named |= settings_of_name(kind, values[kind])
-    return named | {name: value for name, value in values.items() if name not in TABLES}
+        if settings.get(kind) is not None:
+            named |= settings_of_name(kind, settings[kind])
+    return named | {name: value for name, value in settings.items() if name not in TABLES}
