@@ -93,10 +93,16 @@ class Gateway:
             return web.Stream(self._pieces(asked, headers), headers=headers)
         with self._serving.answering() as (number, name):
             body, why_not = forwarded(asked, self._usual, name)
-            answer = Collected(_new_id(), number, asked)
-            reply = answer.take(await self._serving.server.chat(body))
-            stored = await self._log(answer, asked, why_not)
-            return JSONResponse(reply, headers=self._headers(answer) | _trained(stored.untrainable))
+            reply, found = await self._whole(Collected(_new_id(), number, asked), body, why_not)
+            return JSONResponse(reply, headers=found)
+
+    async def _whole(
+        self, answer: Collected, body: Mapping[str, Any], why_not: str
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return a complete answer and its headers, once it is logged."""
+        reply = answer.take(await self._serving.server.chat(body))
+        stored = await self._log(answer, why_not)
+        return reply, self._headers(answer) | _trained(stored.untrainable)
 
     async def _pieces(self, asked: ServedRequest, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield pieces as they come; the last one only after the conversation was logged."""
@@ -104,15 +110,14 @@ class Gateway:
         with self._serving.answering() as (number, name):
             body, why_not = forwarded(asked, self._usual, name)
             answer = Collected(_new_id(), number, asked)
+            if asked.may_call:
+                reply, found = await self._whole(answer, body, why_not)
+                headers |= found
+                yield b"".join([*events_of(reply, with_usage), END])
+                return
             headers |= self._headers(answer) | (_trained(why_not) if why_not else {})
             held, is_begun = [], False
             try:
-                if asked.may_call:
-                    reply = answer.take(await self._serving.server.chat(body))
-                    stored = await self._log(answer, asked, why_not)
-                    headers |= _trained(stored.untrainable)
-                    yield b"".join([*events_of(reply, with_usage), END])
-                    return
                 async with aclosing(self._serving.server.chat_events(body)) as values:
                     async for value in values:
                         piece = answer.take(value)
@@ -126,14 +131,14 @@ class Gateway:
                     raise ServerError("the engine failed in mid-answer: it ended without a reason")
                 last = [*held, END]
             except (GeneratorExit, asyncio.CancelledError):  # the client went away
-                await asyncio.shield(self._log(answer, asked, CUT))
+                await asyncio.shield(self._log(answer, CUT))
                 raise
             except ServerError as error:
                 if not is_begun:
                     raise
                 why_not, last = CUT, [event(web.error_body(502, str(error), "engine_failed"))]
             try:
-                await self._log(answer, asked, why_not)
+                await self._log(answer, why_not)
             except (DiskFull, ConversationsError) as error:
                 last = [event(web.error_body(507, str(error), "not_stored"))]
             yield b"".join(last)
@@ -143,10 +148,10 @@ class Gateway:
         ignored = {"X-SRL-Ignored": "seed; vLLM cannot seed single requests on a CPU"} if is_ignored else {}
         return {"X-SRL-Version": str(answer.version), "X-SRL-Conversation": answer.conversation_id, **ignored}
 
-    async def _log(self, answer: Collected, asked: ServedRequest, why_not: str) -> Conversation:
+    async def _log(self, answer: Collected, why_not: str) -> Conversation:
         """Store the conversation and return it as it is stored."""
         tokens, why = answer.tokens(why_not)
-        messages = [{"role": one["role"], "content": _shown(one)} for one in asked.plain_messages()]
+        messages = [{"role": one["role"], "content": _shown(one)} for one in answer.asked.plain_messages()]
         at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, at, messages, answer.text, reason or "cut", tokens, why)

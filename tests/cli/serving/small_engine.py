@@ -123,9 +123,9 @@ class SmallEngine(VLLMServer):
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, stores, serving, training, served, port, client):
+    def __init__(self, engine, stores, serving, training, served, gateway, port, client):
         self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
-        self.served, self.port, self.client = served, port, client
+        self.served, self.gateway, self.port, self.client = served, gateway, port, client
 
     def ask(self, question="Which?", token=TOKEN, **more):
         return self.send("POST", "/v1/chat/completions", token, json=chat_of(question, **more))
@@ -156,7 +156,7 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     try:
         async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=60) as client:
             await serving.start()
-            yield Parts(engine, stores, serving, training, served, http.port, client)
+            yield Parts(engine, stores, serving, training, served, gateway, http.port, client)
     finally:
         await engine.stop()
         stores.close()
