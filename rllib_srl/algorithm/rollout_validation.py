@@ -29,5 +29,6 @@ def faults_of_rollout(config: Any) -> Iterator[str]:
     }
     for name, (is_wrong, expected) in wrong.items():
         if is_wrong:
-            value = settings.correction if name == "rollout_is_correction" else getattr(config, name)
+            known = settings.correction if name == "rollout_is_correction" else getattr(config, name)
+            value = getattr(settings, name, known)  # not "preset"
             yield f"{name} = {value!r} with max_lag = {lag}; expected {expected}"

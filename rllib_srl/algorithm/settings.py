@@ -65,13 +65,10 @@ class EnvironmentSettings(Settings):
     )
     env_config: Any = setting({}, "settings of the environment", is_rllib=True)
     worlds: Any = setting(None, "several environments: name -> env_config; None: `env` alone")
-    mixture: Any = setting(
-        None, "name -> sampling weight of each environment among fresh prompts; None: equal weights"
-    )
+    mixture: Any = setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights")
     prompt_order: Literal["mixture", "epochs"] = setting(
-        "mixture",
-        '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
-        "environments once an epoch)",
+        "mixture", '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
+        "environments once an epoch)"
     )
     stream: Any = setting(
         None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"
@@ -101,17 +98,15 @@ class EnvRunnerSettings(Settings):
     )
     sample_timeout_s: float = setting(1200.0, "timeout of one round of sampling, seconds", is_rllib=True, gt=0)
     engine: Literal["auto", "vllm", "transformers"] = setting(
-        "auto",
-        '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed',
-        of="engine.name", is_head=True,
+        "auto", '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed', of="engine.name",
+        is_head=True
     )
     engine_tensor_parallel_size: int = setting(
         1, "GPUs over which one engine splits the model", of="engine.tensor_parallel_size", ge=1
     )
     engine_memory_utilization: float | None = setting(
-        None,
-        "vLLM on a GPU: share of the GPU's memory to reserve, in (0, 1]; None: 0.9, or 0.45 beside a learner",
-        of="engine.memory_utilization", gt=0, le=1,
+        None, "vLLM on a GPU: share of the GPU's memory to reserve, in (0, 1]; None: 0.9, or 0.45 beside a learner",
+        of="engine.memory_utilization", gt=0, le=1
     )
     engine_kv_cache_gib: float = setting(
         1.0, "vLLM on a CPU: size of the KV cache, GiB", of="engine.kv_cache_gib", gt=0
@@ -120,9 +115,8 @@ class EnvRunnerSettings(Settings):
         256, "maximum number of turns that one engine generates at the same time", of="engine.max_num_seqs", ge=1
     )
     engine_num_threads: int | None = setting(
-        None,
-        "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores",
-        of="engine.num_threads", ge=1,
+        None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores",
+        of="engine.num_threads", ge=1
     )
     weight_transfer: Literal["object_store", "nccl", "ipc"] = setting(
         "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
@@ -130,7 +124,7 @@ class EnvRunnerSettings(Settings):
     colocate: bool | None = setting(
         None,
         "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: True "
-        "only where the default shares put both on one GPU and its memory does not hold both, or is unknown",
+        "only where the default shares put both on one GPU and its memory does not hold both, or is unknown"
     )
     prompt_format: Literal["text", "chat"] = setting(
         "text", '"text" (observations as plain text) or "chat" (the model\'s chat template)'
@@ -141,29 +135,22 @@ class EnvRunnerSettings(Settings):
     max_turns: int = setting(8, "maximum number of turns in an episode", ge=1)
     max_turn_tokens: int = setting(64, "maximum number of tokens the policy generates in a turn", ge=1)
     max_episode_tokens: int | None = setting(
-        None,
-        "maximum tokens in an episode with its prompt, and the engine's context; None: 1024, or the model's less",
-        ge=8,
+        None, "maximum tokens in an episode with its prompt, and the engine's context; None: 1024, or the model's less",
+        ge=8
     )
     env_timeout_s: float = setting(10.0, "timeout of one environment reset or step, seconds", gt=0)
     num_env_threads: int = setting(8, "threads per runner for calls to environments", ge=1)
     max_concurrent_episodes: int | None = setting(
-        None,
-        "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
-        "None: all",
-        ge=1,
+        None, "maximum number of episodes that a runner plays at the same time, for environments that start programs; "
+        "None: all", ge=1
     )
     max_lag: int = setting(
-        0,
-        "policy updates between the start of a group and its training, at most; 0: rollout and training take turns; "
-        "above 0: runners play on during updates, docs/rollouts.md",
-        ge=0,
+        0, "policy updates between the start of a group and its training, at most; 0: rollout and training take turns; "
+        "above 0: runners play on during updates, docs/rollouts.md", ge=0
     )
     in_flight: int | None = setting(
-        None,
-        "with max_lag: groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
-        "num_prompts_per_batch",
-        ge=2,
+        None, "with max_lag: groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
+        "num_prompts_per_batch", ge=2
     )
     slice_s: float = setting(0.5, "with max_lag: seconds that a runner plays between two chances to load weights", gt=0)
     late: Literal["memory", "drop"] = setting(
@@ -188,10 +175,8 @@ class TrainingSettings(Settings):
     grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
     num_prompts_per_batch: int = setting(16, "number of prompts played in each iteration (P)", ge=1)
     group_size: int = setting(
-        8,
-        "episodes per prompt (G), at least 2 (posterior: 1)",
-        "an integer of at least 2, or of 1 with advantage = 'posterior'",
-        ge=1,
+        8, "episodes per prompt (G), at least 2 (posterior: 1)",
+        "an integer of at least 2, or of 1 with advantage = 'posterior'", ge=1
     )
     regularisers: Any = setting(
         None, "terms against forgetting by name: ewc l2 lwf, with parameters, docs/losses.md; None: none"
@@ -208,47 +193,43 @@ class TrainingSettings(Settings):
     activation_checkpointing: bool | Literal["offload"] = setting(
         False,
         'True: store each layer\'s input only and recompute the rest (less memory, slower); "offload": the same, with '
-        "the inputs in host memory, on GPUs",
+        "the inputs in host memory, on GPUs"
     )
     fsdp: bool = setting(
-        False,
-        "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md",
-        of="fsdp.enabled", is_head=True,
+        False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md", of="fsdp.enabled",
+        is_head=True
     )
     fsdp_tensor_parallel: int = setting(
-        1, "learners over which each matrix is split, a divisor of num_learners; 1: none",
-        of="fsdp.tensor_parallel", rules="True", ge=1,
+        1, "learners over which each matrix is split, a divisor of num_learners; 1: none", of="fsdp.tensor_parallel",
+        rules="True", ge=1
     )
     fsdp_sequence_parallel: int = setting(
         1, "learners over which the tokens of a pass are split, a divisor of num_learners; 1: none",
-        of="fsdp.sequence_parallel", rules="True", ge=1,
+        of="fsdp.sequence_parallel", rules="True", ge=1
     )
     fsdp_gather_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         'format in which a learner gathers the weights of layers from the others: "bfloat16" halves that traffic and '
-        'its memory, with compute_dtype = "bfloat16"; what is stored and summed stays float32',
-        of="fsdp.gather_dtype", rules="True",
+        'its memory, with compute_dtype = "bfloat16"; what is stored and summed stays float32', of="fsdp.gather_dtype",
+        rules="True"
     )
     lora_rank: int = setting(
-        0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights",
-        of="lora.rank", is_head=True, ge=0,
+        0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights", of="lora.rank",
+        is_head=True, ge=0
     )
     lora_alpha: float | None = setting(None, "adapters are scaled by alpha / rank; None: by 2", of="lora.alpha", gt=0)
     lora_targets: Annotated[tuple[str, ...], Strict(False)] = setting(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "layers that get adapters, by the last part of their names",
-        "names of layers, such as ('q_proj', 'v_proj')",
-        of="lora.targets", min_length=1,
+        "layers that get adapters, by the last part of their names", "names of layers, such as ('q_proj', 'v_proj')",
+        of="lora.targets", min_length=1
     )
     lora_send: Literal["adapter", "merged"] = setting(
-        "adapter",
-        'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
-        of="lora.send",
+        "adapter", 'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
+        of="lora.send"
     )
     optimizer_name: Literal["adamw", "sgd", "adamw_bf16", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = setting(
-        "adamw",
-        '"adamw", "sgd", "adamw_bf16" (half the state) or "adamw_8bit"; on GPUs also "paged_adamw" or '
-        '"paged_adamw_8bit"',
+        "adamw", '"adamw", "sgd", "adamw_bf16" (half the state) or "adamw_8bit"; on GPUs also "paged_adamw" or '
+        '"paged_adamw_8bit"'
     )
     adam_betas: Annotated[Pair, where(lambda *betas: all(0 <= beta < 1 for beta in betas))] = setting(
         (0.9, 0.999), "AdamW's beta1 and beta2", "two numbers in [0, 1)"
@@ -282,9 +263,7 @@ class LearnerSettings(Settings):
     num_gpus_per_learner: Gpus = setting(
         None, "GPUs that Ray reserves per learner; below 1: a share of one", is_rllib=True
     )
-    num_cpus_for_main_process: float = setting(
-        1, "CPUs that Ray reserves for the main process", is_rllib=True, ge=0
-    )
+    num_cpus_for_main_process: float = setting(1, "CPUs that Ray reserves for the main process", is_rllib=True, ge=0)
 
 
 class EvaluationSettings(Settings):
@@ -294,9 +273,7 @@ class EvaluationSettings(Settings):
         None, "iterations between evaluations; none: no evaluation", is_rllib=True, ge=1
     )
     evaluation_duration: int = setting(128, "number of held-out prompts per evaluation", is_rllib=True, ge=1)
-    evaluation_pass_k: int = setting(
-        0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k", ge=0
-    )
+    evaluation_pass_k: int = setting(0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k", ge=0)
     evaluation_iterations: int = setting(
         0, "self-improvement steps per greedy answer, in environments that support it; 0: none", ge=0
     )

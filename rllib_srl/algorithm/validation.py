@@ -125,7 +125,7 @@ def _parameters(config: Any) -> Iterator[tuple[str, str]]:
                     listed = " or ".join(map(repr, readers))
                     yield group.flat[key], f"{shown}; expected it only with {name} = {listed}, not {rule!r}"
             elif others is not None and key not in others:
-                known = [each for each in group.flat if rule in (group.readers(each) or [rule]) and each != group.head]
+                known = [each for each in group.flat if rule in (group.readers(each) or [rule]) and each != "name"]
                 known += others
                 hint = f"; did you mean {near}?" if (near := nearest(str(key), known)) else ""
                 yield group.rest or f"{name}.{key}", f"{shown}; expected some of {', '.join(known)}{hint}"

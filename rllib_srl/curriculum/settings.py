@@ -19,27 +19,23 @@ class PlannerSettings(Settings):
     prefix = "planner_"
 
     objective: Literal["uniform", "recap"] = setting(
-        "uniform",
-        '"recap" (domains with slow or unstable progress weigh more) or "uniform"',
-        of="objective.name", is_head=True,
+        "uniform", '"recap" (domains with slow or unstable progress weigh more) or "uniform"', of="objective.name",
+        is_head=True
     )
     recap_window: int = setting(
         10, "results of a domain in each of the two windows compared (W)", of="objective.window", ge=2, **_OF_RECAP
     )
     adapt: Literal["none", "revisit", "reuse", "both"] = setting(
-        "none",
-        'replay fractions that adapt to forgetting: "none", "revisit", "reuse" or "both"',
-        of="adapt.name", is_head=True,
+        "none", 'replay fractions that adapt to forgetting: "none", "revisit", "reuse" or "both"', of="adapt.name",
+        is_head=True
     )
     fraction_bounds: Annotated[Pair, where(lambda low, high: 0 <= low < high < 1)] = setting(
-        (0.05, 0.5),
-        "lowest and highest value of an adapted fraction",
-        "two numbers, 0 <= lowest < highest < 1", of="adapt.bounds", **_OF_FRACTIONS,
+        (0.05, 0.5), "lowest and highest value of an adapted fraction", "two numbers, 0 <= lowest < highest < 1",
+        of="adapt.bounds", **_OF_FRACTIONS
     )
     forgetting_threshold: float = setting(
-        0.1,
-        "mean forgetting above which fractions rise; otherwise they fall",
-        of="adapt.forgetting_threshold", ge=0, le=1, **_OF_FRACTIONS,
+        0.1, "mean forgetting above which fractions rise; otherwise they fall", of="adapt.forgetting_threshold", ge=0,
+        le=1, **_OF_FRACTIONS
     )
 
     @property

@@ -24,8 +24,8 @@ class LossSettings(Settings):
 
     # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
     advantage: Any = setting(
-        "group", "group mean_only batch leave_one_out posterior gae, docs/losses.md",
-        of="advantage.name", is_head=True, is_preset=True,
+        "group", "group mean_only batch leave_one_out posterior gae, docs/losses.md", of="advantage.name", is_head=True,
+        is_preset=True
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
         None, f"preset: {' '.join(PRESETS)}, see docs/losses.md; None: no preset"
@@ -35,25 +35,25 @@ class LossSettings(Settings):
         "token", '"token", "sequence" (product over an episode), "geometric" (mean)', is_preset=True
     )
     clip_rule: Any = setting(
-        "higher", "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md",
-        of="clip_rule.name", is_head=True, is_preset=True,
+        "higher", "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md", of="clip_rule.name",
+        is_head=True, is_preset=True
     )
     clip_low: float = setting(0.2, "lower clip bound of the ratio is 1 - clip_low", gt=0, le=1, is_preset=True)
     clip_high: float = setting(0.28, "upper clip bound of the ratio is 1 + clip_high", gt=0, is_preset=True)
     dual_clip: float = setting(
-        3.0, "cap on the loss of a token with a negative advantage, in units of |A|, > 1",
-        of="clip_rule.loss_cap", rules="dual", gt=1,
+        3.0, "cap on the loss of a token with a negative advantage, in units of |A|, > 1", of="clip_rule.loss_cap",
+        rules="dual", gt=1
     )
     clip_delta: float = setting(
         4.0, "cap on the ratio itself, > 1 + clip_high", of="clip_rule.ratio_cap", rules="two_sided", gt=1
     )
     cispo_bounds: Bounds = setting(
-        (0.0, 5.0), "bounds of the ratio itself, not distances from 1", _BOUNDS,
-        of="clip_rule.bounds", rules="cispo", is_preset=True,
+        (0.0, 5.0), "bounds of the ratio itself, not distances from 1", _BOUNDS, of="clip_rule.bounds", rules="cispo",
+        is_preset=True
     )
     bapo_mode: Literal["active", "paper", "released"] = setting(
         "active", '"active", "paper" or "released", the measure that sets the bounds (docs/losses.md)',
-        of="clip_rule.mode", rules="bapo",
+        of="clip_rule.mode", rules="bapo"
     )
     # weight of a token
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
@@ -70,20 +70,20 @@ class LossSettings(Settings):
         "decoupled", 'ratio to "decoupled" (learner at the start) or "bypass" (engine)', is_preset=True
     )
     correction: Any = setting(
-        "tis", "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po",
-        of="rollout_is_correction.name", is_head=True, is_preset=True,
+        "tis", "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po", of="rollout_is_correction.name",
+        is_head=True, is_preset=True
     )
     tis_clip_max: float | None = setting(
         2.0, "cap on weights of tis, sequence_tis and geometric_mask; None: no tis",
-        of="rollout_is_correction.tis_clip_max", rules="tis sequence_tis geometric_mask", gt=0, is_preset=True,
+        of="rollout_is_correction.tis_clip_max", rules="tis sequence_tis geometric_mask", gt=0, is_preset=True
     )
     correction_window: Bounds = setting(
-        (0.5, 5.0), "range of ratios kept by mis, sequence_mask and mis_po", _BOUNDS,
-        of="rollout_is_correction.window", rules="mis sequence_mask mis_po", is_preset=True,
+        (0.5, 5.0), "range of ratios kept by mis, sequence_mask and mis_po", _BOUNDS, of="rollout_is_correction.window",
+        rules="mis sequence_mask mis_po", is_preset=True
     )
     sequence_window: Bounds = setting(
         (0.999, 1.002), "range of mean ratios kept by geometric_mask and mis_po", _BOUNDS,
-        of="rollout_is_correction.sequence_window", rules="geometric_mask mis_po", is_preset=True,
+        of="rollout_is_correction.sequence_window", rules="geometric_mask mis_po", is_preset=True
     )
     off_policy_mask: float | None = setting(
         None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask", gt=0
@@ -91,15 +91,15 @@ class LossSettings(Settings):
     # entropy and KL terms
     entropy_coeff: float = setting(0.0, "weight of the entropy bonus; 0: none", ge=0)
     kl_coeff: float = setting(
-        0.0, "weight of the KL to the reference policy; 0 loads no reference",
-        of="kl.coeff", is_head=True, ge=0, is_preset=True,
+        0.0, "weight of the KL to the reference policy; 0 loads no reference", of="kl.coeff", is_head=True, ge=0,
+        is_preset=True
     )
     kl_estimator: Literal["k1", "k2", "k3", "k3_k2"] = setting(
         "k3", '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss)', of="kl.estimator", is_preset=True
     )
     kl_in_reward: bool | None = setting(
         None, "True: coeff * KL of an episode is subtracted from its reward, also of k2 and k3; None: of k1 only",
-        of="kl.in_reward",
+        of="kl.in_reward"
     )
     kl_reference: Literal["base", "last_good", "ema"] = setting(
         "base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"', of="kl.reference"
@@ -108,25 +108,25 @@ class LossSettings(Settings):
         "off", 'KL on reused tokens: "off", or "weighted" by the importance ratio', of="kl.on_reused"
     )
     reference_every: int = setting(
-        100, "iterations between updates (ema) or checks (last_good) of the reference policy",
-        of="kl.reference_every", ge=1,
+        100, "iterations between updates (ema) or checks (last_good) of the reference policy", of="kl.reference_every",
+        ge=1
     )
     reference_rate: float = setting(
-        1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy",
-        of="kl.reference_rate", gt=0, le=1,
+        1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy", of="kl.reference_rate",
+        gt=0, le=1
     )
     # advantage estimation and reward shaping
     prior_weight: float = setting(
-        2.0, "episodes that the mean reward of the domain counts as in the baseline",
-        of="advantage.prior_weight", rules="posterior", ge=0,
+        2.0, "episodes that the mean reward of the domain counts as in the baseline", of="advantage.prior_weight",
+        rules="posterior", ge=0
     )
     min_surprise: float = setting(
-        0.1, "largest |advantage| of a group below which it is not trained on",
-        of="advantage.min_surprise", rules="posterior", ge=0,
+        0.1, "largest |advantage| of a group below which it is not trained on", of="advantage.min_surprise",
+        rules="posterior", ge=0
     )
     surprise_scale: Literal["rms", "centred", "none"] = setting(
-        "rms", 'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"',
-        of="advantage.scale", rules="posterior",
+        "rms", 'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"', of="advantage.scale",
+        rules="posterior"
     )
     gae_lambda: float = setting(1.0, "lambda, in [0, 1]", of="advantage.gae_lambda", rules="gae", ge=0, le=1)
     use_critic: bool = setting(False, "train a value head, for gae", of="advantage.use_critic")

@@ -97,31 +97,27 @@ class ReplaySettings(Settings):
     prefix = "replay_"
 
     revisit_fraction: Share | Literal["auto"] = setting(
-        0.25,
-        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
-        "a number in [0, 1], or 'auto'",
+        0.25, 'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
+        "a number in [0, 1], or 'auto'"
     )
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
-        0.0,
-        "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
-        of="retain.weight", is_head=True, ge=0,
+        0.0, "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
+        of="retain.weight", is_head=True, ge=0
     )
     retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers", ge=1)
     retain_top_k: int = setting(
         16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", of="retain.top_k", ge=0
     )
     retain_window: int = setting(
-        5, "a domain is held unless it was among the fresh prompts of so many last iterations",
-        of="retain.window", ge=1,
+        5, "a domain is held unless it was among the fresh prompts of so many last iterations", of="retain.window", ge=1
     )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
-        "none",
-        'when items are due: none (always) fsrs sm2 leitner fixed expanding or "module:rule"',
-        of="spacing.name", is_head=True,
+        "none", 'when items are due: none (always) fsrs sm2 leitner fixed expanding or "module:rule"',
+        of="spacing.name", is_head=True
     )
     spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule, by name", _BY_NAME, of="spacing.*")
     desired_retention: float = setting(
@@ -135,37 +131,33 @@ class ReplaySettings(Settings):
     )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item", ge=1)
     grade: Annotated[str, _rule_of("grade")] = setting(
-        "pass_rate",
-        'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"',
-        of="grade.name", is_head=True,
+        "pass_rate", 'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"', of="grade.name",
+        is_head=True
     )
     grade_reuse: bool = setting(
         False, "also grade an item on reuse, by the change in likelihood of stored successes", of="grade.on_reuse"
     )
     rating_scale: Literal["ordinal", "binary", "normalised"] = setting(
-        "normalised",
-        'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
-        of="grade.rating_scale",
+        "normalised", 'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
+        of="grade.rating_scale"
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
     history_by: Literal["versions", "visits", "kl"] = setting(
         "versions",
         'what discounts the history of a prompt: "versions" (updates), "visits" or "kl" (of the policy, nats)',
-        of="history.by", is_head=True,
+        of="history.by", is_head=True
     )
     history_half_life: float | None = setting(
         None, "after so many of these a prompt's history counts half; None: 11 versions, 1 visit or 0.06 nats",
-        of="history.half_life", gt=0,
+        of="history.half_life", gt=0
     )
     selection: Annotated[str, _rule_of("selection")] = setting(
-        "uniform",
-        'rule that selects items to revisit (docs/memory.md), or "module:rule"',
-        of="selection.name", is_head=True,
+        "uniform", 'rule that selects items to revisit (docs/memory.md), or "module:rule"', of="selection.name",
+        is_head=True
     )
     reuse_selection: Annotated[str, _rule_of("reuse_selection")] = setting(
-        "uniform",
-        'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
-        of="reuse_selection.name", is_head=True,
+        "uniform", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"', of="reuse_selection.name",
+        is_head=True
     )
     selection_config: dict[str, Any] = setting({}, "parameters of the rule for revisits", _BY_NAME, of="selection.*")
     reuse_selection_config: dict[str, Any] = setting(
@@ -180,36 +172,31 @@ class ReplaySettings(Settings):
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
     reuse_correction: Literal["clip", "truncate", "mask"] = setting(
-        "clip",
-        'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
-        of="reuse_correction.name", is_head=True,
+        "clip", 'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
+        of="reuse_correction.name", is_head=True
     )
     mask_window: Annotated[Pair, where(lambda low, high: 0 < low < 1 < high)] = setting(
-        (0.5, 2.0),
-        'range of ratios that are kept; "truncate": the upper end caps the ratio',
-        "two numbers, 0 < lower < 1 < upper",
-        of="reuse_correction.window", rules="mask truncate",
+        (0.5, 2.0), 'range of ratios that are kept; "truncate": the upper end caps the ratio',
+        "two numbers, 0 < lower < 1 < upper", of="reuse_correction.window", rules="mask truncate"
     )
     max_logp_gap: float | None = setting(
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )
     diversity_coeff: float = setting(
-        0.0,
-        "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
-        of="diversity.coeff", is_head=True, ge=0,
+        0.0, "strength of diversity in intervals of spacing and draws by srl; 0: no effect", of="diversity.coeff",
+        is_head=True, ge=0
     )
     diversity_device: Literal["cpu", "gpu"] = setting(
         "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
-        of="diversity.device",
+        of="diversity.device"
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
         '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"; None: "ngram" where diversity, '
-        "near_duplicate or least_diverse need one, else none",
+        "near_duplicate or least_diverse need one, else none"
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(
-        "fifo",
-        'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"',
+        "fifo", 'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"'
     )
     max_episode_tokens: int | None = setting(
         None, "maximum tokens of a stored episode, prompt included; None: any", ge=1
@@ -223,7 +210,7 @@ class ReplaySettings(Settings):
     admit: Annotated[Any, by(_fault_of_hooks)] = setting(
         "secrets",
         'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
-        "or a list of these (docs/memory.md); None: nothing",
+        "or a list of these (docs/memory.md); None: nothing"
     )
     on_group: Annotated[str | None, _rule_of("on_group", or_none=True)] = setting(
         None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'

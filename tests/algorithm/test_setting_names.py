@@ -77,6 +77,7 @@ def test_parameters_reach_the_settings_in_use(config):
 
 
 REFUSED = [
+    ("kl", {"coef": 0.1}, "kl.coef = 0.1; expected some of coeff, estimator, "),
     ("clip_rule", {"name": "dual", "los_cap": 2.0}, "clip_rule.los_cap = 2.0; expected some of loss_cap; did you mean"),
     ("clip_rule", {"name": "higher", "loss_cap": 3.0}, "expected it only with clip_rule = 'dual', not 'higher'"),
     ("clip_rule", {"name": "dual", "loss_cap": 1}, "clip_rule.loss_cap = 1; expected a number above 1"),

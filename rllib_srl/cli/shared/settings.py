@@ -9,7 +9,7 @@
       replay_spacing: {name: fixed, interval: 8}      the same as --replay_spacing name=fixed interval=8
 
 Types, ranges and defaults are those of the models in `rllib_srl.algorithm.settings`. What needs Ray or torch is
-imported where it is used: a command line with an error in a value ends before they load.
+imported where it is used, so that `srl train --help` loads neither.
 """
 
 from __future__ import annotations
