@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.envs.people.schemes import NEUTRAL_REWARDS, PASS_REWARDS, SCHEMES, Moving, quality_of, reward_of
-from rllib_srl.people.answer import Answer
 
 TAKEN_BACK = "none"
 _STARS = tuple(map(str, range(1, 6)))
@@ -91,6 +90,30 @@ def reward_under(value: str, scheme: str, moving: Moving) -> float | None:
 def neutral_reward(scheme: str) -> float:
     """Return the reward of an answer that is neither good nor bad."""
     return NEUTRAL_REWARDS[scheme or "binary"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that people rate: one episode of a stored group, as text.
+
+    Invariant: `answer_id` and `fingerprint` together identify it for good; a run that is resumed and plays something
+    else under the same group id gives another fingerprint.
+    """
+
+    group_id: str
+    episode: int  # position in the stored group
+    key: str  # of the prompt
+    fingerprint: str  # `replay.ratings.fingerprint`
+    env_id: str
+    domain: str
+    version: int  # of the policy that wrote its last token
+    prompt: str
+    answer: str
+
+    @property
+    def answer_id(self) -> str:
+        """Return the id that people see: group id and episode, such as "12.3/0"."""
+        return f"{self.group_id}/{self.episode}"
 
 
 @dataclass(frozen=True)

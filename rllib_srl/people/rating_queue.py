@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rllib_srl.people.answer import Answer
-from rllib_srl.people.rating import TAKEN_BACK, shown_reward
+from rllib_srl.people.rating import TAKEN_BACK, Answer, shown_reward
 from rllib_srl.people.rating_store import RatingStore
 
 

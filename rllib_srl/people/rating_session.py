@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rllib_srl.people.answer import Answer
-from rllib_srl.people.rating import TAKEN_BACK, VALUES, words_of
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, Answer, words_of
 from rllib_srl.people.rating_queue import RatingQueue
 from rllib_srl.people.rating_store import RatingStore
 

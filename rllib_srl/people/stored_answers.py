@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating import Answer
 from rllib_srl.replay.ratings import RatedGroups, fingerprint
 from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.tools.explain import Decode, turns

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRL
-from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
 from rllib_srl.replay.payloads import decode

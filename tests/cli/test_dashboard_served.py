@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.served.app import make_served_app
-from rllib_srl.cli.dashboard.served.sections import SECTIONS
-from rllib_srl.cli.dashboard.served.views import ServedViews
+from rllib_srl.cli.dashboard.served.sections import SECTIONS, ServedViews
 from rllib_srl.cli.serving.job import write_json
 from rllib_srl.cli.serving.served_directory import SERVER, ServedDirectory
 from rllib_srl.cli.serving.stores import Stores

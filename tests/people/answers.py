@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating import Answer
 
 
 def an_answer(number: int = 3, episode: int = 0, iteration: int = 12, **fields: object) -> Answer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import NotARun, StoredAnswers

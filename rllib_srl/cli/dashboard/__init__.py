@@ -120,7 +120,7 @@ def _served_page(
         ValueError: a flag is for a run.
     """
     from rllib_srl.cli.dashboard.served.app import make_served_app
-    from rllib_srl.cli.dashboard.served.views import ServedViews
+    from rllib_srl.cli.dashboard.served.sections import ServedViews
 
     for name in ("model", "trust_rules"):
         if value := getattr(arguments, name):

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from rllib_srl.cli.dashboard.memory_view import MemoryView
 from rllib_srl.cli.people.rate import rows_in_words
-from rllib_srl.people.answer import Answer
 from rllib_srl.people.rate_by_id import rate_by_id
-from rllib_srl.people.rating import TAKEN_BACK, VALUES
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, Answer
 from rllib_srl.people.rating_queue import RatingQueue
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rllib_srl.people.answer import Answer
+from rllib_srl.people.rating import Answer
 from rllib_srl.replay.admission.secrets import redact
 from rllib_srl.storage.private_database import PrivateDatabase
 from rllib_srl.types import Prompt

@@ -25,8 +25,7 @@ from starlette.routing import Route
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.page_views import TROUBLES
 from rllib_srl.cli.dashboard.pages import Pages, application, position_in, short_fields
-from rllib_srl.cli.dashboard.served.sections import shown_time
-from rllib_srl.cli.dashboard.served.views import ServedViews
+from rllib_srl.cli.dashboard.served.sections import ServedViews, shown_time
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.report.run_page import shortened
 from rllib_srl.people.rating import TAKEN_BACK, shown_reward
