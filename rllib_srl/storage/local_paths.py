@@ -1,4 +1,4 @@
-"""Checks that output paths are on a mounted file system, which journals and checkpoints need.
+"""Checks that output paths are on a mounted file system, which memories and checkpoints need.
 
 `Path("s3://bucket/run")` is a relative folder named "s3:": files meant for a bucket would be written beside the script.
 Ray Tune's `storage_path` takes URIs and copies a trial's files there.

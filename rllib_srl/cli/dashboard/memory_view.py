@@ -1,6 +1,6 @@
 """The memory of a run that may be going on, read from a copy that is made anew when the run has changed it.
 
-A copy takes as long as the journal is large, so a new one is made at most every `PAUSE_S`, and at most a tenth of the
+A copy takes as long as the database is large, so a new one is made at most every `PAUSE_S`, and at most a tenth of the
 time goes into copying. The run does not wait for it.
 """
 
@@ -52,7 +52,7 @@ class MemoryView:
         return self._reading
 
     def _marks(self) -> tuple[tuple[int, int], ...]:
-        """Return size and time of each file of the journal: another commit changes them."""
+        """Return size and time of each file of the database: another commit changes them."""
         paths = sorted(self._directory.glob(PLACES[0] + "*"))
         stats = [path.stat() for path in paths if path.suffix in (".db", ".db-wal")]
         return tuple((one.st_size, one.st_mtime_ns) for one in stats)

@@ -1,7 +1,7 @@
 """Make the parts of the live page: each in the thread that owns the files it reads, rendered again when these changed.
 
     files thread     metrics, settings, transcripts       LiveRun
-    memory thread    copies of the journal, ratings       MemoryView, RatingDesk
+    memory thread    copies of the memory, ratings        MemoryView, RatingDesk
 """
 
 from __future__ import annotations
