@@ -238,7 +238,8 @@ class SRL(SavedAlgorithm):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
             shards = self._shards(batch)
             if self.retention:
-                self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, self.version)
+                oldest = self.version - self.config.max_lag
+                self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, oldest)
         with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):

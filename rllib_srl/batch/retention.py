@@ -4,8 +4,8 @@
     taken     right answers that this update trains on: their first pass gives targets
     scored    right answers of groups without spread, which are not trained on: a pass without gradient
 
-Targets are taken from groups that the present weights played (lag 0): the policy that gave an answer is the one that
-is held. At most `PER_GROUP` answers of a group: many prompts tell more of a skill than many answers.
+Targets are taken from groups that the present weights played, or with `max_lag` weights that are at most so many updates
+older: the policy that gave an answer is, or almost is, the one that is held. At most `PER_GROUP` answers of a group: many prompts tell more of a skill than many answers.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def episodes_in(ref: Any, size: int) -> Sequence[int]:
     return ref.episodes if isinstance(ref, PartRef) else range(size)
 
 
-def right_answers(group: GroupMeta, pass_reward: float, version: int, without: Collection[int] = ()) -> list[int]:
+def right_answers(group: GroupMeta, pass_reward: float, oldest: int, without: Collection[int] = ()) -> list[int]:
     """Return the episodes of a group, or a part of one, whose targets are taken, at most `PER_GROUP`.
 
     Args:
         group: a played group.
         pass_reward: least reward of a right answer, if the environment has none.
-        version: of the weights in training; episodes of other versions are left out.
+        oldest: version of weights whose answers are taken; those of earlier versions are left out.
         without: numbers of episodes in the stored group that are not stored.
     """
-    is_taken_G = group.is_success_G(pass_reward) & (group.versions_G2 == version).all(1) & (group.num_loss_tokens_G > 0)
+    is_taken_G = group.is_success_G(pass_reward) & (group.versions_G2 >= oldest).all(1) & (group.num_loss_tokens_G > 0)
     if group.has_reward_G is not None:
         is_taken_G &= group.has_reward_G
     numbers = episodes_in(group.ref, len(is_taken_G))
@@ -65,7 +65,7 @@ def plan(
     trained: Sequence[GroupMeta],
     num_shards: int,
     pass_reward: float,
-    version: int,
+    oldest: int,
 ) -> list[RetentionPart]:
     """Return the part of each learner.
 
@@ -76,18 +76,18 @@ def plan(
         trained: groups, or parts of them, with a gradient in this update.
         num_shards: number of parts.
         pass_reward: as in `right_answers`.
-        version: as in `right_answers`.
+        oldest: as in `right_answers`.
     """
     left_out = {group.group_id: without for group, without in played}
     taken = {
         (group.group_id, episodes_in(group.ref, len(group.rewards_G))[g])
         for group in trained
         if group.group_id in left_out and group.origin != "reuse"
-        for g in right_answers(group, pass_reward, version, left_out[group.group_id])
+        for g in right_answers(group, pass_reward, oldest, left_out[group.group_id])
     }
     are_trained = {group.group_id for group in trained}
     rows = [
-        [part_meta(group, [g]) for g in right_answers(group, pass_reward, version, without)]
+        [part_meta(group, [g]) for g in right_answers(group, pass_reward, oldest, without)]
         for group, without in played
         if group.group_id not in are_trained
     ]

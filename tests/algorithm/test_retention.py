@@ -139,3 +139,17 @@ def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
         assert shares[0] == pytest.approx(shares[1], rel=1e-3)
     assert runs[1][3]["retention"]["kl"] == pytest.approx(runs[0][3]["retention"]["kl"], rel=1e-3, abs=1e-6)
     assert runs[1][3]["retention"]["num_held"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lora", "max_lag"])
+def test_adapters_and_rollouts_ahead_hold_by_the_same_path(config, build, how):
+    config = retaining(config, **FRESH)
+    if how == "lora":
+        config.training(lora_rank=4)
+    else:
+        config.env_runners(num_env_runners=1, max_lag=1)
+    algo = build(config)
+    results = [algo.train() for _ in range(7)]
+    assert sum(result["retention"]["num_taken"] > 0 for result in results) >= 4
+    assert learner_of(results[6])["retention/gradient_share"] > 0

@@ -202,6 +202,7 @@ def test_two_right_answers_of_the_present_weights_are_taken():
     assert right_answers(meta(), 0.9, 1) == []  # weights have moved on
     mixed = np.array([[0, 1], [1, 1], [1, 1], [1, 1]])
     assert right_answers(meta(versions_G2=mixed), 0.9, 1) == [1, 3]
+    assert right_answers(meta(versions_G2=mixed), 0.9, 0) == [0, 1]  # with `max_lag` 1
     assert right_answers(meta(), 0.9, 0, without={0}) == [1, 3]
     part = part_meta(meta(), [1, 2, 3])
     assert right_answers(part, 0.9, 0, without={1}) == [2]  # episode 3 of the stored group

@@ -53,7 +53,7 @@ class Retention:
         held: Sequence[GroupMeta],
         stored: Sequence[tuple[GroupMeta, Collection[int]]],
         trained: Sequence[GroupMeta],
-        version: int,
+        oldest: int,
     ) -> None:
         """Set the part of each shard.
 
@@ -62,11 +62,11 @@ class Retention:
             held: what `draw` returned.
             stored: played groups that the memory has stored, each with the episodes of it that it has not.
             trained: groups with a gradient in this update.
-            version: of the weights in training.
+            oldest: version of weights whose right answers give targets.
         """
         num_tokens = [int(one.num_loss_tokens_G.sum()) for one in held]
         factors = scales(num_tokens, [one.prompt.domain for one in held], self._settings.retain)
-        parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, version)
+        parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, oldest)
         for shard, part in zip(shards, parts, strict=True):
             shard.retention = part
         self._counts = {
