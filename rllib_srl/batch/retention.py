@@ -4,8 +4,9 @@
     taken     right answers that this update trains on: their first pass gives targets
     scored    right answers of groups without spread, which are not trained on: a pass without gradient
 
-Targets are taken from groups that the present weights played, or with `max_lag` weights that are at most so many updates
-older: the policy that gave an answer is, or almost is, the one that is held. At most `PER_GROUP` answers of a group: many prompts tell more of a skill than many answers.
+Targets are taken from groups that the present weights played, or with `max_lag` weights of at most so many updates
+before: the policy that gave an answer is, or almost is, the one that is held. At most `PER_GROUP` answers of a group:
+many prompts tell more of a skill than many answers.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
 def test_adapters_and_rollouts_ahead_hold_by_the_same_path(config, build, how):
     config = retaining(config, **FRESH)
     if how == "lora":
-        config.training(lora_rank=4)
+        config.training(lora={"rank": 4})
     else:
         config.env_runners(num_env_runners=1, max_lag=1)
     algo = build(config)
