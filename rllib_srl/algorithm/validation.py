@@ -116,12 +116,11 @@ def _parameters(config: Any) -> Iterator[tuple[str, str]]:
     """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
     for name, group in GROUPS.items():
         rule = config.rule_of(name)
-        rules: tuple[Any, ...] = (rule,)
         others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
         for key, value in group.given(getattr(config, name)).items():
             shown = f"{name}.{key} = {value!r}"
             if key in group.flat:
-                if (readers := group.readers(key)) and not set(map(str, rules)) & set(readers):
+                if (readers := group.readers(key)) and str(rule) not in readers:
                     listed = " or ".join(map(repr, readers))
                     yield group.flat[key], f"{shown}; expected it only with {name} = {listed}, not {rule!r}"
             elif others is not None and key not in others:

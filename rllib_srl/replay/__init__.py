@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rllib_srl.replay.buffer import SRLReplayBuffer
     from rllib_srl.replay.settings import ReplaySettings
 
-_HOMES = {"Refusal": "admission.hooks", "ReplaySettings": "settings", "SRLReplayBuffer": "buffer"}
+_HOMES = {"Refusal": "admission.admission", "ReplaySettings": "settings", "SRLReplayBuffer": "buffer"}
 __all__ = ["Refusal", "ReplaySettings", "SRLReplayBuffer"]
 
 
