@@ -27,12 +27,12 @@ def rules() -> dict[str, Rules[Any]]:
     """Return setting -> the table of the rules that it chooses from."""
     from rllib_srl.replay.admission.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
-    from rllib_srl.replay.on_group import ON_GROUP
     from rllib_srl.replay.schedule.grading import GRADES
     from rllib_srl.replay.schedule.spacing import SPACINGS
     from rllib_srl.replay.selection.eviction import EVICTIONS
     from rllib_srl.replay.selection.predicates import PREDICATES
     from rllib_srl.replay.selection.rules import SELECTIONS
+    from rllib_srl.replay.visits import ON_GROUP
 
     return {
         "spacing": SPACINGS,
