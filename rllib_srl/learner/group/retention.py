@@ -78,10 +78,11 @@ class Retention:
 
     def keep(self, now: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Send the targets of the update to the memory; return the metrics of the answers held, and by domain."""
+        num_stored = 0
         if self._counts["num_taken"]:
-            self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
+            num_stored = self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
         of_all, by_domain = means_of(self._learners.retention_report(self._timeout_s))
-        return {**self._counts, **of_all}, by_domain
+        return {**self._counts, "num_stored": num_stored, **of_all}, by_domain
 
     def get_state(self) -> dict[str, Any]:
         """Return when each domain was last among the fresh prompts."""
