@@ -7,7 +7,6 @@ import pytest
 
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, loss_weights
-from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group
 
@@ -52,16 +51,7 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
     assert one.meta.weight == pytest.approx(BY_HAND[beta][int(one.group.prompt.prompt_id[1:])], rel=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["srl", "uniform", "recent"])
-def test_other_rules_weigh_everything_alike(rule):
-    buffer = a_buffer(reuse_selection=rule)
-    buffer.add(groups_of(), 1)
-    assert [one.meta.weight for one in buffer.draw_groups(3, 2, "2.draw_groups")] == [1.0] * 3
-    answer = buffer.store.answer("2.draw_groups")
-    assert isinstance(answer, list) and drawn_in(answer)[1] == [1.0] * 3
-
-
-def test_domains_that_have_quotas_keep_their_shares():
+def test_quotas_of_domains_are_not_corrected():
     """Inside a domain the weights undo the rule; between domains the quota is wanted. Rewards .2 .6 | .4 .4."""
     rule = PER(by="reward", alpha=1.0, beta=1.0)
     candidates = Candidates.of(4, are_groups=True, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])

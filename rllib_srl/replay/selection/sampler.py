@@ -70,8 +70,8 @@ class Draws:
         domains = self._domains()
 
         def pool_of(size: int) -> np.ndarray:
-            rest = settings.min_recall_interval
-            slots_N = store.pool(now, size, generator, domains, rest, self._is_by_due)
+            interval = settings.min_recall_interval
+            slots_N = store.pool(now, size, generator, domains, interval, self._is_by_due)
             others_N: np.ndarray = slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
             return others_N
 
@@ -272,17 +272,12 @@ class DrawnAnswer(NamedTuple):
     weights: list[float]
     histories: list[History | None]  # of their prompts, where the baseline is one from history
 
-    def to_json(self) -> Any:
-        """Return JSON types: the numbers alone if there is nothing else to say."""
-        if set(self.weights) <= {1.0} and set(self.histories) <= {None}:
-            return self.seqs
-        histories = [None if one is None else list(one) for one in self.histories]
-        return {"seqs": self.seqs, "weights": self.weights, "histories": histories}
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {**self._asdict(), "histories": [None if past is None else list(past) for past in self.histories]}
 
 
-def drawn_in(answer: Any) -> DrawnAnswer:
+def drawn_in(answer: Mapping[str, Any]) -> DrawnAnswer:
     """Return the answer that `to_json` wrote."""
-    if not isinstance(answer, Mapping):
-        return DrawnAnswer(answer, [1.0] * len(answer), [None] * len(answer))
-    of = [None if one is None else History(*one) for one in answer["histories"]]
-    return DrawnAnswer(answer["seqs"], answer["weights"], of)
+    histories = [None if past is None else History(*past) for past in answer["histories"]]
+    return DrawnAnswer(answer["seqs"], answer["weights"], histories)
