@@ -159,9 +159,7 @@ def test_a_runner_with_room_begins_what_waits_for_a_full_one():
     ahead.close()
 
 
-def test_what_waits_for_a_stopped_runner_is_played_by_another(
-    random_llama_dir, tmp_path, ray_here, build, monkeypatch
-):
+def test_what_waits_for_a_stopped_runner_is_played_by_another(random_llama_dir, tmp_path, ray_here, build, monkeypatch):
     launched, begun, most = {}, {}, []
     launch, take_new = RolloutsAhead.launch, RolloutsAhead._take_new
 
@@ -211,9 +209,7 @@ def logps_by_version(directories, ids) -> np.ndarray:
 
 
 @ON_BOTH_ENGINES
-def test_log_probs_are_those_of_the_version_that_wrote_the_token(
-    engine, random_llama_dir, tmp_path, ray_here, build
-):
+def test_log_probs_are_those_of_the_version_that_wrote_the_token(engine, random_llama_dir, tmp_path, ray_here, build):
     """Of each episode the versions of its tokens never fall, from the first version to the last."""
     config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.4)
     config.replay(revisit_fraction=0.0).training(lr=3e-3)

@@ -112,7 +112,7 @@ def test_weights_come_from_a_poisoned_checkpoint_and_nothing_is_unpickled(traine
             lambda: algo.restore(Checkpoint.from_directory(path)),
         ],
         "does not exist|has no manifest.json": [  # no checkpoint that anybody sealed
-            lambda: algo.restore_from_path(path / part, component="learner_group"),
+            lambda: algo.restore_from_path(path / part, component="learner_group")
         ],
     }
     for reason, calls in attempts.items():

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.evaluation import (
-    _mean_pass,
-    diversity_of,
-    figures_of_chains,
-    refuse_without_pool,
-    summary,
-)
+from rllib_srl.algorithm.evaluation import _mean_pass, diversity_of, figures_of_chains, refuse_without_pool, summary
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.envs.math.compare import Compare

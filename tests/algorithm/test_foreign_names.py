@@ -31,9 +31,7 @@ TRL_AND_VERL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "found"), [("unifrom", "uniform"), ("uniform", "uniform"), ("lottery", ""), ("", "")]
-)
+@pytest.mark.parametrize(("name", "found"), [("unifrom", "uniform"), ("uniform", "uniform"), ("lottery", ""), ("", "")])
 def test_the_nearest_name_by_hand(name, found):
     assert nearest(name, {"uniform", "fifo", "priority"}) == found
 

@@ -61,8 +61,7 @@ def test_adapters_are_those_that_peft_makes():
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [ModelShape(2, 512, 1536, 8, 2, 1000, True, 64), ModelShape(2, 256, 1024, 8, 8, 1000, True, 32)],
+    "shape", [ModelShape(2, 512, 1536, 8, 2, 1000, True, 64), ModelShape(2, 256, 1024, 8, 8, 1000, True, 32)]
 )
 def test_activations_are_what_autograd_keeps_for_a_layer(shape):
     def kept(num_layers, num_tokens=256):

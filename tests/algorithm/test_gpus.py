@@ -28,16 +28,10 @@ def config(random_llama_dir):
 @pytest.mark.parametrize(
     ("num_gpus", "runners", "learners", "expected"),
     [
-        (0, 4, 2, GpuShares(0, 0)),
-        (1, 1, 0, COLOCATED),
-        (1, 0, 0, COLOCATED),
-        (2, 1, 1, GpuShares(1, 1)),
-        (2, 2, 2, COLOCATED),
-        (3, 2, 1, GpuShares(1, 1)),
-        (8, 4, 4, GpuShares(1, 1)),
-        (4, 4, 2, COLOCATED),
+        (0, 4, 2, GpuShares(0, 0)), (1, 1, 0, COLOCATED), (1, 0, 0, COLOCATED), (2, 1, 1, GpuShares(1, 1)),
+        (2, 2, 2, COLOCATED), (3, 2, 1, GpuShares(1, 1)), (8, 4, 4, GpuShares(1, 1)), (4, 4, 2, COLOCATED),
     ],
-)
+)  # fmt: skip
 def test_cards_are_split_or_shared_in_pairs(num_gpus, runners, learners, expected):
     assert gpu_shares(num_gpus, runners, learners) == expected
 

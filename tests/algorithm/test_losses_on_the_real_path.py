@@ -164,5 +164,3 @@ def test_a_reference_that_moves_survives_a_checkpoint(config, build, tmp_path):
     learner.follow_policy(0.5)
     algo.restore_from_path(path)
     assert all(p.equal(moved[name]) for name, p in learner.reference.model.named_parameters())
-
-

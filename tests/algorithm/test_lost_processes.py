@@ -8,13 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray import ActorID
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    OwnerDiedError,
-    RayTaskError,
-    RuntimeEnvSetupError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OwnerDiedError, RayTaskError, RuntimeEnvSetupError
 
 from rllib_srl.algorithm import checkpointing
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm

@@ -35,23 +35,17 @@ def make(**changes):
 @pytest.mark.parametrize(
     ("votes", "least", "ties", "expected"),
     [
-        ("aaba", 2, "none", [1, 1, 0, 1]),
-        ("aaaa", 2, "none", [1, 1, 1, 1]),
+        ("aaba", 2, "none", [1, 1, 0, 1]), ("aaaa", 2, "none", [1, 1, 1, 1]),
         ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
         ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
-        ("abcd", 1, "first", [1, 0, 0, 0]),
-        ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
-        ("abab", 2, "none", [0, 0, 0, 0]),
-        ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
-        ("baba", 2, "first", [1, 0, 1, 0]),
-        ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
+        ("abcd", 1, "first", [1, 0, 0, 0]), ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
+        ("abab", 2, "none", [0, 0, 0, 0]), ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
+        ("baba", 2, "first", [1, 0, 1, 0]), ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
         ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
-        ("a...", 1, "none", [1, 0, 0, 0]),
-        ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
-        ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]),
-        ("", 1, "none", []),
+        ("a...", 1, "none", [1, 0, 0, 0]), ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
+        ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]), ("", 1, "none", []),
     ],
-)
+)  # fmt: skip
 def test_majorities_by_hand(votes, least, ties, expected):
     given_votes = [None if vote == "." else vote for vote in votes]
     assert agreement(given_votes, str.__eq__, least, ties) == expected

@@ -146,9 +146,7 @@ def test_shards_and_order_leave_every_scale_as_it_is(rule, num_shards, seed):
     groups = [replace(GroupMeta.of(g, g), origin="reuse" if i == 2 else "fresh") for i, g in enumerate(GROUPS)]
     order = np.random.default_rng(seed).permutation(3)
     advantages = [np.zeros(g.size) for g in GROUPS]
-    shards = build_shards(
-        [groups[i] for i in order], [advantages[i] for i in order], num_shards, 30, 0.5, rule, 32
-    )
+    shards = build_shards([groups[i] for i in order], [advantages[i] for i in order], num_shards, 30, 0.5, rule, 32)
     found = {ref.group_id: scale for shard in shards for ref, scale in zip(shard.group_refs, shard.scales, strict=True)}
     wanted = token_scales([g.num_loss_tokens_G for g in groups], [False, False, True], rule, 32, 0.5)
     for group, scale in zip(groups, wanted, strict=True):

@@ -70,9 +70,7 @@ def test_without_history_prior_and_scale_it_is_rloo(groups):
         np.testing.assert_allclose(one, theirs, rtol=0, atol=1e-12)
 
 
-@given(
-    batch=st.lists(st.tuples(st.floats(0.5, 12), st.floats(0.5, 12), st.booleans()), min_size=2, max_size=32)
-)
+@given(batch=st.lists(st.tuples(st.floats(0.5, 12), st.floats(0.5, 12), st.booleans()), min_size=2, max_size=32))
 def test_one_episode_with_the_pseudo_counts_as_history_is_spo(batch):
     """SPO: v = alpha / (alpha + beta), A = (r - v - mean) / std over the batch."""
     surprises = np.array([won - alpha / (alpha + beta) for alpha, beta, won in batch])

@@ -44,9 +44,7 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     assert lines[0] == (
         "drawn for iteration 5: 4 iterations after its last visit, pass rate 0.50, 1 visit before, rule uniform"
     )
-    assert lines[-1] == (
-        "may be drawn for iteration 9: one of 2 items, rule uniform"
-    )
+    assert lines[-1] == ("may be drawn for iteration 9: one of 2 items, rule uniform")
     rows = [cells(line) for line in said(capsys, "list", tmp_path, "--sort", "pass_rate").splitlines()]
     assert [row[1] for row in rows[1:3]] == ["world [p2]", "world [p1]"]
     assert [row[3:5] for row in rows[1:3]] == [["any time", "-"]] * 2

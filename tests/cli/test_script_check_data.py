@@ -41,14 +41,10 @@ def test_good_data_needs_no_look(tmp_path: Path, capsys) -> None:
 
 def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> None:
     rows = [
-        *ROWS,
-        {**ROWS[0], "answer": "99"},
-        {**ROWS[1], "question": ROWS[1]["question"].upper()},
-        "not json",
-        {"question": "Who?"},
-        {"question": "How long? " * 30, "answer": "7"},
+        *ROWS, {**ROWS[0], "answer": "99"}, {**ROWS[1], "question": ROWS[1]["question"].upper()}, "not json",
+        {"question": "Who?"}, {"question": "How long? " * 30, "answer": "7"},
         {"question": "Which long answer?", "answer": "a very long answer indeed " * 3},
-    ]
+    ]  # fmt: skip
     status, text = checked(capsys, "--data", written(tmp_path / "bad.jsonl", rows), "--model", "tiny", "--solve", "0")
     assert status == 1
     assert "1 contradictory; 2 unusable" in text

@@ -44,27 +44,17 @@ def test_help_loads_neither_ray_nor_torch() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("lr", "3e-5", 3e-5),
-        ("lr", [[0, 1e-5], [100, 0]], [[0, 1e-5], [100, 0]]),
-        ("lr", 1, 1.0),
-        ("group_size", "16", 16),
-        ("num_gpus_per_env_runner", "0.5", 0.5),
-        ("colocate", "true", True),
-        ("tis_clip_max", "none", None),
-        ("clip_high", "1", 1.0),
-        ("clip_high", "preset", "preset"),
-        ("clip_rule", "none", "none"),
-        ("correction_window", "[0.5, 2]", (0.5, 2)),
-        ("seed", "7", 7),
-        ("adam_betas", "[0.9, 0.95]", (0.9, 0.95)),
-        ("model", "123", "123"),
-        ("num_cpus_per_learner", "2", 2),
+        ("lr", "3e-5", 3e-5), ("lr", [[0, 1e-5], [100, 0]], [[0, 1e-5], [100, 0]]), ("lr", 1, 1.0),
+        ("group_size", "16", 16), ("num_gpus_per_env_runner", "0.5", 0.5), ("colocate", "true", True),
+        ("tis_clip_max", "none", None), ("clip_high", "1", 1.0), ("clip_high", "preset", "preset"),
+        ("clip_rule", "none", "none"), ("correction_window", "[0.5, 2]", (0.5, 2)), ("seed", "7", 7),
+        ("adam_betas", "[0.9, 0.95]", (0.9, 0.95)), ("model", "123", "123"), ("num_cpus_per_learner", "2", 2),
         ("env_config", ["num_numbers=2", "pool=[1, 2]"], {"num_numbers": 2, "pool": [1, 2]}),
         ("env_config", '{"num_numbers": 2}', {"num_numbers": 2}),
         ("worlds", ["compare={num_numbers: 2}", "lookup={}"], {"compare": {"num_numbers": 2}, "lookup": {}}),
         ("mixture", {"compare": 0.5}, {"compare": 0.5}),
     ],
-)
+)  # fmt: skip
 def test_values_take_the_type_of_their_setting(name: str, text: object, value: object) -> None:
     read = read_value(name, text)
     assert read == value and type(read) is type(value)
@@ -118,9 +108,7 @@ def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
         (["--zzz"], "--zzz: --help lists them all"),
     ],
 )
-def test_unknown_flags_are_refused_with_what_to_use(
-    capsys: pytest.CaptureFixture, argv: list[str], line: str
-) -> None:
+def test_unknown_flags_are_refused_with_what_to_use(capsys: pytest.CaptureFixture, argv: list[str], line: str) -> None:
     assert refused(capsys, *argv) == ["error: unknown arguments:", f"  {line}"]
 
 

@@ -84,9 +84,7 @@ def test_each_measure_is_judged() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_as_healthy_as_itself_and_a_broken_one_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_model_is_as_healthy_as_itself_and_a_broken_one_is_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     broken = tmp_path / "model"  # with its last layer norm scaled to 0, every token is equally likely
     shutil.copytree(local_model("tiny"), broken)
     weights = load_file(broken / "model.safetensors")

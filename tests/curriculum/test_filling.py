@@ -7,13 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_srl.curriculum.filling import (
-    AUTO_BOUNDS,
-    LiveBalance,
-    StreamFiller,
-    make_filler,
-    unknown_domains,
-)
+from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller, make_filler, unknown_domains
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.client import ReplayClient
@@ -134,8 +128,7 @@ def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
     source = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.known_domains() == {"even", "odd", "small", "large"}
     assert unknown_domains(ReplaySettings(**settings), source) == [
-        f"{name} has 'od', but no training prompt is of this domain; expected some of 'even', 'large', "
-        "'odd', 'small'"
+        f"{name} has 'od', but no training prompt is of this domain; expected some of 'even', 'large', 'odd', 'small'"
     ]
     untouched = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.domain_weights() == untouched.domain_weights() and source.draw(9) == untouched.draw(9)

@@ -129,10 +129,7 @@ def test_every_setting_acts(name, base, value):
     assert trace(**base) != trace(**{**base, name: value})
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [RECAP, ADAPT, {**RECAP, **ADAPT}],
-)
+@pytest.mark.parametrize("settings", [RECAP, ADAPT, {**RECAP, **ADAPT}])
 def test_a_state_goes_on_exactly(settings):
     one, mixture = planner(**settings), {"a": 0.5, "b": 0.5}
 

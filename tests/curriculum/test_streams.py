@@ -68,13 +68,9 @@ def test_a_schedule_interpolates_between_its_knots():
     entries = [{"world": "a"}, {"world": "b"}, {"world": "c"}]
     stream = make_stream({"domains": entries, "schedule": [[10, {"a": 2}], [20, {"b": 1, "c": 3}]]})
     for done, weights in [
-        (0, [1, 0, 0]),
-        (10, [1, 0, 0]),
-        (15, [0.5, 0.125, 0.375]),  # half of (1, 0, 0) and half of (0, 1/4, 3/4)
-        (18, [0.2, 0.2, 0.6]),
-        (20, [0, 0.25, 0.75]),
-        (99, [0, 0.25, 0.75]),
-    ]:
+        (0, [1, 0, 0]), (10, [1, 0, 0]), (15, [0.5, 0.125, 0.375]),  # half of (1, 0, 0) and half of (0, 1/4, 3/4)
+        (18, [0.2, 0.2, 0.6]), (20, [0, 0.25, 0.75]), (99, [0, 0.25, 0.75]),
+    ]:  # fmt: skip
         assert list(stream.weights(Progress(done)).values()) == pytest.approx(weights)
     assert stream.stage(Progress(15)) is None
 

@@ -12,8 +12,7 @@ PROMPT_TOKENS = 60
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tensor_parallel_size", "has_amx", "block"),
-    [("float32", 2, False, 32), ("bfloat16", 1, True, 32)],
+    ("dtype", "tensor_parallel_size", "has_amx", "block"), [("float32", 2, False, 32), ("bfloat16", 1, True, 32)]
 )
 def test_kernels_for_amx_and_processes_of_vllm_keep_blocks_of_32(
     monkeypatch, dtype, tensor_parallel_size, has_amx, block

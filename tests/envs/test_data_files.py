@@ -197,14 +197,10 @@ def test_folders_without_data_and_with_several_kinds_are_refused(tmp_path) -> No
 @pytest.mark.parametrize(
     ("text", "is_on_hub"),
     [
-        ("openai/gsm8k", True),
-        ("data/train.jsonl.gz", False),
-        ("data/train.tsv", False),
-        ("data/shards/", False),
-        ("my.csv", False),
-        ("org/name.v1", True),
+        ("openai/gsm8k", True), ("data/train.jsonl.gz", False), ("data/train.tsv", False), ("data/shards/", False),
+        ("my.csv", False), ("org/name.v1", True),
     ],
-)
+)  # fmt: skip
 def test_what_is_a_file_by_its_name_is_none_of_the_hub(text, is_on_hub, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert names_data_set(text) == is_on_hub
@@ -288,10 +284,7 @@ def test_a_column_that_occurs_twice_is_a_warning(tmp_path) -> None:
         ("t.json", json.dumps({"question": ['"Hi" he said', '"tis so'], "answer": ["1", "2"]})),
         ("t.json", json.dumps({"question": {"0": '"Hi" he said', "1": '"tis so'}, "answer": {"0": 1, "1": 2}})),
         ("t.json", json.dumps({"columns": ["question", "answer"], "data": [['"Hi" he said', 1], ['"tis so', 2]]})),
-        (
-            "t.jsonl",
-            packed(lines([{"question": '"Hi" he said', "answer": 1}, {"question": '"tis so', "answer": 2}])),
-        ),
+        ("t.jsonl", packed(lines([{"question": '"Hi" he said', "answer": 1}, {"question": '"tis so', "answer": 2}]))),
     ],
 )
 def test_tables_are_read_as_programs_write_them(tmp_path, name, content) -> None:

@@ -137,13 +137,9 @@ def test_variants_of_a_task_are_in_one_split(category):
 def test_text_of_the_policy_is_looked_up_and_never_run():
     world, _ = started()
     for turn in (
-        "[_load_scenario(scenario={})]",
-        "[__init__()]",
-        "[root.clear()]",
-        "[GorillaFileSystem()]",
-        "[ls.__func__()]",
+        "[_load_scenario(scenario={})]", "[__init__()]", "[root.clear()]", "[GorillaFileSystem()]", "[ls.__func__()]",
         "[eval('1')]",
-    ):
+    ):  # fmt: skip
         assert "Error: there is no function" in world.step(turn + "\n")[0], turn
     before = set(sys.modules)
     world.step("[ls(a=__import__('antigravity'))]\n")

@@ -24,22 +24,11 @@ from tests.envs.world_play import first_ids, play
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("12 * 7 - 5", "79"),
-        ("0.1 + 0.2", "0.3"),
-        ("1 / 4", "0.25"),
-        ("1 / 3", "0.3333333333"),
-        ("2 / 3 * 3", "2"),
-        ("-7 // 2", "-4"),
-        ("-7 % 3", "2"),
-        ("2 ** 10", "1024"),
-        ("2 ** -1", "0.5"),
-        ("-(3 + 4) * +2", "-14"),
-        ("1_000 + 1", "1001"),
-        ("2 ** 1000 / 2 ** 999", "2"),
-        (" ((7)) ", "7"),
-        ("0 ** 0", "1"),
+        ("12 * 7 - 5", "79"), ("0.1 + 0.2", "0.3"), ("1 / 4", "0.25"), ("1 / 3", "0.3333333333"), ("2 / 3 * 3", "2"),
+        ("-7 // 2", "-4"), ("-7 % 3", "2"), ("2 ** 10", "1024"), ("2 ** -1", "0.5"), ("-(3 + 4) * +2", "-14"),
+        ("1_000 + 1", "1001"), ("2 ** 1000 / 2 ** 999", "2"), (" ((7)) ", "7"), ("0 ** 0", "1"),
     ],
-)
+)  # fmt: skip
 def test_arithmetic_by_hand(expression, value):
     assert shown(evaluate(expression)) == value
 
@@ -47,9 +36,11 @@ def test_arithmetic_by_hand(expression, value):
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 TREES = st.recursive(
     st.integers(0, 99).map(lambda value: (str(value), Fraction(value))),
-    lambda inner: st.tuples(inner, st.sampled_from(sorted(OPERATIONS)), inner).filter(
-        lambda parts: not (parts[1] == "/" and parts[2][1] == 0)
-    ).map(lambda p: (f"({p[0][0]} {p[1]} {p[2][0]})", OPERATIONS[p[1]](p[0][1], p[2][1]))),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from(sorted(OPERATIONS)), inner)
+        .filter(lambda parts: not (parts[1] == "/" and parts[2][1] == 0))
+        .map(lambda p: (f"({p[0][0]} {p[1]} {p[2][0]})", OPERATIONS[p[1]](p[0][1], p[2][1])))
+    ),
     max_leaves=10,
 )
 
@@ -63,44 +54,12 @@ def test_arithmetic_is_that_of_fractions(tree):
 @pytest.mark.parametrize(
     "expression",
     [
-        "",
-        " ",
-        "9**9**9**9",
-        "9**999",
-        "2 ** 2 ** 30",
-        "(2**1000) ** 2",
-        "2 ** 0.5",
-        "0 ** -1",
-        "1 / 0",
-        "1 // 0",
-        "1 % 0",
-        "1e999",
-        "1j",
-        "True",
-        "'a' * 9",
-        "x",
-        "__import__('os')",
-        "(1).__class__",
-        "[1][0]",
-        "1 if 1 else 2",
-        "1 < 2",
-        "1, 2",
-        "1 +",
-        "(" * 150,
-        "(" * 90 + "1" + ")" * 90 + "(",
-        "1" + "+1" * 500,
-        "9" * 201,
-        "\u0663 + 1",
-        "\uff17",
-        "1 \x00",
-        "\ud800",
-        "lambda: 1",
-        "1 << 9",
-        "~1",
-        "1;2",
-        "1\n2",
+        "", " ", "9**9**9**9", "9**999", "2 ** 2 ** 30", "(2**1000) ** 2", "2 ** 0.5", "0 ** -1", "1 / 0", "1 // 0",
+        "1 % 0", "1e999", "1j", "True", "'a' * 9", "x", "__import__('os')", "(1).__class__", "[1][0]", "1 if 1 else 2",
+        "1 < 2", "1, 2", "1 +", "(" * 150, "(" * 90 + "1" + ")" * 90 + "(", "1" + "+1" * 500, "9" * 201, "\u0663 + 1",
+        "\uff17", "1 \x00", "\ud800", "lambda: 1", "1 << 9", "~1", "1;2", "1\n2",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_arithmetic_is_refused_at_once(expression):
     start = time.thread_time()
     with pytest.raises(CalculatorError):
@@ -117,14 +76,10 @@ def test_copied_words_by_hand():
     observation, _ = world.reset(options={"prompt_id": prompt_id})
     assert observation == "Question: Copy these words: lamp, river, cloud, nest\nAnswer:"
     for answer, grade in [
-        (" lamp, river, cloud, nest\n", 1.0),
-        (" lamp river cloud nest.\n", 1.0),
-        (" Lamp,  RIVER, cloud, nest\n", 1.0),
-        (" river, lamp, cloud, nest\n", 0.0),
-        (" lamp, river, cloud\n", 0.0),
-        (" lamp, river, cloud, nest, nest\n", 0.0),
-        (" lamp, river, cloud, n\u0435st\n", 0.0),  # a cyrillic e
-    ]:
+        (" lamp, river, cloud, nest\n", 1.0), (" lamp river cloud nest.\n", 1.0), (" Lamp,  RIVER, cloud, nest\n", 1.0),
+        (" river, lamp, cloud, nest\n", 0.0), (" lamp, river, cloud\n", 0.0),
+        (" lamp, river, cloud, nest, nest\n", 0.0), (" lamp, river, cloud, n\u0435st\n", 0.0),  # a cyrillic e
+    ]:  # fmt: skip
         assert play(world, [answer], prompt_id)[1:] == ([grade], True, {}), answer
     for answer in ("", "\n", " 7 7 7", " , .", "lamp " * 300):
         assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]

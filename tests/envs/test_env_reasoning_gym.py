@@ -23,15 +23,8 @@ NUM_PLAYED = 10  # entries of each dataset
 SLOW = {"futoshiki": 3, "number_sequence": 3, "knight_swap": 3, "quantum_lock": 5}
 
 HOSTILE = (
-    "\ud800",
-    "1e999999999",
-    "(" * 5000,
-    "9**9**9**9",
-    "__import__('os').getcwd()",
-    "[" * 9000,
-    "7" * 20_000,
-    "\x00",
-)
+    "\ud800", "1e999999999", "(" * 5000, "9**9**9**9", "__import__('os').getcwd()", "[" * 9000, "7" * 20_000, "\x00",
+)  # fmt: skip
 
 
 def every_dataset():

@@ -350,6 +350,8 @@ def test_a_file_of_another_user_allows_nothing(home):
     os.chown(path, 1234, 1234)
     with pytest.raises(ValueError, match="has owner 1234 and mode"):
         fault_of("https://a.example.com/v1", "KEY")
+
+
 def fair(prompt, answer, criteria):
     """Judge by a function: grade 3 for a sentence with a lamp, 2 for another."""
     return {criterion.name: 3 if "lamp" in answer else 2 for criterion in criteria}

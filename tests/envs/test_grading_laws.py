@@ -158,25 +158,15 @@ def test_any_answer_gets_a_grade(gold, text):
 @pytest.mark.parametrize(
     "answer",
     [
-        "(" * 60 + "x" + ")" * 60,
-        "9^" * 300 + "9",
-        "-" * 999,
-        "x" * 999,
-        "1," * 499,
-        "2^{9999}" * 100,
-        "3000!" * 150,
+        "(" * 60 + "x" + ")" * 60, "9^" * 300 + "9", "-" * 999, "x" * 999, "1," * 499, "2^{9999}" * 100, "3000!" * 150,
         "|" * 999,
     ]
     + [r"\sqrt{" * 150, r"\frac{1}{" * 100, "1 " * 499, "a and " * 150, r"\pm 1," * 100, "sin " * 240, "7.(3)" * 190]
     + [
-        "((((((((((2^{9999})^{9999})",
-        "1.5 million " * 80,
-        "one hundred and " * 60,
-        "x<" * 490,
-        "{" * 999,
+        "((((((((((2^{9999})^{9999})", "1.5 million " * 80, "one hundred and " * 60, "x<" * 490, "{" * 999,
         "[1,2]," * 160,
     ],
-)
+)  # fmt: skip
 def test_hostile_answers_cost_no_time(answer):
     for gold in ("42", "1, 2", "x + 1", "x > 3", "(1, 2)", r"\{1, 2\}", "y = 2x", "Paris", "B", "yes", "$abc$"):
         started = time.thread_time()

@@ -135,10 +135,7 @@ def test_a_solution_with_two_boxes_is_a_warning_that_is_counted(tmp_path) -> Non
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"question": "q?", "answer": ["2", "3"]},
-            r"= \['2', '3'\]; expected text or a number, or a list of one",
-        ),
+        ({"question": "q?", "answer": ["2", "3"]}, r"= \['2', '3'\]; expected text or a number, or a list of one"),
         ({"question": "q?", "answer": ""}, "field 'answer' is empty; expected text"),
         ({"problem": "q?", "answer": "proof", "solution": "Trivial."}, "'solution' states no answer; expected .*boxed"),
     ],

@@ -47,14 +47,7 @@ CHAMP = {
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (
-            GSM8K,
-            Problem(
-                GSM8K["question"],
-                "3",
-                "It takes 2/2=1 bolt of white\nSo the total is 2+1=3 bolts",
-            ),
-        ),
+        (GSM8K, Problem(GSM8K["question"], "3", "It takes 2/2=1 bolt of white\nSo the total is 2+1=3 bolts")),
         (MATH, Problem(MATH["problem"], "x^2+2x+1", MATH["solution"])),
         (AIME, Problem("Find $m+n$.", "204", r"It is \boxed{204}.")),
         (CHAMP, Problem("How many of {1, 2, 3}?", "239", "a\nb")),
@@ -562,15 +555,10 @@ def test_a_solution_that_states_two_answers_is_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("turn", "reward"),
     [
-        ("10 + 11 equals 21.", 1.0),
-        ("The sum is 21", 1.0),
-        ("<answer>21</answer>", 1.0),
-        ("21 or 22", 0.0),
-        ("It is not 21.", 0.0),
-        ("What is 10 + 11?", 0.0),
-        ("Answer: 20 Answer: 21", 0.0),
+        ("10 + 11 equals 21.", 1.0), ("The sum is 21", 1.0), ("<answer>21</answer>", 1.0), ("21 or 22", 0.0),
+        ("It is not 21.", 0.0), ("What is 10 + 11?", 0.0), ("Answer: 20 Answer: 21", 0.0),
     ],
-)
+)  # fmt: skip
 def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
     rows = [{"question": "What is 10 + 11?", "answer": 21}]
     world = QuestionFile({"path": write(tmp_path / "q.jsonl", rows), "num_shots": 0})

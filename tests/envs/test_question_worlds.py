@@ -17,11 +17,7 @@ from gymnasium.error import ResetNeeded
 from rllib_srl.envs import text
 from rllib_srl.envs.games.lookup import Lookup
 from rllib_srl.envs.math.compare import Compare
-from rllib_srl.envs.math.reasoning_gym_env import (
-    ChainSum,
-    Products,
-    ReasoningGym,
-)
+from rllib_srl.envs.math.reasoning_gym_env import ChainSum, Products, ReasoningGym
 from rllib_srl.envs.question import QuestionSettings, read_settings
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from tests.envs.world_play import first_ids
@@ -149,25 +145,9 @@ def test_an_empty_answer_is_unparsable(make):
 
 
 MALFORMED = [
-    "\x00",
-    "\ud800",
-    "🦊" * 50,
-    "1" * 100_000,
-    "9" * 31,
-    "-",
-    "--7",
-    "٣",
-    "²",
-    "7 " * 1000,
-    "nan",
-    "1e3",
-    "__import__('os').getcwd()",
-    "(" * 5000,
-    "[" * 5000,
-    "{'a': 1}",
-    "None",
-    "\r",
-]
+    "\x00", "\ud800", "🦊" * 50, "1" * 100_000, "9" * 31, "-", "--7", "٣", "²", "7 " * 1000, "nan", "1e3",
+    "__import__('os').getcwd()", "(" * 5000, "[" * 5000, "{'a': 1}", "None", "\r",
+]  # fmt: skip
 
 
 def test_a_malformed_answer_is_rewarded_and_never_crashes(make):

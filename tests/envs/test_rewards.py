@@ -22,7 +22,7 @@ from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
 
-FUNCTIONS = '''
+FUNCTIONS = """
 import asyncio, time
 import helper
 
@@ -85,7 +85,7 @@ def batch_hangs(prompts, answers, rows):
     while True: pass
 async def batch_sleeps(prompts, answers, rows): await asyncio.sleep(60)
 number = 3
-'''
+"""
 ROW = {"question": "2 + 2?", "gold": "4"}
 
 
@@ -310,7 +310,7 @@ def test_failures_that_may_pass_are_retried(server) -> None:
 @pytest.mark.parametrize(
     ("replies", "num_asked", "reason"),
     [
-        ([(500, {"no": "GPU"})], 3, "the endpoint answered 500 Internal Server Error: b'{\"no\": \"GPU\"}'"),
+        ([(500, {"no": "GPU"})], 3, 'the endpoint answered 500 Internal Server Error: b\'{"no": "GPU"}\''),
         ([(404, {})], 1, "the endpoint answered 404 Not Found"),
         ([(200, b"reward: 1")], 1, "holds no reward; expected"),
         ([(200, {"score": 1})], 1, "holds no reward; expected"),

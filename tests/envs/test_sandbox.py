@@ -17,16 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.envs.sandbox import (
-    Call,
-    Limits,
-    Returned,
-    Sandbox,
-    SandboxError,
-    exchange,
-    probe,
-    seccomp,
-)
+from rllib_srl.envs.sandbox import Call, Limits, Returned, Sandbox, SandboxError, exchange, probe, seccomp
 from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees
 from rllib_srl.envs.sandbox.pool import ENVIRONMENT, NUM_WARM, Pool, close_all, pool_of
 from rllib_srl.envs.sandbox.rooms import readable_paths

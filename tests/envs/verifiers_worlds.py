@@ -62,9 +62,7 @@ def tries(completion: Any, answer: str, state: Any) -> float:
 
 
 def multi(num: int = 200) -> vf.Environment:
-    return Again(
-        dataset=datasets.Dataset.from_list(rows(num, 1)), rubric=vf.Rubric(funcs=[tries]), max_turns=3, **HOW
-    )
+    return Again(dataset=datasets.Dataset.from_list(rows(num, 1)), rubric=vf.Rubric(funcs=[tries]), max_turns=3, **HOW)
 
 
 def add(a: int, b: int) -> int:

@@ -42,7 +42,6 @@ class Row:
     num_checked: int = 20  # prompts a test looks at: fewer where a prompt is slow to make
 
 
-
 def _stars(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rate as a person would who knows which of some numbers is largest."""
     numbers = re.findall(r"[0-9]+", request["prompt"].rpartition("Question:")[2])
@@ -65,10 +64,7 @@ QUICK = {"num_shots": 1}
 ROWS: dict[str, list[Row]] = {
     "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
     "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2}), Row({"ask": "smallest"})],
-    "bfcl": [
-        Row(needs=("bfcl_eval",)),
-        Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",)),
-    ],
+    "bfcl": [Row(needs=("bfcl_eval",)), Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",))],
     "faults": [
         Row(is_hidden=True),
         Row({"num_parts": 4, "num_tests": 4, "num_turns": 5, "num_shots": 0, "cost_percent": 10}, is_hidden=True),
@@ -87,10 +83,25 @@ ROWS: dict[str, list[Row]] = {
         Row({"num_numbers": 3, "lie_percent": 0, "cost_percent": 0, "num_shots": 0}, is_hidden=True),
     ],
     "pool": [
-        Row({"environments": {"largest": "compare", "pairs": {"env": "lookup", "env_config": {"num_shots": 0}}},
-             "num_prompts_per_kind": 40}),
-        Row({"environments": {"largest": "compare", "larger": {"env": "registers", "env_config": {"task": "larger"}}},
-             "num_prompts": 120, "rows": _sums(9), "wrong_answers": 0.2, "seed": 3}, is_hidden=True),
+        Row(
+            {
+                "environments": {"largest": "compare", "pairs": {"env": "lookup", "env_config": {"num_shots": 0}}},
+                "num_prompts_per_kind": 40,
+            }
+        ),
+        Row(
+            {
+                "environments": {
+                    "largest": "compare",
+                    "larger": {"env": "registers", "env_config": {"task": "larger"}},
+                },
+                "num_prompts": 120,
+                "rows": _sums(9),
+                "wrong_answers": 0.2,
+                "seed": 3,
+            },
+            is_hidden=True,
+        ),
     ],
     "products": [Row({"pool_size": 400})],
     "reasoning_gym": [Row({"dataset": "spell_backward", "pool_size": 300, "level": 0})],

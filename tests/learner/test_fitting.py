@@ -18,15 +18,7 @@ from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.model_setup import adapters_off, merged
 from rllib_srl.learner.rl_module import load_causal_lm
 from tests.flat_settings import grouped
-from tests.small_learner import (
-    GROUPS,
-    Gathering,
-    learner_config,
-    learner_group,
-    make_group,
-    relative_gap,
-    update,
-)
+from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 
 LORA = {"lora_rank": 4}
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]

@@ -87,7 +87,7 @@ def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
             assert torch.equal(parameter.detach(), shards.rows(f"weights/{name}", 0, len(parameter)))
         one.restore_from_path(path)
         assert (one.version, one.iteration) == (2, 2)
-        (key, optimizer), = learner._named_optimizers.items()
+        ((key, optimizer),) = learner._named_optimizers.items()
         for name, parameter in learner.module[DEFAULT_MODULE_ID].named_parameters():
             rows = (0, len(parameter))
             assert torch.equal(parameter.detach(), shards.rows(f"weights/{name}", *rows))

@@ -67,9 +67,7 @@ def gradient(learners):
         arguments = (settings.aggregation, settings.longest_answer)
         names = dict(zip(("aggregation", "longest"), arguments, strict=True))
         (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
-        return got, stats, lambda bounds=(0, 0): slowly(
-            learner, settings, played, stored, reuse_coeff, bounds
-        )
+        return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
 
     yield run
     learner.config, learner.critic = kept, critic

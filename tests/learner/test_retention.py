@@ -123,8 +123,10 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
     both, stats, _, (report,) = run(GROUPS, ADVANTAGES, held, top_k=top_k)
     want, kl, gap = by_hand(random_llama_dir, held, top_k)
     assert relative_gap({name: both[name] - plain[name] for name in both}, want) < 1e-4
-    norm = {name: np.linalg.norm(np.concatenate([g.ravel() for g in some.values()])) for name, some in
-            (("want", want), ("both", both))}
+    norm = {
+        name: np.linalg.norm(np.concatenate([g.ravel() for g in some.values()]))
+        for name, some in (("want", want), ("both", both))
+    }
     assert stats["retention/gradient_share"] == pytest.approx(norm["want"] / norm["both"], rel=1e-3)
     for domain in "ab":
         assert report[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)

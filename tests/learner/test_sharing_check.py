@@ -45,8 +45,7 @@ def refuses(depth_T):
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"),
-    [(siblings_see_each_other, "its log-probs differ by"), (refuses, "TypeError: forward")],
+    ("broken", "reason"), [(siblings_see_each_other, "its log-probs differ by"), (refuses, "TypeError: forward")]
 )
 def test_a_model_that_shares_wrongly_pads(random_llama_dir, tmp_path, ray_here, monkeypatch, caplog, broken, reason):
     (wanted,), stats = update(learner_of(random_llama_dir, tmp_path, prefix_sharing=False), GROUPS)

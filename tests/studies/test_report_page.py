@@ -74,7 +74,7 @@ def test_answer_table_and_settings_are_in_both(pages):
         for words in ("no replay", "generated tokens", "trained tokens", "seconds", "peak memory", "group_size"):
             assert words in page
         assert "10 of 10 runs" in page and "Holm" in page
-        assert "All runs are listed" in page and "nan" not in re.sub("base64,[^\"]*", "", page)
+        assert "All runs are listed" in page and "nan" not in re.sub('base64,[^"]*', "", page)
 
 
 def test_markdown_tables_are_square(pages):

@@ -10,11 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.studies import seeds
-from rllib_srl.studies.seeds import (
-    bootstrap_interval,
-    holm,
-    paired_test,
-)
+from rllib_srl.studies.seeds import bootstrap_interval, holm, paired_test
 
 
 def test_interval_of_two_values_spans_them():
