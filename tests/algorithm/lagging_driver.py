@@ -30,7 +30,6 @@ SLICE_S = 60.0  # until runners play a slice
 
 
 def main() -> int:
-    """Run `srl train`; return its exit status."""
     from rllib_srl.algorithm.srl import SRL
     from rllib_srl.cli.main import main as srl
     from rllib_srl.replay.client import ReplayClient

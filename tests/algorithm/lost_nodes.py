@@ -32,7 +32,6 @@ SOON_S = 120.0
 
 
 def wait_for(is_there: Callable[[], bool]) -> None:
-    """Return once a condition holds."""
     deadline = time.monotonic() + SOON_S
     while not is_there():
         if time.monotonic() > deadline:

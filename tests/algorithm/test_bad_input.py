@@ -24,7 +24,6 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 
 def refused(config, kind=ValueError) -> str:
-    """Return the message with which an algorithm is refused."""
     with pytest.raises(kind) as caught:
         config.build_algo()
     return str(caught.value)

@@ -22,7 +22,6 @@ from tests.small_worlds import small_config
 
 
 def weights_of(algo) -> dict[str, np.ndarray]:
-    """Return a copy of what the learner trains."""
     return {name: array.copy() for name, array in algo.learner_group.get_weights()[DEFAULT_MODULE_ID].items()}
 
 
@@ -72,7 +71,6 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 @pytest.fixture
 def trained(config, tmp_path):
-    """Return an algorithm after two iterations, the checkpoint after its first, and the weights in that."""
     algo = config.build_algo()
     algo.train()
     algo.save_to_path(tmp_path / "one")

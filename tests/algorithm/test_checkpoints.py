@@ -25,7 +25,6 @@ def sealed(tmp_path):
 
 @pytest.fixture
 def verify(tmp_path):
-    """Return each way to verify, by name."""
     return {"sealed": verify_sealed, "own": lambda path: verify_own(path, tmp_path / "seal.key")}
 
 
@@ -99,7 +98,6 @@ def test_what_is_no_manifest_is_refused(sealed, verify, how, text):
 
 
 def changed(path, **parts):
-    """Write a manifest with some parts in place of its own."""
     file = path / checkpoints.MANIFEST
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
 

@@ -274,7 +274,6 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def places(random_llama_dir):
-    """Return what a Ray that believes in two cards does with the shares."""
     run = subprocess.run(
         [sys.executable, "-c", PLACES, str(random_llama_dir)], capture_output=True, text=True, timeout=180, check=False
     )

@@ -65,12 +65,10 @@ class Talk(Even):
     """As `Even`, but an answer that is wrong may be followed by two more."""
 
     def reset(self, **kwargs):
-        """Ask, and count the turns."""
         self.turns = 0
         return super().reset(**kwargs)
 
     def step(self, action):
-        """Pay, or ask again."""
         self.turns += 1
         _, reward, *_ = super().step(action)
         is_over = reward > 0 or self.turns == 3

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def happened(name, directory) -> dict:
-    """Run one of `lost_nodes.py`, and return what it wrote."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.algorithm.lost_nodes", name, str(directory)]
     subprocess.run(command, check=True, timeout=580, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})

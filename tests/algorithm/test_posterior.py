@@ -106,7 +106,6 @@ class Fragile(Even):
     """As `Even`, but half of all answers, right or wrong, crash the environment."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Crash, or pay as `Even`."""
         if action and ord(action[0]) % 4 < 2:
             raise RuntimeError("fragile")
         return super().step(action)

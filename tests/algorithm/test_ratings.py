@@ -25,7 +25,6 @@ COUNTS = ("num_applied", "num_changed", "num_stale_groups", "num_unused")
 
 
 def answers_in(directory: Path) -> list[Answer]:
-    """Return the answers in the memory of a run, the newest first, as a rater sees them."""
     with StoredAnswers.of_run(directory, lambda: str) as answers:
         return list(answers.newest_first())
 

@@ -33,7 +33,6 @@ def settings(correction="clip", **others):
 
 
 def by_hand(config, max_logp_gap=None, objective=reused_loss):
-    """Return loss, gradient and statistics of the fixture, each token scaled by a half."""
     batch = {
         "is_reused": objective is reused_loss,
         "token_ids": torch.zeros(1, 9),
@@ -147,7 +146,6 @@ def test_either_side_may_be_empty(played, reused):
 
 @pytest.fixture(scope="module")
 def learners(random_llama_dir, tmp_path_factory, ray_here):
-    """Return a local learner group whose weights never move."""
     group = learner_group(config_of(random_llama_dir, tmp_path_factory.mktemp("reuse")))
     yield group
     group.shutdown()

@@ -23,7 +23,6 @@ class Visits:
     """All visits of a run, in order."""
 
     def __init__(self):
-        """Start without any."""
         self.groups = []
 
     def history(self, own, version):
@@ -91,7 +90,6 @@ def test_reused_groups_are_judged_by_the_history_of_today(config, build, size):
 
 
 def decisions(iterations):
-    """Return what was trained on, what was not, and with which advantages."""
     trained = [[(i.group_id, o, a.tolist()) for o, i, a in one.trained] for one in iterations]
     histories = [[meta.history for meta in one.reused] for one in iterations]
     counts = [one.result["num_groups_unsurprising"] for one in iterations]

@@ -24,7 +24,6 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 @pytest.fixture
 def build():
-    """Return a function that builds an algorithm, and stop all of them afterwards."""
     built = []
 
     def of(config):
@@ -171,7 +170,6 @@ def test_the_engine_holds_the_weights_of_the_learner(config, build):
 
 
 def kl_of_episodes(model, group, estimator: str, temperature: float) -> list[float]:
-    """Return the KL of each episode to a model, token by token."""
     formulas = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(-d) + d - 1}
     sums = []
     for g in range(group.size):

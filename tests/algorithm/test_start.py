@@ -35,7 +35,6 @@ class NoEngine(SRLConfig):
     """Its runners never get an engine."""
 
     def engine_settings(self):
-        """Wait."""
         hang(self)
         return super().engine_settings()
 
@@ -44,7 +43,6 @@ class DeadEngine(SRLConfig):
     """Its runners die while they start."""
 
     def engine_settings(self):
-        """End the process."""
         note(self)
         os._exit(1)
 
@@ -53,7 +51,6 @@ class NoLearner(GRPOTorchLearner):
     """Never gets a model."""
 
     def build(self):
-        """Wait."""
         hang(self.config)
 
 
@@ -61,7 +58,6 @@ class SlowToLearn(SRLConfig):
     """Its learners never start."""
 
     def get_default_learner_class(self):
-        """Return `NoLearner`."""
         return NoLearner
 
 

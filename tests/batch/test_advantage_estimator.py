@@ -20,7 +20,6 @@ from tests.small_learner import GROUPS, make_group
 
 
 def meta_of(rewards, key="a", origin="fresh", lengths=None, turns=None):
-    """Describe a group of so many tokens an episode, that lies nowhere."""
     num = len(rewards)
     lengths = np.array(lengths if lengths is not None else [4] * num)
     group = replace(make_group(5, 3, lengths.tolist()), prompt=Prompt("world", key), group_id=f"{origin}.{key}")

@@ -17,7 +17,6 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def trained(ray_here, tmp_path_factory) -> Path:
-    """Return the directory of a run of two iterations."""
     directory = tmp_path_factory.mktemp("trained") / "run"
     assert train.main([*TINY, "--iterations", "2", "--out", str(directory), "--debug"]) == 0
     return directory

@@ -71,11 +71,9 @@ class Asked(Even):
     gold, empty = "yes", 0.0
 
     def gold_turns(self, prompt_id: str) -> list[str]:
-        """Return the answer that should be right."""
         return [self.gold]
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay."""
         return "", float(action == "yes") if action else self.empty, True, False, {}
 
 
@@ -107,7 +105,6 @@ class Crashes(Asked):
     """Cannot grade."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Crash."""
         raise RuntimeError("no grader")
 
 

@@ -19,7 +19,6 @@ POOL = {"environments": {"largest": "compare"}, "num_prompts_per_kind": 40}
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    """Return a file of 40 questions, 30 of them for training."""
     rows = [{"question": f"Which is largest: {n}, {n + 5} or {n + 9}?", "answer": str(n + 9)} for n in range(40)]
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")

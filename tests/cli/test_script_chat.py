@@ -57,7 +57,6 @@ class Parrot:
 
 
 def talked(text: str, most: int = 100) -> tuple[list[str], list[str]]:
-    """Return the lines of output and of notes."""
     out, notes = io.StringIO(), io.StringIO()
     Terminal(Parrot(), Conversation(Counting(), most), io.StringIO(text), out, notes).run()  # type: ignore[arg-type]
     return out.getvalue().splitlines(), notes.getvalue().splitlines()

@@ -24,7 +24,6 @@ def line(iteration: int, index: int, reward: float, stop_reason: str = "terminat
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return a directory with five episodes and a line cut short."""
     lines = [line(1, 0, 0.0, "unparsable", "\x1b[2J?"), line(1, 1, 1.0)]
     lines += [line(2, 0, 0.5), line(2, 1, 1.0), line(3, 0, 1.0)]
     (tmp_path / "transcripts.jsonl").write_text("\n".join(lines) + '\n{"iteration": 4, "tur')

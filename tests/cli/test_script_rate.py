@@ -19,7 +19,6 @@ from tests.small_buffer import a_group, by_hand
 
 @pytest.fixture
 def memory(tmp_path):
-    """Return the memory of a run of two groups, which is open in this process."""
     (tmp_path / "run").mkdir()
     buffer = by_hand(tmp_path / "run/replay")
     buffer.add([a_group(0, (0, 0), 1, ids=[40, 41]), a_group(1, (0, 1), 1, ids=[42])], 1)

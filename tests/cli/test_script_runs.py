@@ -25,7 +25,6 @@ SETTINGS = "env: compare\nenv_config: {}\nworlds: null\nmodel: tiny\nseed: 5\nop
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return a run with checkpoints of iterations 10 and 20, and an unfinished one of 30."""
     directory = tmp_path / "run"
     for iteration in (10, 20, 30):
         place = directory / f"checkpoint_{iteration:06d}"

@@ -86,7 +86,6 @@ def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> 
 
 
 def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
-    """Return the lines with which a command line is refused."""
     with pytest.raises(SystemExit) as stop:
         given(*argv)
     assert stop.value.code == 2

@@ -66,7 +66,6 @@ def family(process: subprocess.Popen) -> list[int]:
 
 
 def read_until(process: subprocess.Popen, text: str) -> str:
-    """Return what a process has written up to the line that holds `text`."""
     said = ""
     for line in process.stdout:
         said += line
@@ -217,7 +216,6 @@ def train(*flags: str) -> list[str]:
 
 
 def numbers_of(directory: Path) -> list[dict[str, float]]:
-    """Return what each iteration measured of the run."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not OF_THE_PROCESS.search(name)} for line in lines]
 
@@ -227,7 +225,6 @@ def digest_of(model: Path) -> str:
 
 
 def listeners_beyond_this_machine(pids: list[int]) -> list[str]:
-    """Return the sockets of processes that other machines can reach."""
     local = ("127.", "::1", "::ffff:127.")
     found = []
     for pid in pids:
@@ -238,7 +235,6 @@ def listeners_beyond_this_machine(pids: list[int]) -> list[str]:
 
 
 def open_to_others(directory: Path) -> list[str]:
-    """Return the files and directories that not only their user may read."""
     modes = {path: path.stat().st_mode for path in [directory, *directory.rglob("*")]}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o77]
 

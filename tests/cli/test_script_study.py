@@ -32,7 +32,6 @@ PATIENCE_S = 600  # for the first finished trial, on two busy cores
 
 
 def is_between_trials(directory: Path) -> bool:
-    """Say whether one trial is finished and another has rows."""
     if not (directory / "study.json").exists():
         return False
     trials = read_results(directory).trials
@@ -53,7 +52,6 @@ def kill_a_trial(directory: Path) -> int:
 
 
 def finished_files(results: Results) -> dict[str, bytes]:
-    """Return the files of finished trials."""
     return {trial.path.name: trial.path.read_bytes() for trial in results.trials if trial.is_finished}
 
 

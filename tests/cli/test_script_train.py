@@ -39,7 +39,6 @@ def names_in(directory: Path) -> set[str]:
 
 
 def status_of(argv: list[str]) -> int:
-    """Return the exit status of train.py; argparse raises it."""
     try:
         return train.main(argv)
     except SystemExit as stop:
@@ -48,7 +47,6 @@ def status_of(argv: list[str]) -> int:
 
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
-    """Return a copy of the run, for tests that change it."""
     return Path(shutil.copytree(trained, tmp_path / "copied"))
 
 

@@ -24,7 +24,6 @@ def test_studies_are_listed_with_their_questions(capsys: pytest.CaptureFixture) 
 
 
 def searched(name: str, **given: object) -> Search:
-    """Return a search with some settings given."""
     search = tune.load(name)
     assert isinstance(search, Search)
     return study_search.with_settings(search, given)

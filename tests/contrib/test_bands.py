@@ -18,7 +18,6 @@ EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
 
 
 def algorithm(mixture):
-    """Return what the callback reads of an algorithm."""
     config = SimpleNamespace(replay_pass_reward=0.9)
     return SimpleNamespace(source=SimpleNamespace(domain_weights=lambda: mixture), config=config)
 

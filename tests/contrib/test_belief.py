@@ -70,7 +70,6 @@ class Valued(Doubled):
 
 
 def made(env=None):
-    """Return an environment in the wrappers of `gymnasium.make`."""
     return TimeLimit(OrderEnforcing(PassiveEnvChecker(env or Faults())), 5)
 
 

@@ -26,19 +26,16 @@ class Sharp(SEC):
 
 
 def an_algorithm(mixture, advantage="mean_only"):
-    """Return what SEC reads of an algorithm."""
     config = SimpleNamespace(loss_settings=lambda: SimpleNamespace(advantage=advantage))
     return {"algorithm": SimpleNamespace(source=SimpleNamespace(domain_weights=lambda: mixture), config=config)}
 
 
 def step(sec, rewards, now=1, **given):
-    """Let the bandit see groups of these rewards by domain."""
     groups = [GroupMeta.of(a_group(a_prompt(i, name), rewards=r), None) for i, (name, r) in enumerate(rewards)]
     sec.post_step(**an_algorithm({}, **given), groups=groups, now=now, metrics_logger=MetricsLogger(root=True))
 
 
 def shares(sec, mixture, now=1):
-    """Return the shares of a plan."""
     return sec.change_plan(**an_algorithm(mixture), plan=Plan(), now=now, metrics_logger=None).fresh
 
 

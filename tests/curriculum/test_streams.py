@@ -30,7 +30,6 @@ def is_small(prompt_id: str) -> bool:
 
 
 def is_never(prompt_id: str) -> bool:
-    """Keep nothing."""
     return False
 
 

@@ -19,13 +19,11 @@ StartEngine = Callable[[str, str], Engine]
 
 @pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.engine)], scope="session")
 def kind(request: pytest.FixtureRequest) -> str:
-    """Return the kind of engine under test."""
     return request.param
 
 
 @pytest.fixture(params=["float32", "bfloat16"], scope="session")
 def dtype(request: pytest.FixtureRequest) -> str:
-    """Return the dtype the engine computes in."""
     return request.param
 
 
@@ -66,5 +64,4 @@ def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -
 
 @pytest.fixture
 def learner(random_llama_dir: Path, dtype: str) -> Learner:
-    """Return a learner with the weights of version 0."""
     return Learner(random_llama_dir, dtype)

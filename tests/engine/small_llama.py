@@ -17,7 +17,6 @@ CONTEXT_LENGTH = 128
 
 @cache
 def make_byte_tokenizer() -> Any:
-    """Return a tokenizer with one token a byte, and <eos>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -55,12 +54,10 @@ def save_random_llama(path: Path, *, seed: int = 0, tied: bool = True) -> Path:
 
 
 def byte_ids(text: str) -> list[int]:
-    """Return the tokens of `text`."""
     return make_byte_tokenizer().encode(text)
 
 
 def text_of(token: int) -> str:
-    """Return the text of one token."""
     return make_byte_tokenizer().decode([token])
 
 
@@ -97,6 +94,5 @@ class Learner:
         return scores
 
     def pack(self, version: int, scale: float = 0.0) -> WeightBundle:
-        """Return the weights, moved by `scale`."""
         named = self.model.named_parameters()
         return pack(moved(named, scale).items() if scale else named, version, self.dtype)

@@ -37,11 +37,9 @@ class AdapterLearner(Learner):
                 tensor.normal_(0, 0.05, generator=generator)
 
     def tensors(self, scale: float) -> dict[str, torch.Tensor]:
-        """Return the adapters, moved by `scale`."""
         return moved(adapter_tensors(self.model), scale) if scale else dict(adapter_tensors(self.model))
 
     def score(self, scale: float = 0.0, sequences: list[list[int]] | None = None) -> list[np.ndarray]:
-        """Return log-probs; see `Learner.score`."""
         own = dict(adapter_tensors(self.model))
         kept = {name: tensor.clone() for name, tensor in own.items()}
         for name, tensor in self.tensors(scale).items():
@@ -54,19 +52,16 @@ class AdapterLearner(Learner):
                 own[name].copy_(tensor)
 
     def pack(self, version: int, scale: float = 0.0) -> WeightBundle:
-        """Return the adapters, moved by `scale`."""
         return pack(self.tensors(scale).items(), version, self.dtype)
 
 
 @pytest.fixture
 def learner(random_llama_dir: Path, dtype: str) -> AdapterLearner:
-    """Return a learner with adapters."""
     return AdapterLearner(random_llama_dir, dtype)
 
 
 @pytest.fixture(scope="module")
 def started(kind: str, dtype: str, random_llama_dir: Path) -> Iterator[Engine]:
-    """Return an engine that applies adapters."""
     settings = {"kv_cache_gib": 0.125, "num_threads": 1} if kind == "vllm" else {"device": "cpu"}
     engine = make_engine(
         kind, random_llama_dir, dtype=dtype, context_length=CONTEXT_LENGTH, max_num_seqs=16, adapter=SPEC, **settings

@@ -19,12 +19,10 @@ PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brow
 
 @pytest.fixture(scope="session")
 def dtype() -> str:
-    """Compute in fp32: exact comparisons."""
     return "float32"
 
 
 def play(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> dict[str, list[int]]:
-    """Submit all, step to the end."""
     for index, prompt in enumerate(prompts):
         engine.submit(f"r{index}", prompt, sampling)
     turns = {}

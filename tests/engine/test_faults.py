@@ -43,13 +43,11 @@ def run_self_test(engine: Engine, learner: Learner) -> CanaryGap:
 
 
 def noise_of(engine: Engine) -> dict[str, torch.Tensor]:
-    """Return the weights that the self-test loads first."""
     return dict(noise(engine._expected, torch_dtype(engine._dtype)))
 
 
 @pytest.fixture
 def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -> Iterator[Engine]:
-    """Return a healthy engine, and mend it afterwards."""
     engine = start_engine(kind, dtype)
     engine.load_weights(learner.pack(0))
     yield engine
@@ -102,12 +100,10 @@ def modules_of(names: Iterable[str]) -> set[str]:
 
 
 def stale_layer(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Never load the second layer."""
     return [] if name.startswith(LAYER) else [(name, tensor)]
 
 
 def swapped_keys_and_values(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Load k as v and v as k in the second layer."""
     if name.startswith(LAYER):
         name = name.replace("k_proj", "~").replace("v_proj", "k_proj").replace("~", "v_proj")
     return [(name, tensor)]
@@ -125,7 +121,6 @@ def caught_by_canary(engine: Engine, learner: Learner, healthy: CanaryGap) -> bo
 
 
 def healthy_gap(engine: Engine, learner: Learner) -> CanaryGap:
-    """Return the gap of version 0."""
     return CanaryGap.between(engine.score(learner.sequences), learner.score())
 
 

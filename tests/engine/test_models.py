@@ -16,7 +16,6 @@ from rllib_srl.engine.models import ModelError, built_once, cache_root, check_mo
 
 
 def write_model(path: Path, *, without: str = "") -> Path:
-    """Write a directory with the files of a model, one left out."""
     path.mkdir(parents=True, exist_ok=True)
     for name in {"config.json", "tokenizer.json", "model.safetensors"} - {without}:
         (path / name).write_text("{}")

@@ -399,7 +399,6 @@ def session() -> Iterator[Session]:
 def post(
     token: str, body: bytes, path: str = "/chat/completions", method: str = "POST", **headers: str
 ) -> tuple[int, bytes]:
-    """Send a request; return status and body."""
     parts = urlsplit(endpoint().url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     try:

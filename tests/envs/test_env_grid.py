@@ -14,7 +14,6 @@ BY_HAND = "1..2/#.##/#S##"
 
 
 def policies_of(rows, sight=1):
-    """Return the best policies of a map."""
     return Policies(MazeTask(Maze(rows.split("/")), sight))
 
 

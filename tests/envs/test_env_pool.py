@@ -119,7 +119,6 @@ def test_passes_over_the_pool_are_shuffled_epochs():
 
 
 def with_prompts(path: Path, *counts: int) -> dict[str, dict[str, Any]]:
-    """Return settings of question files with so many training questions each."""
     settings = {}
     for at, num in enumerate(counts):
         rows = [(f"What is {1000 * at + n} + 1?", str(1000 * at + n + 1)) for n in range(num)]
@@ -154,7 +153,6 @@ class Broken(Compare):
     """Rejects its own reference answer where the first number is even."""
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
-        """Grade as `Compare`, but pay nothing for an even first number."""
         return 0.0 if int(prompt_id.split(", ")[0]) % 2 == 0 else super().grade(prompt_id, answer)
 
 
@@ -162,7 +160,6 @@ class Hopeless(Compare):
     """Rewards nothing."""
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
-        """Return 0."""
         return 0.0
 
 
@@ -173,15 +170,12 @@ class Bare(gymnasium.Env):
         """Take no settings."""
 
     def prompt_ids(self, split: str, seed: int):
-        """Yield ten ids."""
         return (f"{split} {number}" for number in range(10))
 
     def reset(self, *, seed=None, options=None):
-        """Ask for the id."""
         return options["prompt_id"], {}
 
     def step(self, action):
-        """End."""
         return "", 0.0, True, False, {}
 
 

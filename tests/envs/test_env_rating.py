@@ -51,7 +51,6 @@ def rated(directory, *rows, **settings):
 
 
 def rate_next(directory, number, row):
-    """Rate answer `number` of a directory once it is there."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if len(requests := asked(directory)) > number:

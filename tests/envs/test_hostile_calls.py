@@ -198,7 +198,6 @@ def _sandbox():
 
 
 def run(sandbox: Sandbox, name: str) -> SandboxResult:
-    """Run a case, and check what it comes to."""
     stops, code = CASES[name]
     result = sandbox.run(code, timeout_s=TIMEOUT_S if "timeout" in stops else None)
     assert result.stop in ((stops,) if isinstance(stops, str) else stops), result

@@ -40,7 +40,6 @@ print("ready", flush=True)
 
 
 def ended(pids):
-    """Wait for processes to be gone; return those that are not."""
     deadline = time.monotonic() + 30.0
     while (left := still_alive(pids)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -261,11 +261,9 @@ class _Asking:
     opening_messages = [{"role": role, "content": "x"} for role in ("user", "user", "assistant", "user")]
 
     def prompt_ids(self, split, seed):
-        """Yield one."""
         return iter(["p"])
 
     def reset(self, seed=None, options=None):
-        """Begin."""
         return "x", {}
 
 

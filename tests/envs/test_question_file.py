@@ -146,7 +146,6 @@ def test_any_row_is_a_problem_or_a_fault(row):
 
 
 def write(path, rows):
-    """Write rows in the form that the suffix names."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".json":

@@ -418,7 +418,6 @@ def test_the_filter_reads_arguments(name):
 
 
 def _verdict(program, number, *arguments, arch=None):
-    """Run a filter over one call, as the kernel does."""
     words = {0: number, 4: seccomp._ARCH if arch is None else arch}
     for place, argument in enumerate(arguments):
         words |= {16 + 8 * place: argument & 0xFFFFFFFF, 20 + 8 * place: argument >> 32}

@@ -37,7 +37,6 @@ HERE = "tests.envs.verifiers_worlds:"
 
 
 def installed() -> str:
-    """Return the version that is installed, as "0.3", or ""."""
     try:
         return ".".join(metadata.version("verifiers").split(".")[:2])
     except metadata.PackageNotFoundError:

@@ -15,7 +15,6 @@ SHOTS = f"{ASKED.format(17, 40, 93)} 93\n\n{ASKED.format(71, 50, 12)} 71\n\n"
 
 
 def rows(num: int, seed: int) -> list[dict[str, Any]]:
-    """Return questions with their answers."""
     generator = random.Random(seed)
     drawn = [generator.sample(range(10, 100), 3) for _ in range(num)]
     asked = [SHOTS + ASKED.format(*three) for three in drawn]
@@ -23,7 +22,6 @@ def rows(num: int, seed: int) -> list[dict[str, Any]]:
 
 
 def said(completion: Any) -> str:
-    """Return the last message of the policy."""
     return str(completion[-1].content or "").strip()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def first_ids(world: Any, split: str = "train", seed: int = 0, count: int = 50) -> list[str]:
-    """Return the first prompt ids of a split."""
     return list(islice(world.prompt_ids(split, seed), count))
 
 

@@ -162,11 +162,9 @@ def cases() -> dict[str, tuple[str, Row]]:
 
 
 def missing(row: Row) -> list[str]:
-    """Return the modules that a row needs and that are not installed."""
     return [name for name in row.needs if importlib.util.find_spec(name) is None]
 
 
 def made(path: str, row: Row, **changes: Any) -> Any:
-    """Return a new instance of a world."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)({**row.env_config, **changes})

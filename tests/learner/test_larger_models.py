@@ -25,7 +25,6 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 
 def agreed(result):
-    """Say whether the engine computed what the learner did after the last sync."""
     return result["weight_sync"]["canary_max"] <= FP32_MAX_GAP
 
 
@@ -107,5 +106,4 @@ def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
 
 
 def prompts_of(batch):
-    """Return the prompts of what a runner played."""
     return [group.prompt.key for group in batch.groups]

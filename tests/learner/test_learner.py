@@ -45,7 +45,6 @@ def config(random_llama_dir):
 
 
 def train_once(config):
-    """Return gradients and weights after one update on `GROUPS`."""
     group = learner_group(config)
     num_shards = max(1, config.num_learners)
     metas = [GroupMeta.of(g, ray.put(g)) for g in GROUPS]

@@ -74,7 +74,6 @@ def gradient(learners):
 
 
 def slowly(learner, settings, played, stored, reuse_coeff, bounds):
-    """Return the gradient of the slow loss."""
     groups = [(g, False) for g in played] + [(g, True) for g in stored]
     reference = learner.reference.model if settings.kl_coeff else None
     episodes = [
@@ -177,13 +176,11 @@ def test_a_name_acts_on_reused_tokens(gradient, without, change):
 
 @pytest.mark.slow
 def doubled(tokens, settings):
-    """Return twice the loss of the rule "none"."""
     loss_N, weight_N = CLIP_RULES["none"](tokens, settings)
     return 2 * loss_N, 2 * weight_N
 
 
 def halved(rho, settings):
-    """Return one half for each token."""
     return torch.full_like(rho("token"), 0.5)
 
 

@@ -15,7 +15,6 @@ class Lottery(Even):
     """Pays by prompt, whatever the answer, so that iterations are good and bad by chance."""
 
     def step(self, action):
-        """Pay 0, .25, .5, .75 or 1."""
         return "", int(self.prompt_id.rsplit(" ", 1)[1]) // 2 % 5 / 4, True, False, {}
 
 

@@ -54,7 +54,6 @@ def made(lengths, seed, is_reused):
 
 
 def run(loss_settings, batch, prox_N, logp_N, entropy_N, at=slice(None)):
-    """Return loss, gradient and sums of some tokens."""
     cut = {name: value[at] if name in COLUMNS else value for name, value in batch.items()}
     first_pass(cut, prox_N[at], 0.5)
     leaf = logp_N[at].clone().requires_grad_()

@@ -33,7 +33,6 @@ def weights_of(group):
 
 
 def state_of(group):
-    """Return the optimiser's state by parameter, and its bytes."""
     (optimizer,) = group._learner._named_optimizers.values()
     tensors = [value for entry in optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
     return optimizer.state, sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -34,12 +34,10 @@ def changed(config, **settings):
 
 
 def trained(group):
-    """Return copies of the trained weights."""
     return {name: one.detach().clone() for name, one in group._learner.model.named_parameters() if one.requires_grad}
 
 
 def shaken(group, seed=3):
-    """Move every trained weight a little; return the moves."""
     torch.manual_seed(seed)
     moves = {}
     with torch.no_grad():

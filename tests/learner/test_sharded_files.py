@@ -21,7 +21,6 @@ VALUES = {"lr": 1e-5, "step": 3.0, "betas": [0.9, 0.95], "none": None}
 
 
 def write(directory, tensors, cuts, values=VALUES):
-    """Write tensors cut at shares of their rows."""
     bounds = {name: [0, *(round(cut * len(t)) for cut in cuts), len(t)] for name, t in tensors.items()}
     for rank in range(len(cuts) + 1):
         spans = {name: slice(bounds[name][rank], bounds[name][rank + 1]) for name in tensors}
@@ -107,7 +106,6 @@ def check_rows(nums_learners):
 
 
 def check_rows_of(num_learners):
-    """Take the part of each learner in turn."""
     for rank in range(num_learners):
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_learners)
         try:

@@ -19,7 +19,6 @@ from tests.small_worlds import small_config
 
 @pytest.fixture(scope="module")
 def sliding_dir(tmp_path_factory):
-    """Return the directory of a random model with sliding layers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

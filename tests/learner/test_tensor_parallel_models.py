@@ -37,7 +37,6 @@ def model_of(kind, is_tied):
 
 
 def gradients_of(model, forward):
-    """Return the loss of some tokens and the gradients of a forward pass."""
     num = 24
     ids = torch.randint(0, 288, (2, num), generator=torch.Generator().manual_seed(1))
     predictor = torch.cat([torch.arange(5, num - 1), num + torch.arange(8, num - 1)])

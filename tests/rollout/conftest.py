@@ -19,7 +19,6 @@ from tests.rollout.fakes import World, make_tokenizer
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """Return a byte-level tokeniser in which "ab" is one token."""
     return make_tokenizer(merges=[("a", "b")])
 
 

@@ -188,7 +188,6 @@ def misbehave(mischief: str, place: str) -> None:
 
 
 def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", history: tuple[str, ...] = ()):
-    """Return one episode to play a prompt id, indices 0, 1, ..."""
     return [
         LiveEpisode(Prompt(env_id, prompt_id, history=history), group_id, index)
         for index, prompt_id in enumerate(prompt_ids)

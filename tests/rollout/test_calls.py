@@ -15,7 +15,6 @@ from tests.waiting import wait_until
 
 
 def poll_all(calls: EnvCalls, num: int, timeout_s: float = 30.0) -> dict:
-    """Poll until `num` calls have ended; return them by id."""
     ended: list = []
     deadline = time.monotonic() + timeout_s
     while len(ended) < num and time.monotonic() < deadline:

@@ -50,7 +50,6 @@ def chat_of(name):
 
 
 def controls_of(tokenizer, ids, names=NAMES):
-    """Return the control tokens of a stream, in order."""
     wanted = set(tokenizer.convert_tokens_to_ids(list(names)))
     return [token_id for token_id in ids if token_id in wanted]
 

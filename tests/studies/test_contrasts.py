@@ -15,7 +15,6 @@ from tests.studies.synthetic import small_study, write_synthetic
 
 @pytest.fixture(scope="module")
 def whole(written):
-    """Return results, curves and findings of the synthetic study."""
     results = read_results(written)
     curves = curves_of(results)
     return results, curves, findings_of(curves)

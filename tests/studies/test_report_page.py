@@ -18,7 +18,6 @@ from tests.studies.synthetic import small_study, write_synthetic
 
 @pytest.fixture(scope="module")
 def pages(written, tmp_path_factory):
-    """Return both texts of the report on the synthetic study."""
     out = tmp_path_factory.mktemp("out")
     assert report.main([str(written), "--out", str(out)]) == 0
     assert not list(written.glob("report.*"))

@@ -16,7 +16,6 @@ STUDY = small_study(seeds=(1, 2), arms=("srl", "no_replay"))
 
 @pytest.fixture
 def directory(tmp_path, quick):
-    """Return a whole small study that the test may break."""
     return write_synthetic(tmp_path, STUDY)
 
 

@@ -64,7 +64,6 @@ def make(study, random_llama_dir, tmp_path, ray_here):
 
 
 def finished(trial: StudyTrial) -> list[dict]:
-    """Train to the end; return what each iteration told."""
     told = []
     while not (result := trial.train())["done"]:
         told.append(result["study"])
