@@ -61,8 +61,9 @@ def test_batches_change_nothing(monkeypatch):
     assert [whole.best(text, 5) for text in texts] == [parts.best(text, 5) for text in texts]
 
 
-def test_every_gold_search_finds_its_document():
-    world = Retrieval({"index": "faiss"})
+@pytest.mark.parametrize("index", ["bm25", "faiss"])
+def test_every_gold_search_finds_its_document(index):
+    world = Retrieval({"index": index})
     for chain in facts(0).chains()[::31]:
         for title in chain.looked_up:
             assert title in [found.title for found in world.corpus.search(title, world.settings.num_results)]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.envs import text
 from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
 from rllib_srl.envs.tools.word_problem import NAMES, TEMPLATES, THINGS, WordProblem
@@ -183,14 +182,6 @@ def test_an_answer_without_a_call_earns_its_share():
     assert play(world, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]
 
 
-def test_a_history_with_calls_is_replayed():
-    world, prompt_id = WordProblem(), "2.0 4 12 7 Mia pencils"
-    call, _ = world.gold_turns(prompt_id)
-    start, _ = world.reset(options={"prompt_id": prompt_id})
-    observation, *_ = world.step(call)
-    assert WordProblem().reset(options={"prompt_id": prompt_id, "history": [call]})[0] == start + call + observation
-
-
 def test_word_problems_with_other_words_are_in_the_same_split():
     world = WordProblem()
     splits = {world.split_of(f"2.0 4 12 7 {name} {thing}") for name in NAMES for thing in THINGS}
@@ -202,24 +193,3 @@ def test_word_problems_with_other_words_are_in_the_same_split():
 def test_word_problems_that_do_not_exist_are_refused(number, change):
     with pytest.raises(ValueError, match="expected one as in '2.0 4 12 7 Mia pencils'"):
         WordProblem().reset(options={"prompt_id": number.replace(*change)})
-
-
-GENERATORS = {"copy": CopyWords(), "two steps": WordProblem(), "one step": WordProblem({"num_steps": 1})}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GENERATORS)
-def test_the_generators_have_thousands_of_distinct_questions(name):
-    world = GENERATORS[name]
-    assert world.num_questions > 10_000
-    texts = {split: {world.question(i).text for i in first_ids(world, split, count=1500)} for split in text.SPLITS}
-    assert all(len(asked) == 1500 for asked in texts.values()) and not texts["train"] & texts["heldout"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [CopyWords, WordProblem])
-def test_the_smallest_generators_hold_exactly_what_they_say(make):
-    small = {"num_words": 2} if make is CopyWords else {"num_steps": 1, "lowest": 2, "highest": 4}
-    world = make({**small, "num_shots": 3})
-    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
-    assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions

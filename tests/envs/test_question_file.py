@@ -407,12 +407,6 @@ def test_worlds_of_one_file_read_it_once_and_see_that_it_changed(tmp_path, monke
     assert QuestionFile({"path": str(path), "num_shots": 0}).num_questions == 7
 
 
-def test_an_unknown_prompt_is_refused(tmp_path):
-    world, _ = one_question(tmp_path)
-    with pytest.raises(ValueError, match="prompt_id = 'nope'; expected one of the 1 of this file"):
-        world.reset(options={"prompt_id": "nope"})
-
-
 def test_a_missing_field_names_the_setting_that_says_which_it_is(tmp_path):
     path = write(tmp_path / "q.jsonl", [{"ask": "1 + 1?", "reply": "2", "level": 1}])
     with pytest.raises(ValueError) as caught:
@@ -463,12 +457,6 @@ def test_the_format_is_not_said_twice(tmp_path):
     shown = QuestionFile({"path": write(tmp_path / "s.jsonl", sums()), "num_shots": 1, "answer_format": "boxed"})
     observation, _ = shown.reset(seed=0)
     assert observation.startswith("Question: ") and r"Answer: \boxed{" in observation
-
-
-def test_prompts_without_these_settings_are_what_they_were(tmp_path):
-    assert prompt_of(QuestionFile({"path": write(tmp_path / "q.jsonl", [TOPICAL]), "num_shots": 0}))[0] == (
-        "Question: 1 + 1?\nAnswer:"
-    )
 
 
 def test_a_template_shapes_question_and_shots(tmp_path):

@@ -11,10 +11,12 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from rllib_srl.envs import text
+from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.games.lookup import Lookup
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.reasoning_gym_env import ChainSum, Products, ReasoningGym
 from rllib_srl.envs.question import QuestionSettings, read_settings
+from rllib_srl.envs.tools.word_problem import WordProblem
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from tests.envs.world_play import first_ids
 
@@ -162,6 +164,8 @@ def test_the_worlds_of_learning_proofs_are_large(world):
         (Compare({"num_numbers": 3, "lowest": 5, "highest": 12, "num_shots": 1}), 336 - 1),
         (ChainSum(), None),
         (Products({"num_shots": 0}), 100),
+        (CopyWords({"num_words": 2, "num_shots": 3}), None),
+        (WordProblem({"num_steps": 1, "lowest": 2, "highest": 4, "num_shots": 3}), None),
         (ReasoningGym({"dataset": "chain_sum", "config": {"max_terms": 2, "max_digits": 1}, "num_shots": 0}), 200),
     ],
 )

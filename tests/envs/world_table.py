@@ -62,6 +62,7 @@ def _sums(side: int = 20) -> str:
 RATERS = RatingQueue(_stars)
 QUICK = {"num_shots": 1}
 ROWS: dict[str, list[Row]] = {
+    "code_task": [Row(), Row({"feedback_turns": 1, "num_shots": 3})],
     "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
     "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2}), Row({"ask": "smallest"})],
     "bfcl": [Row(needs=("bfcl_eval",)), Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",))],
@@ -104,6 +105,7 @@ ROWS: dict[str, list[Row]] = {
         ),
     ],
     "products": [Row({"pool_size": 400})],
+    "python_tool": [Row(), Row({"call_format": "line", "num_shots": 1})],
     "reasoning_gym": [Row({"dataset": "spell_backward", "pool_size": 300, "level": 0})],
     "reasoning_gym_mixture": [
         Row({"datasets": {"chain_sum": 2.0, "gcd": {"weight": 1.0, "level": 2}}, "shared": {"pool_size": 200}})
