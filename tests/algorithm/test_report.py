@@ -31,13 +31,9 @@ from tests.small_worlds import small_config
 
 def an_episode(reward=0.0, index=0, group_id="g", reason=StopReason.TERMINATED, said="It is 7\n", **info):
     episode = SingleAgentEpisode(
-        observations=[np.zeros(2, np.int32), np.zeros(0, np.int32)],
-        infos=[{}, info],
-        actions=[np.zeros(1, np.int32)],
-        rewards=[reward],
-        terminated=True,
-        len_lookback_buffer=0,
-    )
+        observations=[np.zeros(2, np.int32), np.zeros(0, np.int32)], infos=[{}, info], actions=[np.zeros(1, np.int32)],
+        rewards=[reward], terminated=True, len_lookback_buffer=0,
+    )  # fmt: skip
     text = [("environment", "Question: 3 + 5\nAnswer:"), ("policy", said)]
     episode.custom_data.update(group_id=group_id, index=index, stop_reason=reason, text=text)
     return episode

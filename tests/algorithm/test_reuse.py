@@ -34,13 +34,9 @@ def settings(correction="clip", **others):
 
 def by_hand(config, max_logp_gap=None, objective=reused_loss):
     batch = {
-        "is_reused": objective is reused_loss,
-        "token_ids": torch.zeros(1, 9),
-        "advantage": ADVANTAGE,
-        "scale": torch.full((6,), 0.5),
-        "behaviour_logp": ENGINE,
-        "episode": EPISODE,
-    }
+        "is_reused": objective is reused_loss, "token_ids": torch.zeros(1, 9), "advantage": ADVANTAGE,
+        "scale": torch.full((6,), 0.5), "behaviour_logp": ENGINE, "episode": EPISODE,
+    }  # fmt: skip
     first_pass(batch, OLD, max_logp_gap)
     logp = NEW.clone().requires_grad_()
     loss, sums = objective(batch, {"logp": logp, "entropy": torch.zeros(6)}, config)

@@ -193,16 +193,11 @@ def _played():
         live = [LiveEpisode(Prompt("world", i), f"g-{i}", n) for i in prompt_ids for n in (0, 1)]
         episodes = list(
             play(
-                live,
-                engine=ScriptedEngine(tokenizer, script or written),
-                worlds=worlds,
-                transcript=RawTranscript(tokenizer),
-                sampling=Sampling(max_tokens=1),
-                limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500),
-                calls=calls,
-                deadline_s=60.0,
+                live, engine=ScriptedEngine(tokenizer, script or written), worlds=worlds,
+                transcript=RawTranscript(tokenizer), sampling=Sampling(max_tokens=1),
+                limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500), calls=calls, deadline_s=60.0,
             )
-        )
+        )  # fmt: skip
         settle(episodes[::-1], worlds=worlds, calls=calls, deadline_s=40.0)
         groups: dict = {}
         for episode in episodes:

@@ -23,13 +23,10 @@ SIZES = {
 }  # fmt: skip
 SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FAMILIES = {
-    "llama": {},
-    "qwen2": {"use_sliding_window": True, **SLIDING},
-    "qwen3": {},
-    "gemma2": {"query_pre_attn_scalar": 16, **SLIDING},
-    "gemma3_text": {"query_pre_attn_scalar": 16, **SLIDING},
+    "llama": {}, "qwen2": {"use_sliding_window": True, **SLIDING}, "qwen3": {},
+    "gemma2": {"query_pre_attn_scalar": 16, **SLIDING}, "gemma3_text": {"query_pre_attn_scalar": 16, **SLIDING},
     "smollm3": {"pad_token_id": None},
-}
+}  # fmt: skip
 
 
 def naive_mask(depth_T, window=None):

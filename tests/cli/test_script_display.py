@@ -26,16 +26,12 @@ from rllib_srl.common.metric_names import numbers_of
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {
-    "training_iteration": 3,
-    "time_this_iter_s": 5.0,
+    "training_iteration": 3, "time_this_iter_s": 5.0,
     "env_runners": {"episode_return_mean": np.float64(0.5), "num_generated_tokens": 800.0},
-    "timers": {**SECONDS, "training_step": 4.0},
-    "replay": {"num_items": np.float64(12.0)},
-    "learners": {"default_policy": {"loss": np.float32(0.25), "kl": float("nan")}},
-    "config": {"lr": 1.0},
-    "done": False,
-    "experiment": "text",
-}
+    "timers": {**SECONDS, "training_step": 4.0}, "replay": {"num_items": np.float64(12.0)},
+    "learners": {"default_policy": {"loss": np.float32(0.25), "kl": float("nan")}}, "config": {"lr": 1.0},
+    "done": False, "experiment": "text",
+}  # fmt: skip
 
 
 class Terminal(io.StringIO):

@@ -27,13 +27,9 @@ REWARD = "env_runners/episode_return_mean"
 
 def test_settings_are_logged_flat_and_without_secrets() -> None:
     env_config = {
-        "num_shots": 0,
-        "reward_headers": {"Authorization": "Bearer abc", "Accept": "json"},
-        "reward_url": "https://me:hunter2@host/grade",
-        "api_key": "abc",
-        "max_tokens": 7,
-        "note": "password=hunter22",
-    }
+        "num_shots": 0, "reward_headers": {"Authorization": "Bearer abc", "Accept": "json"},
+        "reward_url": "https://me:hunter2@host/grade", "api_key": "abc", "max_tokens": 7, "note": "password=hunter22",
+    }  # fmt: skip
     config = SRLConfig().environment("compare", env_config=env_config).training(lr=1e-4, seal_key_file="/my/key")
     told = settings_to_log(config)
     assert told["env"] == "compare" and told["lr"] == 1e-4 and told["env_config.num_shots"] == 0

@@ -33,20 +33,11 @@ def save_random_llama(path: Path, *, seed: int = 0, tied: bool = True) -> Path:
 
     tokenizer = make_byte_tokenizer()
     config = LlamaConfig(
-        vocab_size=288,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
+        vocab_size=288, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
         initializer_range=0.12,  # so that the policy is far from uniform, and every tensor matters
-        tie_word_embeddings=tied,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
+        tie_word_embeddings=tied, eos_token_id=tokenizer.eos_token_id, bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
     torch.manual_seed(seed)
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)

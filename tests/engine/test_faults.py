@@ -250,13 +250,9 @@ def test_one_stale_matrix_of_the_real_model_escapes_the_bf16_canary_not_the_self
 @pytest.mark.engine
 def test_two_workers_follow_too(random_llama_dir) -> None:
     engine = make_engine(
-        "vllm",
-        random_llama_dir,
-        context_length=CONTEXT_LENGTH,
-        kv_cache_gib=0.125,
-        num_threads=1,
+        "vllm", random_llama_dir, context_length=CONTEXT_LENGTH, kv_cache_gib=0.125, num_threads=1,
         tensor_parallel_size=2,
-    )
+    )  # fmt: skip
     try:
         learner = Learner(random_llama_dir, "float32")
         run_self_test(engine, learner)

@@ -31,12 +31,9 @@ from tests.engine.small_llama import make_byte_tokenizer
 def some_tensors() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return {
-        "embed": torch.randn(7, 3),
-        "scalar": torch.tensor(1.5),
-        "empty": torch.zeros(0, 4),
-        "steps": torch.tensor([1, 2, 3]),
-        "transposed": torch.randn(4, 6).T,
-    }
+        "embed": torch.randn(7, 3), "scalar": torch.tensor(1.5), "empty": torch.zeros(0, 4),
+        "steps": torch.tensor([1, 2, 3]), "transposed": torch.randn(4, 6).T,
+    }  # fmt: skip
 
 
 def corrupt(bundle: WeightBundle, position: int) -> WeightBundle:
@@ -212,13 +209,10 @@ def test_noise_fills_every_tensor_alike_in_every_process() -> None:
 @pytest.mark.parametrize(
     ("before", "noisy", "after", "is_same", "message"),
     [
-        (1, 2, 1, True, ""),
-        (1, 2, 3, False, ""),
-        (1, 1, 3, False, "did not take the noise"),
-        (1, 2, 2, False, "did not take the weights sent"),
-        (1, 2, 3, True, "not those that the engine held before"),
+        (1, 2, 1, True, ""), (1, 2, 3, False, ""), (1, 1, 3, False, "did not take the noise"),
+        (1, 2, 2, False, "did not take the weights sent"), (1, 2, 3, True, "not those that the engine held before"),
     ],
-)
+)  # fmt: skip
 def test_check_fingerprints(before: int, noisy: int, after: int, is_same: bool, message: str) -> None:
     prints = [{"good": (number,), "m": (at,)} for number, at in zip((7, 8, 7), (before, noisy, after), strict=True)]
     if not message:

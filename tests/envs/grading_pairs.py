@@ -185,10 +185,7 @@ LISTS = [
     (
         "4, 9, 25",
         [
-            r"\boxed{4, 9, 25}",
-            r"\boxed{25, 9, 4}",
-            "4, 9 and 25",
-            r"\boxed{4}, \boxed{9}, \boxed{25}",
+            r"\boxed{4, 9, 25}", r"\boxed{25, 9, 4}", "4, 9 and 25", r"\boxed{4}, \boxed{9}, \boxed{25}",
             r"\boxed{\{4, 9, 25\}}",
         ],
         [r"\boxed{4, 9}", r"\boxed{4, 9, 24}", r"\boxed{25}", r"\boxed{4}, \boxed{9}", r"\boxed{4, 9, 25, 36}"],
@@ -211,7 +208,7 @@ LISTS = [
         [r"\boxed{13}, that is \boxed{13.0}"],
         [r"\boxed{13}, \boxed{14}", r"\boxed{13, 14}", r"\boxed{13 \text{ or } 14}"],
     ),
-]
+]  # fmt: skip
 SETS = [
     (
         r"\{2, 4, 6\}",

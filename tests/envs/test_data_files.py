@@ -175,11 +175,8 @@ def test_the_folders_of_math_as_published_are_one_data_set(tmp_path) -> None:
         (tmp_path / "train" / topic).mkdir(parents=True)
         for number in range(2):
             row = {
-                "problem": f"{topic} {number}?",
-                "level": "Level 1",
-                "type": topic,
-                "solution": rf"\boxed{{{number}}}",
-            }
+                "problem": f"{topic} {number}?", "level": "Level 1", "type": topic, "solution": rf"\boxed{{{number}}}",
+            }  # fmt: skip
             (tmp_path / "train" / topic / f"{number}.json").write_text(json.dumps(row))
     world = QuestionFile({"path": str(tmp_path / "train"), "num_shots": 0})
     assert asked(world) == {f"{topic} {n}?": str(n) for topic in ("algebra", "geometry") for n in range(2)}

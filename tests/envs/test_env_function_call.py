@@ -29,26 +29,19 @@ BOOK = {
     "parameters": {
         "type": "dict",
         "properties": {
-            "city": {"type": "string"},
-            "nights": {"type": "integer"},
-            "price": {"type": "float"},
-            "quiet": {"type": "boolean"},
-            "guests": {"type": "array", "items": {"type": "string"}},
+            "city": {"type": "string"}, "nights": {"type": "integer"}, "price": {"type": "float"},
+            "quiet": {"type": "boolean"}, "guests": {"type": "array", "items": {"type": "string"}},
             "room": {"type": "dict", "properties": {"floor": {"type": "integer"}, "view": {"type": "string"}}},
         },
         "required": ["city"],
     },
-}
+}  # fmt: skip
 WANTED = {
     "book": {
-        "city": ["Oslo", "Oslo, Norway"],
-        "nights": [2, ""],
-        "price": ["", 80.0],
-        "quiet": ["", True],
-        "guests": ["", ["Ann", "Ben"]],
-        "room": ["", {"floor": [3], "view": ["sea", ""]}],
+        "city": ["Oslo", "Oslo, Norway"], "nights": [2, ""], "price": ["", 80.0], "quiet": ["", True],
+        "guests": ["", ["Ann", "Ben"]], "room": ["", {"floor": [3], "view": ["sea", ""]}],
     }
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

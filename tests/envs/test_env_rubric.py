@@ -294,16 +294,12 @@ def test_what_is_allowed_by_hand(url, key, allowed, is_right, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "fault"),
     [
-        ("https:///v1", "expected a URL with a host"),
-        ("ftp://h/v1", "expected a URL with a host"),
-        ("https://h:port/v1", "is not a URL"),
-        ("https://[h/v1", "is not a URL"),
-        ("https://a b/v1", "expected a URL with a host"),
-        ("https://user:pass@h/v1", "expected a URL without a user"),
-        ("https://h/v1?key=1", "without a user, a query"),
-        ("https://h/v1#x", "without a user, a query or a fragment"),
+        ("https:///v1", "expected a URL with a host"), ("ftp://h/v1", "expected a URL with a host"),
+        ("https://h:port/v1", "is not a URL"), ("https://[h/v1", "is not a URL"),
+        ("https://a b/v1", "expected a URL with a host"), ("https://user:pass@h/v1", "expected a URL without a user"),
+        ("https://h/v1?key=1", "without a user, a query"), ("https://h/v1#x", "without a user, a query or a fragment"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_address_is_refused(url, fault):
     with pytest.raises(ValueError, match=fault) as caught:
         address_of(url)

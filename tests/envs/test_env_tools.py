@@ -251,15 +251,11 @@ def test_a_played_episode_is_the_rendering_of_its_conversation():
     )
     calls = EnvCalls(1, 60.0)
     (episode,) = play(
-        [LiveEpisode(Prompt("sums", "2 3"), "g", 0)],
-        engine=engine,
+        [LiveEpisode(Prompt("sums", "2 3"), "g", 0)], engine=engine,
         worlds={"sums": lambda: Sums({"num_shots": 0, "tools_in": "template", "call_format": "native"})},
-        transcript=ChatTranscript(tokenizer),
-        sampling=Sampling(max_tokens=1),
-        limits=Limits(max_turns=4, max_turn_tokens=500, max_episode_tokens=8000),
-        calls=calls,
-        deadline_s=60.0,
-    )
+        transcript=ChatTranscript(tokenizer), sampling=Sampling(max_tokens=1),
+        limits=Limits(max_turns=4, max_turn_tokens=500, max_episode_tokens=8000), calls=calls, deadline_s=60.0,
+    )  # fmt: skip
     calls.close(1.0)
     assert (episode.get_return(), episode.custom_data["stop_reason"].value) == (1.0, "terminated")
     stream = [token for pair in zip(episode.get_observations(), episode.get_actions()) for ids in pair for token in ids]

@@ -34,14 +34,11 @@ MATH = {
 }
 AIME = {"ID": "2024-I-1", "Problem": "Find $m+n$.", "Solution": r"It is \boxed{204}.", "Answer": 204}
 CHAMP = {
-    "identifier": "P_1",
-    "_raw_text": "How many of @@{1, 2, 3}@@?",
-    "_text": "How many of {1, 2, 3}?",
+    "identifier": "P_1", "_raw_text": "How many of @@{1, 2, 3}@@?", "_text": "How many of {1, 2, 3}?",
     "category": "Combinatorics",
     "solution": {"steps": [{"_raw_text": "@@a@@", "_text": "a"}, {"_raw_text": "b", "_text": "b"}]},
-    "_raw_answer": "@@239@@",
-    "_answer": "239",
-}
+    "_raw_answer": "@@239@@", "_answer": "239",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -211,13 +208,10 @@ def test_content_and_format_are_paid_apart(tmp_path):
     world, prompt_id = one_question(tmp_path, answer_format="boxed", format_weight=0.25)
     right, wrong = "x^2+2x+1", "x^2"
     for turn, reward, content, form in [
-        (rf" \boxed{{{right}}}", 1.0, 1.0, 1.0),
-        (r" so it is \boxed{(x+1)^2}", 1.0, 1.0, 1.0),
-        (f" {right}", 0.75, 1.0, 0.0),
-        (f" #### {right}", 0.75, 1.0, 0.0),
-        (rf" \boxed{{{wrong}}}", 0.25, 0.0, 1.0),
+        (rf" \boxed{{{right}}}", 1.0, 1.0, 1.0), (r" so it is \boxed{(x+1)^2}", 1.0, 1.0, 1.0),
+        (f" {right}", 0.75, 1.0, 0.0), (f" #### {right}", 0.75, 1.0, 0.0), (rf" \boxed{{{wrong}}}", 0.25, 0.0, 1.0),
         (f" {wrong}", 0.0, 0.0, 0.0),
-    ]:
+    ]:  # fmt: skip
         expected = (reward, {"content_reward": content, "format_reward": form})
         assert paid(played(world, turn, prompt_id)) == expected, turn
     nothing = {"stop_reason": "unparsable", "content_reward": 0.0, "format_reward": 0.0}

@@ -41,15 +41,11 @@ def made(lengths, seed, is_reused):
     columns = {name: -1.5 + 0.4 * rng.normal(size=num) for name in ("behaviour_logp", "ref_logp", "prox", "logp")}
     tensors = {name: torch.tensor(column) for name, column in columns.items()}
     batch = {
-        "is_reused": is_reused,
-        "token_ids": torch.zeros(1, num),
-        "episode": torch.from_numpy(episode_N),
+        "is_reused": is_reused, "token_ids": torch.zeros(1, num), "episode": torch.from_numpy(episode_N),
         "advantage": torch.from_numpy(np.repeat(rng.normal(size=len(lengths)), lengths)),
         "scale": torch.from_numpy(np.repeat(rng.uniform(0.1, 1, size=len(lengths)), lengths)),
-        "behaviour_logp": tensors["behaviour_logp"],
-        "ref_logp": tensors["ref_logp"],
-        "bapo_bounds": (0.8, 1.3),
-    }
+        "behaviour_logp": tensors["behaviour_logp"], "ref_logp": tensors["ref_logp"], "bapo_bounds": (0.8, 1.3),
+    }  # fmt: skip
     return batch, tensors["prox"], tensors["logp"], torch.from_numpy(rng.uniform(0, 2, size=num))
 
 
@@ -100,13 +96,10 @@ def test_an_episode_without_advantage_has_no_policy_gradient(given_settings, see
 
 @settings(max_examples=150)
 @given(
-    given_settings=GIVEN,
-    seed=st.integers(0, 999),
-    is_reused=st.booleans(),
+    given_settings=GIVEN, seed=st.integers(0, 999), is_reused=st.booleans(),
     where=st.sampled_from(["logp", "prox", "behaviour_logp", "ref_logp"]),
-    bad=st.sampled_from([float("nan"), float("inf"), float("-inf")]),
-    at=st.integers(0, 4),
-)
+    bad=st.sampled_from([float("nan"), float("inf"), float("-inf")]), at=st.integers(0, 4),
+)  # fmt: skip
 def test_what_is_not_finite_spoils_the_loss_and_is_counted(given_settings, seed, is_reused, where, bad, at):
     """Whatever mask or window it would have fallen into; the learner then skips the step."""
     batch, prox_N, logp_N, entropy_N = made([3, 2], seed, is_reused)
@@ -134,13 +127,10 @@ def test_golden_loss_of_the_fixture_through_the_objective():
     """DAPO's token mean with clip .2/.28 is .22, played and on stored log-probs alike; KL k3 adds .031837."""
     new, old = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1]), torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
     batch = {
-        "token_ids": torch.zeros(1, 6),
-        "episode": torch.tensor([0, 0, 1, 1, 1, 1]),
-        "advantage": torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0]),
-        "scale": torch.full((6,), 1 / 6),
-        "behaviour_logp": old,
-        "ref_logp": torch.tensor([-0.6, -1.0, -0.2, -0.9, -1.5, -0.3]),
-    }
+        "token_ids": torch.zeros(1, 6), "episode": torch.tensor([0, 0, 1, 1, 1, 1]),
+        "advantage": torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0]), "scale": torch.full((6,), 1 / 6),
+        "behaviour_logp": old, "ref_logp": torch.tensor([-0.6, -1.0, -0.2, -0.9, -1.5, -0.3]),
+    }  # fmt: skip
     for is_reused, kl_coeff, wanted in ((False, 0.0, 0.22), (True, 0.0, 0.22), (False, 1.0, 0.22 + 0.031837)):
         one = {**batch, "is_reused": is_reused}
         first_pass(one, old, None)

@@ -38,14 +38,11 @@ def play_with(calls: EnvCalls, tokenizer: Any):
     def play_some(live, engine, worlds=None, limits=None, deadline_s=60.0, **changes):
         defaults = {"max_turns": 4, "max_turn_tokens": 50, "max_episode_tokens": 500}
         return play(
-            live,
-            engine=engine,
-            worlds=worlds or {"world": World},
+            live, engine=engine, worlds=worlds or {"world": World},
             transcript=changes.pop("transcript", None) or RawTranscript(tokenizer),
             sampling=changes.pop("sampling", None) or Sampling(max_tokens=1, temperature=0.7),
-            limits=Limits(**{**defaults, **(limits or {})}),
-            calls=changes.pop("calls", None) or calls,
+            limits=Limits(**{**defaults, **(limits or {})}), calls=changes.pop("calls", None) or calls,
             deadline_s=deadline_s,
-        )
+        )  # fmt: skip
 
     return play_some

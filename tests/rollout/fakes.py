@@ -94,14 +94,11 @@ class ScriptedEngine:
 
     def _turn(self, request_id: str, ids: list[int], reason: str, first_version: int) -> Turn:
         return Turn(
-            request_id=request_id,
-            token_ids=np.array(ids, np.int32),
+            request_id=request_id, token_ids=np.array(ids, np.int32),
             logp=-np.arange(1, len(ids) + 1, dtype=np.float32) / 8,
-            text=self.tokenizer.decode(ids, skip_special_tokens=True),
-            reason=reason,
-            first_version=first_version,
+            text=self.tokenizer.decode(ids, skip_special_tokens=True), reason=reason, first_version=first_version,
             last_version=self.version,
-        )
+        )  # fmt: skip
 
     def num_running(self) -> int:
         return len(self._running)

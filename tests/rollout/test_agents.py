@@ -144,15 +144,11 @@ def play(play_with: Any, engine: Any) -> Any:
         spied = Spied(engine, step_s)
         calls.timeout_s = settings.pop("timeout_s", 60.0)
         episodes = play_with(
-            [LiveEpisode(Prompt("agent", "4"), "g", index) for index in range(num)],
-            spied,
+            [LiveEpisode(Prompt("agent", "4"), "g", index) for index in range(num)], spied,
             {"agent": partial(Agent, {"agent": f"{__name__}:{function.__name__}", **settings})},
-            {"max_turns": 6, "max_turn_tokens": 8, "max_episode_tokens": 256, **(limits or {})},
-            calls=calls,
-            deadline_s=deadline_s,
-            transcript=transcript,
-            sampling=Sampling(max_tokens=1, temperature=1.0),
-        )
+            {"max_turns": 6, "max_turn_tokens": 8, "max_episode_tokens": 256, **(limits or {})}, calls=calls,
+            deadline_s=deadline_s, transcript=transcript, sampling=Sampling(max_tokens=1, temperature=1.0),
+        )  # fmt: skip
         return sorted(episodes, key=lambda episode: episode.custom_data["index"]), spied
 
     yield run

@@ -20,16 +20,9 @@ def model_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("llama")
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.1,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.1, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -49,14 +42,11 @@ def test_groups_on_a_real_model(play_with, model_dir, format):
         changes = {"transcript": ChatTranscript(tokenizer)} if format == "chat" else {}
         return list(
             play_with(
-                [LiveEpisode(prompt, f"g{p}", i) for p, prompt in enumerate(prompts) for i in range(4)],
-                engine,
-                {"world": lambda: World(num_turns=3)},
-                {"max_turn_tokens": 12, "max_episode_tokens": 300},
-                sampling=Sampling(max_tokens=1, temperature=1.0),
-                **changes,
+                [LiveEpisode(prompt, f"g{p}", i) for p, prompt in enumerate(prompts) for i in range(4)], engine,
+                {"world": lambda: World(num_turns=3)}, {"max_turn_tokens": 12, "max_episode_tokens": 300},
+                sampling=Sampling(max_tokens=1, temperature=1.0), **changes,
             )
-        )
+        )  # fmt: skip
 
     episodes = play_all()
     assert len(episodes) == 12

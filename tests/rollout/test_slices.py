@@ -42,15 +42,11 @@ def in_play(tokenizer):
     engine = PatientEngine(tokenizer, script, step_s=STEP_S)
     engine.calls = calls
     player = Player(
-        engine=engine,
-        worlds={"world": World},
-        transcript=RawTranscript(tokenizer),
+        engine=engine, worlds={"world": World}, transcript=RawTranscript(tokenizer),
         sampling=Sampling(max_tokens=1, temperature=0.7),
-        limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500),
-        calls=calls,
-        is_ordered=False,
+        limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500), calls=calls, is_ordered=False,
         seconds={},
-    )
+    )  # fmt: skip
     yield GroupsInPlay(player)
     player.close()
     calls.close(1.0)

@@ -61,13 +61,9 @@ def test_every_measure_by_hand():
         "accuracy_area": 0.475,  # (.25 + .45 + .575 + .625) / 4, the means of neighbouring averages
         "live_share": 0.5,
         "token_ms": 50.0,  # 40 s for 800 tokens
-        "num_generated_tokens": 400,
-        "num_trained_tokens": 800,
-        "seconds": 40,
-        "peak_bytes": 1002,
-        "num_probe_tokens": 35,
-        "pass_at_4": 0.65,
-    }
+        "num_generated_tokens": 400, "num_trained_tokens": 800, "seconds": 40, "peak_bytes": 1002,
+        "num_probe_tokens": 35, "pass_at_4": 0.65,
+    }  # fmt: skip
     assert found == pytest.approx(expected)
     assert set(MEASURES) | set(COSTS) <= set(expected)
 

@@ -30,17 +30,10 @@ ARMS = (
 @pytest.fixture
 def study() -> Study:
     return Study(
-        name="small",
-        question="Does it remember?",
-        answered_by="If it does.",
-        arms=ARMS,
-        domains=(Domain("even", 0), Domain("odd", 1)),
-        num_stages=2,
-        seeds=(1, 2),
-        budget=2 * TOKENS,
-        primary=Primary("srl", ("no_replay",)),
-        settings={"stream": STREAM},
-    ).checked()
+        name="small", question="Does it remember?", answered_by="If it does.", arms=ARMS,
+        domains=(Domain("even", 0), Domain("odd", 1)), num_stages=2, seeds=(1, 2), budget=2 * TOKENS,
+        primary=Primary("srl", ("no_replay",)), settings={"stream": STREAM},
+    ).checked()  # fmt: skip
 
 
 @pytest.fixture
