@@ -12,7 +12,6 @@ import copy
 import numpy as np
 import pytest
 
-from rllib_srl.batch.estimators import group, has_signal
 from rllib_srl.engine import pack
 from rllib_srl.learner.rl_module import load_causal_lm
 from rllib_srl.rollout import env_runner
@@ -59,17 +58,6 @@ def config(engines, random_llama_dir, tmp_path, ray_here, monkeypatch):
     config.environment(env_config={"num_prompts": NUM_PROMPTS}).training(num_prompts_per_batch=SLOTS, loss="grpo")
     config.learners(learner_class=Recording)
     return with_engine(config, "vllm")
-
-
-def check_group_advantages(iterations):
-    """Check that the groups with signal, and no others, reach the learner with GRPO's advantages."""
-    for one in iterations:
-        trained = {of.group_id: advantage_G for _, of, advantage_G in one.trained}
-        assert trained.keys() == {played.group_id for played in one.played if has_signal(played.rewards_G)}
-        for played in one.played:
-            if played.group_id in trained:
-                expected = group(played.rewards_G.astype(float))
-                np.testing.assert_allclose(trained[played.group_id], expected, atol=1e-6)
 
 
 def train(algo, num):

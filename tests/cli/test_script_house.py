@@ -10,24 +10,6 @@ import pytest
 
 from scripts import house
 
-MEMORY = """
-class SRLReplayBuffer:
-    def add(self):
-        return draw_nothing()
-
-    def draw_prompts(self):
-        return [self.add() for _ in range(2)]
-
-    def stats(self):
-        return helper()
-
-def draw_nothing():
-    return 0
-
-def helper():
-    from_elsewhere()
-"""
-
 
 @pytest.fixture
 def hook(tmp_path):
@@ -59,31 +41,6 @@ def test_a_walk_counts_files_with_calls_and_not_imports(hook, tmp_path):
     assert found.gradient.files == {str(tmp_path / "other.py")} and found.gradient.num_lines() == 2
     assert found.gradient.paths(("other.py",)) == [] and found.gradient.num_lines(("other.py",)) == 0
     assert found.memory.files == set() and not found.has_gradient
-
-
-def test_the_walk_of_the_memory_covers_its_calls_and_what_they_call(hook, tmp_path):
-    found, module = hook
-    other = module("other", "def work():\n    return 1\n")
-    buffer = module("buffer", MEMORY, from_elsewhere=other.work).SRLReplayBuffer()
-    sys.setprofile(found)
-    buffer.stats()
-    assert found.memory.files == set() and found.called == set()
-    buffer.draw_prompts()
-    other.work()
-    sys.setprofile(None)
-    assert found.memory.files == {str(tmp_path / "buffer.py")} and found.called == {"add", "draw_prompts"}
-
-
-def test_a_backward_pass_ends_the_walk_to_the_gradient(hook, tmp_path):
-    torch = pytest.importorskip("torch")
-    found, module = hook
-    later = module("later", "def work():\n    return 1\n").work
-    found.gradient.is_on = True
-    sys.setprofile(found)
-    torch.ones(1, requires_grad=True).sum().backward()
-    later()
-    sys.setprofile(None)
-    assert found.has_gradient and found.gradient.files == set()
 
 
 def test_lines_and_statements_are_added_up_by_folder(tmp_path):

@@ -33,21 +33,6 @@ def test_a_local_directory_is_returned_as_it_is(tmp_path):
     assert local_model(path) == local_model(str(path)) == path
 
 
-@pytest.mark.parametrize(
-    ("without", "message"),
-    [
-        ("config.json", "has no config: expected config.json"),
-        ("tokenizer.json", "has no tokenizer: expected tokenizer.json or tokenizer.model or vocab.json"),
-        ("model.safetensors", "has no weights: expected model.safetensors or model.safetensors.index.json or"),
-    ],
-)
-def test_a_directory_that_lacks_something_is_refused(tmp_path, without, message):
-    path = write_model(tmp_path / "model", without=without)
-    with pytest.raises(ModelError, match=message) as caught:
-        local_model(path)
-    assert one_line(caught).startswith(f"model directory {path} has no ")
-
-
 def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
     import huggingface_hub
 

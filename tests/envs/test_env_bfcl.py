@@ -183,17 +183,6 @@ def test_nothing_is_shared_between_worlds():
     assert mpmath.mp.dps == before
 
 
-def test_a_history_is_replayed_with_its_calls():
-    world, _ = started()
-    gold = world.gold_turns(FILES)
-    again = Bfcl({})
-    transcript, _ = again.reset(options={"prompt_id": FILES, "history": gold[:4]})
-    assert transcript.count("User: ") == 3
-    for turn in gold[4:]:
-        _, reward, *_ = again.step(turn)
-    assert reward == 1.0
-
-
 def test_descriptions_are_json_schema():
     assert as_json_schema({"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "any"}}}) == {
         "type": "object", "properties": {"a": {"type": "number"}, "b": {}},

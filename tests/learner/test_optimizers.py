@@ -61,15 +61,21 @@ def test_bf16_state_steps_as_adamw_does(config, ray_here):
     assert num_bytes == pytest.approx(state_of(plain)[1] / 2, rel=0.01)
 
 
-def test_bf16_state_is_saved_and_restored_bit_for_bit(config, ray_here):
-    group, other = trained(config, "adamw_bf16"), trained(config, "adamw_bf16", num_updates=0)
+@pytest.mark.parametrize(
+    ("name", "moments"), [("adamw_bf16", ("exp_avg", "exp_avg_sq")), ("adamw_8bit", ("state1", "state2"))]
+)
+def test_state_is_saved_and_restored_bit_for_bit(config, ray_here, name, moments):
+    group, other = trained(config, name), trained(config, name, num_updates=0)
     other.set_state(deepcopy(group.get_state()))
     for one in (group, other):
         update(one, GROUPS)
     assert relative_gap(weights_of(other), weights_of(group)) == 0
     (found, _), (wanted, _) = state_of(other), state_of(group)
     for left, right in zip(found.values(), wanted.values(), strict=True):
-        assert all(left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in right)
+        assert left.keys() == right.keys() and left["step"] == right["step"]
+        for moment in set(moments) & set(left):  # bitsandbytes keeps small tensors in float32 under the same names
+            assert left[moment].dtype == right[moment].dtype and torch.equal(left[moment], right[moment])
+        assert moments[0] in left
 
 
 def test_bf16_moments_follow_the_gradient_at_small_rates():
@@ -88,19 +94,6 @@ def test_rounding_at_random_keeps_the_mean():
     rounded = stochastic_bf16(value, torch.Generator().manual_seed(0))
     assert rounded.dtype == torch.bfloat16 and set(rounded[:, 0].tolist()) == {1.0, 1 + 2**-7}
     assert rounded.float().double().mean(0).tolist() == pytest.approx(value[0].tolist(), rel=2e-4, abs=0)
-
-
-def test_eight_bit_state_is_saved_and_restored(config, ray_here):
-    group = trained(config, "adamw_8bit")
-    other = trained(config, "adamw_8bit", num_updates=0)
-    other.set_state(deepcopy(group.get_state()))
-    for one in (group, other):
-        update(one, GROUPS)
-    assert relative_gap(weights_of(other), weights_of(group)) == 0
-    (found, _), (wanted, _) = state_of(other), state_of(group)
-    assert [entry["step"] for entry in found.values()] == [entry["step"] for entry in wanted.values()]
-    for entry, expected in zip(found.values(), wanted.values(), strict=True):
-        assert entry.keys() == expected.keys() and torch.equal(entry["state1"], expected["state1"])
 
 
 @pytest.mark.parametrize("name", sorted(optimizers.PAGED))
