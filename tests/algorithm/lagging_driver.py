@@ -1,10 +1,10 @@
 """`srl train` that writes down what it has acknowledged, and can die: python -m tests.algorithm.lagging_driver ...
 
-LOG          JSON lines: groups that the memory has stored, checkpoints written and restored, what is still in play
-METHOD:N     the driver kills itself with SIGKILL when it begins METHOD (`_learn`, `take`) of iteration N, while
-             runners play a slice: the groups launched in this iteration do not end before
-HELD         directory, `hold` of the environment
-ARGUMENTS    of `srl train`
+    LOG          JSON lines: groups that the memory has stored, checkpoints written and restored, what is still in play
+    METHOD:N     the driver kills itself with SIGKILL when it begins METHOD (`_learn`, `take`) of iteration N, while
+                 runners play a slice: the groups launched in this iteration do not end before
+    HELD         directory, `hold` of the environment
+    ARGUMENTS    of `srl train`
 """
 
 from __future__ import annotations

@@ -85,8 +85,6 @@ def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path)
         ray.kill(actor)
 
 
-# --- the learners ---------------------------------------------------------------------------------
-
 # Setting: two values, and what else has to be set for it to matter.
 OF_THE_LEARNERS = {
     "reuse_correction": (("clip", "truncate"), {}),

@@ -29,9 +29,6 @@ def same(one, other) -> bool:
     return set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-# --- the file -------------------------------------------------------------------------------------
-
-
 def test_weights_are_read_as_they_were_written_and_what_is_no_weights_is_refused(tmp_path):
     weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.float32([0.1])}
     weights["turned"] = weights["a"].T
@@ -59,9 +56,6 @@ def test_tune_opens_a_pickle_of_the_name_that_is_refused():
 def test_the_bomb_goes_off(tmp_path):
     pickle.loads(pickle.dumps(Bomb(tmp_path / "marker")))
     assert (tmp_path / "marker").exists()
-
-
-# --- an algorithm ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

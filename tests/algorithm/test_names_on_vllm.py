@@ -93,9 +93,6 @@ def slow_gradient(config, model, groups):
     return slow_loss.gradient(model, settings, episodes, 1.0)
 
 
-# --- which advantages ---------------------------------------------------------------------------------------------
-
-
 def test_posterior_and_its_reuse(config, build):
     """Groups of one: every advantage, also of reused groups, from a list of all visits and their rewards."""
     config.replay(revisit_fraction=0.6, reuse_fraction=0.25, min_buffer_size=4, selection="uniform")

@@ -144,9 +144,6 @@ def test_a_new_process_goes_on_exactly(straight, tmp_path):
     assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[2:])
 
 
-# --- what cannot be restored ----------------------------------------------------------------------
-
-
 def flip_a_byte(path):
     file = next(path.rglob("*module*/**/*state*"))
     content = bytearray(file.read_bytes())

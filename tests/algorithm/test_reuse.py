@@ -88,9 +88,6 @@ def test_reused_tokens_have_no_kl_term_and_played_ones_do():
         by_hand(settings(kl_coeff=1.0), objective=played_loss)
 
 
-# --- shards ---------------------------------------------------------------------------------------------------
-
-
 def metas(played, reused):
     return [GroupMeta.of(g, g) for g in played] + [replace(GroupMeta.of(g, g), origin="reuse") for g in reused]
 
@@ -135,9 +132,6 @@ def test_either_side_may_be_empty(played, reused):
     shards = shards_of(played, reused, 3)
     assert sum(len(shard.groups()) for shard in shards) == len(played) + len(reused)
     assert all(np.isfinite(shard.scales).all() for shard in shards)
-
-
-# --- the learner ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -288,9 +282,6 @@ def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_
     report = group._learner.reuse_report()
     assert all(row["drift"] < 1e-5 for row in report.values())
     assert report["g11"]["nll"] == pytest.approx(-stored[0].behaviour_logp_N.sum() / 8, abs=1e-4)
-
-
-# --- what the memory gets back ----------------------------------------------------------------------------------
 
 
 def test_embeddings_are_the_mean_hidden_states_before_each_written_token(learners, learner):

@@ -150,9 +150,6 @@ def test_self_iteration_refuses_a_world_whose_labels_it_would_hide():
         SelfIteration({"world": "rllib_srl.envs.wrappers.self_label:SelfLabel", "world_config": {"world": COMPARE}})
 
 
-# --- in the runner ----------------------------------------------------------------------------
-
-
 class Letters(World):
     """Two turns; the world itself pays 5 a turn; groups are paid for the number of letters of each episode."""
 

@@ -37,9 +37,6 @@ def as_lists(arrays):
     return [pytest.approx(a.tolist(), abs=1e-6) for a in arrays]
 
 
-# --- shaping ----------------------------------------------------------------------------------------------------
-
-
 def test_the_length_penalty_is_that_of_dapo():
     """20,480 tokens with a cache of 4,096: 0, -.25, -.5, -1, and no more beyond."""
     num_tokens = np.array([100, 16384, 17408, 18432, 20480, 30000])
@@ -61,9 +58,6 @@ def test_turns_are_runs_of_written_tokens():
     mask_N[np.flatnonzero(mask_N)[[1, 3]]] = False  # 1 0 1 0 1 | 1 1 1
     assert replace(group, loss_mask_N=mask_N).num_turns_G().tolist() == [3, 1]
     assert replace(group, loss_mask_N=np.zeros_like(mask_N)).num_turns_G().tolist() == [0, 0]
-
-
-# --- advantages -------------------------------------------------------------------------------------------------
 
 
 def test_groups_without_signal_are_left_out_unless_the_rule_looks_beyond_them():
@@ -88,9 +82,6 @@ def test_reused_groups_are_compared_apart():
     assert [a.tolist() for a in compared.advantages] == [[0.5, -0.5], [0.75, -0.25, -0.25, -0.25]]
 
 
-# --- parts of groups ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @given(st.sets(st.integers(0, 4), min_size=1))
 def test_a_part_is_what_its_meta_says(chosen):
@@ -110,8 +101,6 @@ def test_parts_are_cut_out_where_they_are_fetched(ray_here):
     assert [one.stream(0).tolist(), one.stream(1).tolist()] == [GROUPS[2].stream(g).tolist() for g in (1, 4)]
     assert two.size == 3 and three.stream(0).tolist() == GROUPS[0].stream(2).tolist()
 
-
-# --- scales -------------------------------------------------------------------------------------------------------
 
 TOKENS = [np.array([2, 4]), np.array([1, 0]), np.array([5, 5])]  # the last is reused; one wrote nothing
 

@@ -62,9 +62,6 @@ def test_the_page_has_the_table_of_the_command(capsys):
     assert capsys.readouterr().out in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
 
 
-# --- the checks, one by one -----------------------------------------------------------------------
-
-
 class Asked(Even):
     """Pays 1 for "yes", and says that `gold` is right; an empty answer earns `empty`."""
 
@@ -194,8 +191,6 @@ def test_gradients(norm, live, status, text):
     line = _gradient({"env_runners": played, "learners": learned})
     assert line.status == status and line.text.startswith(text)
 
-
-# --- whole runs -----------------------------------------------------------------------------------
 
 WHOLE = ("--max_episode_tokens", "256", "--max_turn_tokens", "16", "--group_size", "4", "--engine", "transformers")
 

@@ -82,9 +82,6 @@ def bytes_in(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-# --- listing --------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_list_lists_the_items_as_they_were(run: Run, capsys: pytest.CaptureFixture) -> None:
     lines = said(capsys, "list", run.directory, "--limit", 99).splitlines()
@@ -134,9 +131,6 @@ def test_stats_are_those_of_the_run(run: Run, capsys: pytest.CaptureFixture) -> 
     assert int(shown["num_evicted"]) > 0 and int(shown["num_revisits"]) == len(run.drawn)
 
 
-# --- one item -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_show_tells_the_item_and_what_was_said(run: Run, capsys: pytest.CaptureFixture) -> None:
     key = max(run.rows, key=lambda key: run.rows[key]["num_groups"])
@@ -173,9 +167,6 @@ def test_show_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFix
     assert num_draws > 5
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys) -> None:
     path = tmp_path / "groups.jsonl"
@@ -193,9 +184,6 @@ def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys)
         assert all(row["item"][name] == item[name] for name in ("key", "due", "reps"))
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
     assert "expected a name that ends in .jsonl" in said(capsys, "export", run.directory, tmp_path / "g.csv", status=1)
-
-
-# --- verify ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -230,9 +218,6 @@ def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, 
         assert len(lines) == len(seqs) and all(expected.format(s) in line for s, line in zip(seqs, lines, strict=True))
     else:
         assert expected in lines[0]
-
-
-# --- a run that goes on ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow

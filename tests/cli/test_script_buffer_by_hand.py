@@ -57,9 +57,6 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     assert head == "iteration 8; spacing none; selection uniform, reuse uniform"
 
 
-# --- a run that goes on ---------------------------------------------------------------------------
-
-
 def write_on(directory: str, started: Event, ended: Event) -> None:
     """Play the run: commit, and move the WAL into the file, as fast as it goes."""
     buffer = by_hand(Path(directory), groups_per_item=1)

@@ -143,9 +143,6 @@ def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
 
 
-# --- the hub --------------------------------------------------------------------------------------
-
-
 class Server(ThreadingHTTPServer):
     """The part of the hub's HTTP interface that an upload uses. `status`: of all answers but whoami's."""
 

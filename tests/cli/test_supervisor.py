@@ -217,9 +217,6 @@ def test_a_run_that_is_gone_cannot_be_resumed(tmp_path):
         train(parse(["--resume", str(tmp_path / "gone")]))
 
 
-# --- real runs --------------------------------------------------------------------------------------
-
-
 def killed(tmp_path: Path, kinds: list[str], phases: tuple[str, ...] = PHASES) -> list[int]:
     """Kill each of these in each phase of a real run; return the number of new starts of each run."""
     where = ["--out", str(tmp_path / "kills"), "--kinds", *kinds, "--phases", *phases]

@@ -139,9 +139,6 @@ def test_a_run_sends_each_iteration_and_ends_its_tracker(random_llama_dir: Path,
     assert Noted.calls == [None, (1, rewards[0]), (2, rewards[1]), "end"]
 
 
-# --- the real ones, offline
-
-
 def wandb_rows(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of W&B's offline files: LevelDB's log format, records of protobuf."""
     from wandb.proto.wandb_internal_pb2 import Record

@@ -108,9 +108,6 @@ def test_the_worlds_own_generator_is_only_read_as_far_as_needed():
     assert ids(source().draw(3)) == list(islice(ids(source().draw(10)), 3))
 
 
-# --- epochs, and the pool ---------------------------------------------------------------------------
-
-
 WORLDS = {"mixture": {"even": 1, "odd": 1}, "even": {"num_prompts": 5}, "odd": {"num_prompts": 2}}
 
 

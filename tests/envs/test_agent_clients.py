@@ -176,9 +176,6 @@ def asking_for_tokens(client: Any, task: dict[str, Any]) -> float:
     return 1.0
 
 
-# --- proxies
-
-
 def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(
     agent: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,8 +207,6 @@ def test_hosts_without_a_proxy_stay_so(
         bypass_proxy()
         assert environment == {"NO_PROXY": wanted, "no_proxy": wanted}
 
-
-# --- tasks of any size
 
 SMALL = """
 import json, os

@@ -34,9 +34,6 @@ def test_settings_are_checked_all_at_once():
         TextWorld({"num_rooms": 0, "quest_length": 30, "states_goal": "none"})
 
 
-# --- textarena
-
-
 def test_a_game_by_hand():
     pytest.importorskip("textarena")
     world = TextArena({"game": "GuessTheNumber-v0"})
@@ -99,9 +96,6 @@ def test_each_hidden_number_is_one_task():
     world = TextArena({"game": "GuessTheNumber-v0", "pool_size": 500})
     gold = [world.gold_turns(i)[0] for split in ("train", "heldout") for i in world.prompt_ids(split, 0)]
     assert sorted(int(turn.strip("[]")) for turn in gold) == list(range(1, 21))
-
-
-# --- textworld
 
 
 @pytest.fixture(name="adventure", scope="module")

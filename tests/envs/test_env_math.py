@@ -66,9 +66,6 @@ def test_what_is_no_arithmetic_is_refused_at_once(expression):
     assert time.thread_time() - start < 0.1
 
 
-# --- copied words -----------------------------------------------------------------------------
-
-
 def test_copied_words_by_hand():
     world = CopyWords({"num_shots": 0})
     prompt_id = "lamp, river, cloud, nest"
@@ -109,9 +106,6 @@ def test_graded_copies_earn_the_share_of_words_in_their_place():
 def test_copied_words_are_known_and_distinct(prompt_id):
     with pytest.raises(ValueError, match="expected distinct words as in"):
         CopyWords().reset(options={"prompt_id": prompt_id})
-
-
-# --- word problems ----------------------------------------------------------------------------
 
 
 def oracle(asked):

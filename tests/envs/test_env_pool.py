@@ -146,9 +146,6 @@ def test_a_stage_of_a_stream_is_compared_with_the_whole_batch(tmp_path):
     assert of_files(settings, stream=make_stream(drift)).small_pools(16) == []  # its weights change
 
 
-# --- pools of no use ------------------------------------------------------------------------------
-
-
 class Broken(Compare):
     """Rejects its own reference answer where the first number is even."""
 

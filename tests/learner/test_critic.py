@@ -61,9 +61,6 @@ def test_a_critic_learns_what_it_is_told_and_sends_nothing_into_the_policy():
     torch.testing.assert_close(again.values(fwd_out), critic.values(fwd_out))
 
 
-# --- the reference ----------------------------------------------------------------------------------------------
-
-
 def test_a_base_never_moves_and_an_average_moves_on_time():
     assert {ReferenceClock("base", 1, 0.5).rate_at(now, [1.0]) for now in range(1, 9)} == {0.0}
     clock = ReferenceClock("ema", 3, 0.6)

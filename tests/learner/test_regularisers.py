@@ -66,9 +66,6 @@ def logps_of(model, group, g):
     return logp[mask[1:]]
 
 
-# --- L2 -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, LORA])
 def test_l2_pulls_every_trained_weight_back(config, ray_here, lora):
@@ -112,9 +109,6 @@ def test_l2_is_the_same_with_shards(config, ray_here):
     for (gradients, stats), (expected, by_one) in zip(own, wanted, strict=True):
         assert relative_gap(gradients[0], expected[0]) < 1e-4
         assert stats["regularisers/l2"] == pytest.approx(by_one["regularisers/l2"], rel=1e-3)
-
-
-# --- EWC ----------------------------------------------------------------------------------------------
 
 
 def slow_importance(model, groups):
@@ -221,9 +215,6 @@ def test_two_learners_measure_the_importance_of_one(config, ray_here):
         assert relative_gap(gradients, wanted) < 1e-4
     for name in ("regularisers/ewc", "regularisers/lwf", "regularisers/lwf_tokens"):
         assert again[name] == pytest.approx(stats[name], rel=1e-3) and stats[name] > 0
-
-
-# --- LwF ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
