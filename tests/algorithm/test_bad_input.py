@@ -29,14 +29,11 @@ def refused(config, kind=ValueError) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("tokenizer*", "has no tokenizer: expected tokenizer.json or tokenizer.model or vocab.json"),
-        ("*.safetensors", "has no weights: expected model.safetensors or "),
-        ("config.json", "has no config: expected config.json"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "message"), [
+    ("tokenizer*", "has no tokenizer: expected tokenizer.json or tokenizer.model or vocab.json"),
+    ("*.safetensors", "has no weights: expected model.safetensors or "),
+    ("config.json", "has no config: expected config.json"),
+])  # fmt: skip
 def test_a_model_directory_that_lacks_something_is_refused(config, random_llama_dir, tmp_path, pattern, message):
     path = tmp_path / "model"
     shutil.copytree(random_llama_dir, path)

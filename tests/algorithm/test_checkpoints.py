@@ -102,19 +102,16 @@ def changed(path, **parts):
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
 
 
-@pytest.mark.parametrize(
-    ("forge", "reason"),
-    [
-        (lambda path, to: checkpoints.seal(path), "is not signed"),
-        (lambda path, to: checkpoints.seal(path, key=make_key(to / "2.key")), "was sealed with another key than .*key"),
-        (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, but .*seal.key has no key"),
-        (lambda path, to: changed(path, about={"version": 4}), "has a manifest.json that was changed after it was"),
-        (lambda path, to: changed(path, files={}), "has a manifest.json that was changed after it was sealed"),
-        (lambda path, to: changed(path, digest="xxh3"), "has a manifest.json that was changed after it was sealed"),
-        (lambda path, to: changed(path, signature={}), "was sealed with another key than"),
-        (lambda path, to: changed(path, signature="mine"), "is not signed"),
-    ],
-)
+@pytest.mark.parametrize(("forge", "reason"), [
+    (lambda path, to: checkpoints.seal(path), "is not signed"),
+    (lambda path, to: checkpoints.seal(path, key=make_key(to / "2.key")), "was sealed with another key than .*key"),
+    (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, but .*seal.key has no key"),
+    (lambda path, to: changed(path, about={"version": 4}), "has a manifest.json that was changed after it was"),
+    (lambda path, to: changed(path, files={}), "has a manifest.json that was changed after it was sealed"),
+    (lambda path, to: changed(path, digest="xxh3"), "has a manifest.json that was changed after it was sealed"),
+    (lambda path, to: changed(path, signature={}), "was sealed with another key than"),
+    (lambda path, to: changed(path, signature="mine"), "is not signed"),
+])  # fmt: skip
 def test_what_another_one_sealed_is_refused_in_one_line_that_says_how_to_trust_it(sealed, tmp_path, forge, reason):
     forge(sealed, tmp_path)
     with pytest.raises(CheckpointError, match=rf"_000003 {reason}.*--trust-checkpoint .*trust=True") as caught:

@@ -25,13 +25,10 @@ def config(random_llama_dir):
     return SRLConfig().environment("compare").rl_module(model_config={"model": str(random_llama_dir)})
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "runners", "learners", "expected"),
-    [
-        (0, 4, 2, GpuShares(0, 0)), (1, 1, 0, COLOCATED), (1, 0, 0, COLOCATED), (2, 1, 1, GpuShares(1, 1)),
-        (2, 2, 2, COLOCATED), (3, 2, 1, GpuShares(1, 1)), (8, 4, 4, GpuShares(1, 1)), (4, 4, 2, COLOCATED),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("num_gpus", "runners", "learners", "expected"), [
+    (0, 4, 2, GpuShares(0, 0)), (1, 1, 0, COLOCATED), (1, 0, 0, COLOCATED), (2, 1, 1, GpuShares(1, 1)),
+    (2, 2, 2, COLOCATED), (3, 2, 1, GpuShares(1, 1)), (8, 4, 4, GpuShares(1, 1)), (4, 4, 2, COLOCATED),
+])  # fmt: skip
 def test_cards_are_split_or_shared_in_pairs(num_gpus, runners, learners, expected):
     assert gpu_shares(num_gpus, runners, learners) == expected
 
@@ -44,13 +41,10 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
     assert gpu_shares(4, 1, 2, tensor_parallel_size=2) == GpuShares(2, 1)
 
 
-@pytest.mark.parametrize(
-    ("diversity", "num_env_runners", "message"),
-    [
-        ({"device": "cuda"}, 1, "replay_diversity.device = 'cuda'; expected one of 'cpu', 'gpu'"),
-        ({"device": "gpu"}, 0, "expected 'cpu': the memory needs a process of its own"),
-    ],
-)
+@pytest.mark.parametrize(("diversity", "num_env_runners", "message"), [
+    ({"device": "cuda"}, 1, "replay_diversity.device = 'cuda'; expected one of 'cpu', 'gpu'"),
+    ({"device": "gpu"}, 0, "expected 'cpu': the memory needs a process of its own"),
+])  # fmt: skip
 def test_a_search_that_cannot_run_on_a_card_is_refused(config, diversity, num_env_runners, message):
     config.env_runners(num_env_runners=num_env_runners).replay(diversity={"coeff": 0.5, **diversity})
     assert re.search(message, "\n".join(faults_of(config)))

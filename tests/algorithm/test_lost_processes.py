@@ -59,18 +59,15 @@ def test_a_loss_ends_the_learners_and_names_the_newest_checkpoint(tmp_path):
     assert (type(again), str(again), again.reason) == (ProcessLost, str(error), str(died))
 
 
-@pytest.mark.parametrize(
-    ("error", "is_one"),
-    [
-        (ActorDiedError(), True),
-        (EngineBrokenError("vLLM failed in a step"), True),
-        (RayTaskError("f", "Traceback", ActorDiedError()), True),
-        (RayTaskError("f", "Traceback", ValueError("bad input")), False),
-        (RuntimeEnvSetupError("no such package"), False),
-        (ValueError("loss is nan"), False),
-        (OSError(28, "No space left on device"), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "is_one"), [
+    (ActorDiedError(), True),
+    (EngineBrokenError("vLLM failed in a step"), True),
+    (RayTaskError("f", "Traceback", ActorDiedError()), True),
+    (RayTaskError("f", "Traceback", ValueError("bad input")), False),
+    (RuntimeEnvSetupError("no such package"), False),
+    (ValueError("loss is nan"), False),
+    (OSError(28, "No space left on device"), False),
+])  # fmt: skip
 def test_only_lost_processes_are_losses(tmp_path, error, is_one):
     assert is_loss(error) is is_one
     run = Run(tmp_path)

@@ -152,16 +152,13 @@ def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_p
     assert warned_of(tmp_path / "e", caplog, (255, right), rule="posterior") == []  # too few yet
 
 
-@pytest.mark.parametrize(
-    ("parts", "told"),
-    [
-        ([(255, NOTHING)], None),  # too few groups yet
-        ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
-        ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
-        ([(255, (1.0,)), (255, NOTHING)], None),  # groups of one are counted apart
-        ([(255, (1.0,)), (256, NOTHING)], "100% of the first 256 groups had equal rewards"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "told"), [
+    ([(255, NOTHING)], None),  # too few groups yet
+    ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
+    ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
+    ([(255, (1.0,)), (255, NOTHING)], None),  # groups of one are counted apart
+    ([(255, (1.0,)), (256, NOTHING)], "100% of the first 256 groups had equal rewards"),
+])  # fmt: skip
 def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, told):
     warnings = warned_of(tmp_path, caplog, *parts)
     assert len(warnings) == (told is not None) and (told is None or told in warnings[0])
@@ -233,15 +230,12 @@ def batch_of(*texts: str) -> RunnerBatch:
     return RunnerBatch(0, [], 0, {}, 0, [shown], [])
 
 
-@pytest.mark.parametrize(
-    ("admit", "text", "written"),
-    [
-        ("secrets", KEY, "[aws_key]"),  # what the memory refuses is not left in a file either
-        (["mine:hook", "credentials"], KEY, "[aws_key]"),
-        ("credentials", "ann@b.org", "ann@b.org"),
-        (None, KEY, KEY),
-    ],
-)
+@pytest.mark.parametrize(("admit", "text", "written"), [
+    ("secrets", KEY, "[aws_key]"),  # what the memory refuses is not left in a file either
+    (["mine:hook", "credentials"], KEY, "[aws_key]"),
+    ("credentials", "ann@b.org", "ann@b.org"),
+    (None, KEY, KEY),
+])  # fmt: skip
 def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, admit: Any, text: str, written: str) -> None:
     report = Report(MetricsLogger(), tmp_path, admit)
     report.iteration(1, [batch_of("key? ", f"{text}!")], [], [])

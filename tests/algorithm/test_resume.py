@@ -152,14 +152,11 @@ def flip_a_byte(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
-        (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
-        (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "message"), [
+    (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
+    (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
+    (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
+])  # fmt: skip
 def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, harm, message):
     algo, _, path = straight
     harm(path)

@@ -44,16 +44,13 @@ def by_hand(config, max_logp_gap=None, objective=reused_loss):
     return loss.item(), logp.grad, statistics({name: float(sums.get(name, 0.0)) for name in SUMS})
 
 
-@pytest.mark.parametrize(
-    "correction, total, weights",
-    [
-        # Losses are those of test_losses; a weight is what -A grad(logp) is multiplied by, 0 where the clip bites:
-        # with A > 0 at a ratio above 1.28, with A < 0 below 0.8.
-        ("clip", 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]),
-        ("truncate", 1.014829, [0, 2 * 1.105171, 1.105171, 0, 0, 1]),
-        ("mask", 1.625171, [0, 0, 1.105171, 0, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize("correction, total, weights", [
+    # Losses are those of test_losses; a weight is what -A grad(logp) is multiplied by, 0 where the clip bites:
+    # with A > 0 at a ratio above 1.28, with A < 0 below 0.8.
+    ("clip", 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]),
+    ("truncate", 1.014829, [0, 2 * 1.105171, 1.105171, 0, 0, 1]),
+    ("mask", 1.625171, [0, 0, 1.105171, 0, 0, 1]),
+])  # fmt: skip
 def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
     loss, gradient, stats = by_hand(settings(correction))
     assert loss == pytest.approx(0.5 * total, abs=1e-6)

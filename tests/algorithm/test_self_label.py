@@ -32,20 +32,17 @@ def make(**changes):
     return SelfLabel({"world": COMPARE, "world_config": {"num_shots": 0}, **changes})
 
 
-@pytest.mark.parametrize(
-    ("votes", "least", "ties", "expected"),
-    [
-        ("aaba", 2, "none", [1, 1, 0, 1]), ("aaaa", 2, "none", [1, 1, 1, 1]),
-        ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
-        ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
-        ("abcd", 1, "first", [1, 0, 0, 0]), ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
-        ("abab", 2, "none", [0, 0, 0, 0]), ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
-        ("baba", 2, "first", [1, 0, 1, 0]), ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
-        ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
-        ("a...", 1, "none", [1, 0, 0, 0]), ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
-        ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]), ("", 1, "none", []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("votes", "least", "ties", "expected"), [
+    ("aaba", 2, "none", [1, 1, 0, 1]), ("aaaa", 2, "none", [1, 1, 1, 1]),
+    ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
+    ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
+    ("abcd", 1, "first", [1, 0, 0, 0]), ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
+    ("abab", 2, "none", [0, 0, 0, 0]), ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
+    ("baba", 2, "first", [1, 0, 1, 0]), ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
+    ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
+    ("a...", 1, "none", [1, 0, 0, 0]), ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
+    ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]), ("", 1, "none", []),
+])  # fmt: skip
 def test_majorities_by_hand(votes, least, ties, expected):
     given_votes = [None if vote == "." else vote for vote in votes]
     assert agreement(given_votes, str.__eq__, least, ties) == expected
@@ -126,20 +123,17 @@ def test_the_domains_of_a_mixture_reach_through_its_wrappers(outer):
     assert {prompt.domain for prompt in source.draw(30)} == {"chain_sum", "gcd"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"world": ""}, "world is not set; expected"),
-        ({"ties": "all", "min_votes": 0, "min_share": 2}, "ties = 'all'; .*; min_votes = 0; .*; min_share = 2;"),
-        ({"world_config": {"feedback_turns": 1}}, "feedback reveals the answer; expected 0"),
-        (
-            {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
-            "feedback reveals the answer; expected 0",
-        ),
-        ({"world": "self_label", "world_config": {"world": COMPARE}}, "settles its groups already"),
-        ({"votes": 1}, "votes is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"world": ""}, "world is not set; expected"),
+    ({"ties": "all", "min_votes": 0, "min_share": 2}, "ties = 'all'; .*; min_votes = 0; .*; min_share = 2;"),
+    ({"world_config": {"feedback_turns": 1}}, "feedback reveals the answer; expected 0"),
+    (
+        {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
+        "feedback reveals the answer; expected 0",
+    ),
+    ({"world": "self_label", "world_config": {"world": COMPARE}}, "settles its groups already"),
+    ({"votes": 1}, "votes is not a setting"),
+])  # fmt: skip
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)

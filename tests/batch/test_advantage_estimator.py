@@ -105,14 +105,11 @@ def test_parts_are_cut_out_where_they_are_fetched(ray_here):
 TOKENS = [np.array([2, 4]), np.array([1, 0]), np.array([5, 5])]  # the last is reused; one wrote nothing
 
 
-@pytest.mark.parametrize(
-    "rule, expected",
-    [
-        ("token_mean", [1 / 7, 1 / 7, 0.5 / 10]),
-        ("sequence_mean", [[1 / 6, 1 / 12], [1 / 3, 1 / 3], [0.05, 0.05]]),
-        ("constant", [1 / 24, 1 / 24, 0.5 / 16]),
-    ],
-)
+@pytest.mark.parametrize("rule, expected", [
+    ("token_mean", [1 / 7, 1 / 7, 0.5 / 10]),
+    ("sequence_mean", [[1 / 6, 1 / 12], [1 / 3, 1 / 3], [0.05, 0.05]]),
+    ("constant", [1 / 24, 1 / 24, 0.5 / 16]),
+])  # fmt: skip
 def test_scales_by_hand(rule, expected):
     scales = token_scales(TOKENS, [False, False, True], rule, 8, 0.5)
     for scale, wanted in zip(scales, expected, strict=True):

@@ -149,17 +149,14 @@ def test_a_good_environment():
     ]
 
 
-@pytest.mark.parametrize(
-    ("world", "status", "text"),
-    [
-        (WrongGold, FAILURE, "the right answer 'no' of prompt"),
-        (PaysSilence, FAILURE, "an empty answer earns 1; expected 0"),
-        (Crashes, FAILURE, "no grader"),
-        (Empty, FAILURE, "test_doctor:Empty has no training prompts: prompt_ids('train', 0) is empty"),
-        (Even, WARNING, "has no gold_turns"),
-        (WithoutGold, WARNING, "has no gold_turns for prompt"),
-    ],
-)
+@pytest.mark.parametrize(("world", "status", "text"), [
+    (WrongGold, FAILURE, "the right answer 'no' of prompt"),
+    (PaysSilence, FAILURE, "an empty answer earns 1; expected 0"),
+    (Crashes, FAILURE, "no grader"),
+    (Empty, FAILURE, "test_doctor:Empty has no training prompts: prompt_ids('train', 0) is empty"),
+    (Even, WARNING, "has no gold_turns"),
+    (WithoutGold, WARNING, "has no gold_turns for prompt"),
+])  # fmt: skip
 def test_faults_of_environments(world, status, text):
     config = config_of(world) if world is not Even else SRLConfig().environment("tests.small_worlds:Even")
     assert any(one == status and text in line for one, line in said(of_environments(config)))
@@ -176,15 +173,12 @@ def test_a_model_without_weights_and_one_with_damaged_weights(tmp_path):
     assert status == FAILURE and "cannot be used" in text
 
 
-@pytest.mark.parametrize(
-    ("norm", "live", "status", "text"),
-    [
-        (0.5, 0.25, OK, "norm 0.5, 25% of the generated tokens are trained on; mean reward 0.50"),
-        (0.0, 0.0, WARNING, "none: the answers to 3 of 4 prompts earned the same; mean reward 0.50; try easier"),
-        (0.0, 0.25, FAILURE, "0 although 25% of the generated tokens are trained on"),
-        (float("nan"), 1.0, FAILURE, "not finite"),
-    ],
-)
+@pytest.mark.parametrize(("norm", "live", "status", "text"), [
+    (0.5, 0.25, OK, "norm 0.5, 25% of the generated tokens are trained on; mean reward 0.50"),
+    (0.0, 0.0, WARNING, "none: the answers to 3 of 4 prompts earned the same; mean reward 0.50; try easier"),
+    (0.0, 0.25, FAILURE, "0 although 25% of the generated tokens are trained on"),
+    (float("nan"), 1.0, FAILURE, "not finite"),
+])  # fmt: skip
 def test_gradients(norm, live, status, text):
     played = {"num_groups_without_signal": 3, "num_groups": 4, "episode_return_mean": 0.5, "live_token_share": live}
     learned = {"default_policy": {"gradients_default_optimizer_global_norm": norm}}
@@ -224,15 +218,12 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
     assert "0 failures" in out and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--max-lag", "1", "--num-env-runners", "2"], ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
-        ["--lora", "4"], ["--regularisers", '{"l2": 0.1}'], ["--fsdp", "true", "--num-learners", "2"],
-        ["--fsdp", "{tensor_parallel: 2}", "--num-learners", "2"],
-        ["--fsdp", "{sequence_parallel: 2}", "--num-learners", "4"],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("flags", [
+    ["--max-lag", "1", "--num-env-runners", "2"], ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
+    ["--lora", "4"], ["--regularisers", '{"l2": 0.1}'], ["--fsdp", "true", "--num-learners", "2"],
+    ["--fsdp", "{tensor_parallel: 2}", "--num-learners", "2"],
+    ["--fsdp", "{sequence_parallel: 2}", "--num-learners", "4"],
+])  # fmt: skip
 def test_the_short_runs_of_valid_settings_are_valid(flags):
     from rllib_srl.algorithm.validation import faults_of
     from rllib_srl.cli.diagnosis.trial import _small

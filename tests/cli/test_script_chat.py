@@ -103,15 +103,12 @@ def test_environments_put_a_users_words_into_their_prompts(tmp_path: Path) -> No
     assert own.prompt_for("What?", is_first=False) == "T:  Q: What? A:"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["tiny", "--max-tokens", "0"], "--max-tokens 0; expected at least 1"),
-        (["tiny", "--temperature", "-1"], "--temperature -1.0; expected 0 or a number from 0.01 to 100"),
-        (["tiny", "--lr", "1"], "--lr"),
-        (["./nowhere"], "model directory ./nowhere does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "message"), [
+    (["tiny", "--max-tokens", "0"], "--max-tokens 0; expected at least 1"),
+    (["tiny", "--temperature", "-1"], "--temperature -1.0; expected 0 or a number from 0.01 to 100"),
+    (["tiny", "--lr", "1"], "--lr"),
+    (["./nowhere"], "model directory ./nowhere does not exist"),
+])  # fmt: skip
 def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
     try:
         status = chat.main(argv)

@@ -43,14 +43,11 @@ def test_an_episode_reads_like_a_conversation(run: Path, capsys: pytest.CaptureF
     assert "line 6: incomplete episode skipped" in shown.err
 
 
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ([], ["1/0", "1/1", "2/0", "2/1", "3/0"]), (["--limit", "2"], ["1/0", "1/1"]),
-        (["--iteration", "2-3"], ["2/0", "2/1", "3/0"]), (["--reward", "<1"], ["1/0", "2/0"]),
-        (["--reward", ">=0.5", "--iteration", "2"], ["2/0", "2/1"]), (["--stop-reason", "unparsable"], ["1/0"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("filters", "expected"), [
+    ([], ["1/0", "1/1", "2/0", "2/1", "3/0"]), (["--limit", "2"], ["1/0", "1/1"]),
+    (["--iteration", "2-3"], ["2/0", "2/1", "3/0"]), (["--reward", "<1"], ["1/0", "2/0"]),
+    (["--reward", ">=0.5", "--iteration", "2"], ["2/0", "2/1"]), (["--stop-reason", "unparsable"], ["1/0"]),
+])  # fmt: skip
 def test_filters(run: Path, capsys: pytest.CaptureFixture, filters: list[str], expected: list[str]) -> None:
     assert episodes.main([str(run), *filters]) == 0
     words = [row.split() for row in capsys.readouterr().out.splitlines() if row.startswith("──")]

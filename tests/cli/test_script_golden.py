@@ -78,16 +78,13 @@ def ahead(**changes: float) -> dict:
     return {"results": [result, {**result, "env_runners/num_episodes_lifetime": 48.0, **changes}], "said": said}
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, None),
-        ({"rollout/lag_max": 2.0}, "iteration 2: a lag of 2 and a late share that disagrees"),
-        ({"rollout/late_share": 0.5}, "iteration 2: a lag of 1 and a late share that disagrees"),
-        ({"env_runners/num_groups_dropped": 1.0}, "iteration 2: 6 groups and the dropped ones are not 6"),
-        ({"env_runners/num_episodes_lifetime": 47.0}, "48 transcripts, 47 episodes, 12 groups of 4"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "line"), [
+    ({}, None),
+    ({"rollout/lag_max": 2.0}, "iteration 2: a lag of 2 and a late share that disagrees"),
+    ({"rollout/late_share": 0.5}, "iteration 2: a lag of 1 and a late share that disagrees"),
+    ({"env_runners/num_groups_dropped": 1.0}, "iteration 2: 6 groups and the dropped ones are not 6"),
+    ({"env_runners/num_episodes_lifetime": 47.0}, "48 transcripts, 47 episodes, 12 groups of 4"),
+])  # fmt: skip
 def test_a_run_that_plays_ahead_is_checked_by_invariants(changes, line):
     assert list(golden.broken(ahead(**changes), 1)) == ([line] if line else [])
 

@@ -12,13 +12,10 @@ from rllib_srl.cli import quickstart, report, train, tune
 RUN = ("--env", "compare", "--model", "tiny")
 
 
-@pytest.mark.parametrize(
-    ("script", "flag", "others"),
-    [
-        (train, "--out", RUN), (train, "--export", RUN), (train, "--resume", ()), (quickstart, "--out", ()),
-        (tune, "--storage", ("replay",)), (report, "--out", ("results",)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("script", "flag", "others"), [
+    (train, "--out", RUN), (train, "--export", RUN), (train, "--resume", ()), (quickstart, "--out", ()),
+    (tune, "--storage", ("replay",)), (report, "--out", ("results",)),
+])  # fmt: skip
 @pytest.mark.parametrize("uri", ["s3://bucket/run", "gs://bucket"])
 def test_a_uri_is_refused_and_no_folder_is_named_after_it(
     tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture, script: Any, flag: str, others: tuple, uri: str

@@ -96,16 +96,13 @@ def test_ratings_are_exported_with_their_texts(run, tmp_path):
     assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--set", "9.9/0", "good"], "id = '9.9/0' is no answer in the memory of the run; expected one that srl rate"),
-        (["--set", "1.0/7", "good"], "id = '1.0/7' is no answer"),
-        (["--set", "1.0/0", "6"], "rating = '6'; expected good, bad, 1 to 5, or none (taken back)"),
-        (["--list"], "has no ratings yet; expected some: srl rate"),
-        (["--export", "x.jsonl"], "has no ratings yet"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--set", "9.9/0", "good"], "id = '9.9/0' is no answer in the memory of the run; expected one that srl rate"),
+    (["--set", "1.0/7", "good"], "id = '1.0/7' is no answer"),
+    (["--set", "1.0/0", "6"], "rating = '6'; expected good, bad, 1 to 5, or none (taken back)"),
+    (["--list"], "has no ratings yet; expected some: srl rate"),
+    (["--export", "x.jsonl"], "has no ratings yet"),
+])  # fmt: skip
 def test_bad_input_is_one_clear_error(run, tmp_path, argv, message):
     error = run(*argv, status=1)
     assert message in error and error.count("\n") == 1

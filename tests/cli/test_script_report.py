@@ -117,15 +117,12 @@ def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Pat
     assert boxes[1].lines == ("Every reward is 0: nothing is learned (docs/grading.md).",)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "has neither; expected the directory of a run (metrics.jsonl) or of a study (study.json)"),
-        ({"metrics.jsonl": ""}, "has no finished iteration"),
-        ({"metrics.jsonl": "{x}\n"}, "has a damaged metrics.jsonl or transcripts.jsonl"),
-        (None, "does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("files", "message"), [
+    ({}, "has neither; expected the directory of a run (metrics.jsonl) or of a study (study.json)"),
+    ({"metrics.jsonl": ""}, "has no finished iteration"),
+    ({"metrics.jsonl": "{x}\n"}, "has a damaged metrics.jsonl or transcripts.jsonl"),
+    (None, "does not exist"),
+])  # fmt: skip
 def test_what_is_no_run_is_one_message(
     files: dict[str, str] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -92,21 +92,18 @@ def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["--groupsize", "4"], "--groupsize: did you mean --group_size?"),
-        (["--group-sise=4"], "--group-sise: did you mean --group_size?"),
-        (["--verbos"], "--verbos: did you mean --verbose?"),
-        (["--learning-rate", "1e-5"], "--learning-rate: use --lr"),
-        (["--num_generations", "4"], "--num_generations: use --group_size"),
-        (["--output_dir", "here"], "--output_dir: use --out"),
-        (["--beta", "-1"], "--beta: use --kl"),
-        (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
-        (["+trainer.seed=8"], "+trainer.seed: use --seed"),
-        (["--zzz"], "--zzz: --help lists them all"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "line"), [
+    (["--groupsize", "4"], "--groupsize: did you mean --group_size?"),
+    (["--group-sise=4"], "--group-sise: did you mean --group_size?"),
+    (["--verbos"], "--verbos: did you mean --verbose?"),
+    (["--learning-rate", "1e-5"], "--learning-rate: use --lr"),
+    (["--num_generations", "4"], "--num_generations: use --group_size"),
+    (["--output_dir", "here"], "--output_dir: use --out"),
+    (["--beta", "-1"], "--beta: use --kl"),
+    (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
+    (["+trainer.seed=8"], "+trainer.seed: use --seed"),
+    (["--zzz"], "--zzz: --help lists them all"),
+])  # fmt: skip
 def test_unknown_flags_are_refused_with_what_to_use(capsys: pytest.CaptureFixture, argv: list[str], line: str) -> None:
     assert refused(capsys, *argv) == ["error: unknown arguments:", f"  {line}"]
 

@@ -143,21 +143,18 @@ FAILING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("work", "grace_s", "said"),
-    [
-        (WAITING, 90, "\nstopped by SIGTERM\n"),
-        (SWALLOWED, 90, "\nstopped by SIGTERM\n"),
-        (OURS, 90, "\nstopped by SIGTERM\n"),
-        (RAYS, 90, "\nstopped by SIGTERM\n"),
-        (FAILING, 90, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
-        (
-            STUCK,
-            0.5,
-            "\nstopped by SIGTERM: the iteration did not finish within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("work", "grace_s", "said"), [
+    (WAITING, 90, "\nstopped by SIGTERM\n"),
+    (SWALLOWED, 90, "\nstopped by SIGTERM\n"),
+    (OURS, 90, "\nstopped by SIGTERM\n"),
+    (RAYS, 90, "\nstopped by SIGTERM\n"),
+    (FAILING, 90, "\nstopped by SIGTERM\nrunner 1 died\n"),  # the signal reached the actors, too
+    (
+        STUCK,
+        0.5,
+        "\nstopped by SIGTERM: the iteration did not finish within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
+    ),
+])  # fmt: skip
 def test_sigterm_ends_a_script_and_what_it_started_in_time(
     tmp_path: Path, work: str, grace_s: float, said: str
 ) -> None:

@@ -107,22 +107,19 @@ def test_the_online_accuracy_is_that_of_the_first_answers(
         assert len(means) == 2 and trial["measures"]["online_accuracy"] == pytest.approx(sum(means) / 2)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--tasks", "compare"], "tasks: 1; expected at least 2"),
-        (["--tasks", "compare", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
-        (["--tasks", "compare", "nowhere"], "environment 'nowhere' is unknown"),
-        (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
-        (["--tasks", "compare", "lookup", "--stream", "cpu"], "--tasks and --stream cpu; expected one of the two"),
-        (["--stream", "nowhere"], "--stream nowhere; expected one of cpu"),
-        (["--stream", "cpu_drift"], "--stream cpu_drift; expected one of cpu"),  # it has no boundaries
-        (["--tasks", "compare", "lookup", "--orders", "3"], "orders = 3; expected 1 to 2, the orders of 2 tasks"),
-        (["--stream", "cpu", "--group_size", "1"], "group_size = 1; expected"),
-        (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),
-        (["--resume", "nowhere"], "nowhere has no order_0/study.json; expected the directory of a stream"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--tasks", "compare"], "tasks: 1; expected at least 2"),
+    (["--tasks", "compare", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+    (["--tasks", "compare", "nowhere"], "environment 'nowhere' is unknown"),
+    (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
+    (["--tasks", "compare", "lookup", "--stream", "cpu"], "--tasks and --stream cpu; expected one of the two"),
+    (["--stream", "nowhere"], "--stream nowhere; expected one of cpu"),
+    (["--stream", "cpu_drift"], "--stream cpu_drift; expected one of cpu"),  # it has no boundaries
+    (["--tasks", "compare", "lookup", "--orders", "3"], "orders = 3; expected 1 to 2, the orders of 2 tasks"),
+    (["--stream", "cpu", "--group_size", "1"], "group_size = 1; expected"),
+    (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),
+    (["--resume", "nowhere"], "nowhere has no order_0/study.json; expected the directory of a stream"),
+])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, flags: list[str], message: str
 ) -> None:
@@ -144,15 +141,12 @@ def test_a_file_without_questions_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert said.startswith("error: ") and "mine.jsonl" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--resume", "x", "--lr", "1e-3"], "--resume DIR keeps all settings; expected no others, not lr"),
-        (["--seeds", "1", "1"], "--seeds 1 1; expected different integers"),
-        (["--tokens", "0"], "'0'; expected an integer of at least 1"),
-        (["--env", "compare"], "--env"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--resume", "x", "--lr", "1e-3"], "--resume DIR keeps all settings; expected no others, not lr"),
+    (["--seeds", "1", "1"], "--seeds 1 1; expected different integers"),
+    (["--tokens", "0"], "'0'; expected an integer of at least 1"),
+    (["--env", "compare"], "--env"),
+])  # fmt: skip
 def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture, flags: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as stop:
         stream.main(flags)

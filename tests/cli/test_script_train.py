@@ -154,26 +154,23 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
     verify_own(copied / "checkpoint_000003")  # what it writes from now on is this user's
 
 
-@pytest.mark.parametrize(
-    ("flags", "messages"),
-    [
-        (["--group_size", "1", "--lr", "1e-5"], ["group_size = 1; expected an integer of at least 2"]),
-        (["--env", "nowhere"], ["environment 'nowhere' is unknown"]),
-        (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
-        (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
-        (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
-        (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
-        (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
-        (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["path = '/no/such.jsonl' is not a file"]),
-        (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),
-        (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
-        (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
-        (["--learning_rate", "1e-5"], ["unknown arguments:", "--learning_rate: use --lr"]),
-        (["--iterations", "0", "--group_size", "1"], ["iterations = 0; expected an", "group_size = 1; expected an"]),
-        (["--grace_s", "-1"], ["grace_s = -1.0; expected a number of at least 0"]),
-        (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
-    ],
-)
+@pytest.mark.parametrize(("flags", "messages"), [
+    (["--group_size", "1", "--lr", "1e-5"], ["group_size = 1; expected an integer of at least 2"]),
+    (["--env", "nowhere"], ["environment 'nowhere' is unknown"]),
+    (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
+    (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
+    (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
+    (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
+    (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
+    (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["path = '/no/such.jsonl' is not a file"]),
+    (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),
+    (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
+    (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
+    (["--learning_rate", "1e-5"], ["unknown arguments:", "--learning_rate: use --lr"]),
+    (["--iterations", "0", "--group_size", "1"], ["iterations = 0; expected an", "group_size = 1; expected an"]),
+    (["--grace_s", "-1"], ["grace_s = -1.0; expected a number of at least 0"]),
+    (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_leaves_nothing(
     ray_here, tmp_path: Path, capsys: pytest.CaptureFixture, flags: list[str], messages: list[str]
 ) -> None:

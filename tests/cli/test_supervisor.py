@@ -186,13 +186,10 @@ def test_the_child_dies_with_a_parent_that_is_killed(start):
     assert psutil.wait_procs([child], timeout=PATIENCE_S)[1] == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "is_needed"),
-    [
-        ([], True), (["--max-failures", "2"], True), (["--max-failures", "0"], False), (["--max_failures=0"], False),
-        (["--help"], False), (["--help-all"], False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "is_needed"), [
+    ([], True), (["--max-failures", "2"], True), (["--max-failures", "0"], False), (["--max_failures=0"], False),
+    (["--help"], False), (["--help-all"], False),
+])  # fmt: skip
 def test_help_and_no_new_starts_need_no_parent(monkeypatch, argv, is_needed):
     assert supervisor.is_needed(argv) is is_needed
     monkeypatch.setenv(supervisor.PIPE, "3")

@@ -46,15 +46,12 @@ def test_the_margin_is_zero_where_nothing_moved_and_acts_past_a_threshold_only()
     assert gradient[:, 0].tolist() == pytest.approx([1 / 3, 1 / 3, -1 / 3, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (None, "or 'packaged': FileNotFoundError"),
-        ("\n \n", "expected a file with at least one text; it is empty"),
-        ('{"text": "a"}\n{"txt": 1}\n', "or 'packaged': KeyError"),
-        ("{", "or 'packaged': JSONDecodeError"),
-    ],
-)
+@pytest.mark.parametrize(("content", "fault"), [
+    (None, "or 'packaged': FileNotFoundError"),
+    ("\n \n", "expected a file with at least one text; it is empty"),
+    ('{"text": "a"}\n{"txt": 1}\n', "or 'packaged': KeyError"),
+    ("{", "or 'packaged': JSONDecodeError"),
+])  # fmt: skip
 def test_a_file_of_texts_must_hold_some(config, tmp_path, content, fault):
     path = tmp_path / "texts.jsonl"
     if content is not None:

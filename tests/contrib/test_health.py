@@ -39,28 +39,22 @@ def test_measures_by_hand() -> None:
     assert len(set(OPENINGS)) == 40
 
 
-@pytest.mark.parametrize(
-    ("after", "low", "high", "outcome"),
-    [
-        (0.25, 0.01, 0.09, Outcome.PASSED),  # more, within the range of 0 to .3
-        (0.35, -0.02, 0.32, Outcome.PASSED),  # beyond by estimate, but 0 is not excluded
-        (0.35, 0.05, 0.25, Outcome.BAD),
-        (0.60, 0.30, 0.50, Outcome.HARMFUL),  # the whole interval, .5 to .7, lies above .3
-    ],
-)
+@pytest.mark.parametrize(("after", "low", "high", "outcome"), [
+    (0.25, 0.01, 0.09, Outcome.PASSED),  # more, within the range of 0 to .3
+    (0.35, -0.02, 0.32, Outcome.PASSED),  # beyond by estimate, but 0 is not excluded
+    (0.35, 0.05, 0.25, Outcome.BAD),
+    (0.60, 0.30, 0.50, Outcome.HARMFUL),  # the whole interval, .5 to .7, lies above .3
+])  # fmt: skip
 def test_the_gate_of_a_measure_at_its_boundaries(after: float, low: float, high: float, outcome: Outcome) -> None:
     assert gate_of_measure("repetition", Shift(40, 0.2, after, low, high)).outcome is outcome
 
 
-@pytest.mark.parametrize(
-    ("low", "at", "high", "outcome"),
-    [
-        (-0.09, -0.05, -0.03, Outcome.HARMFUL),
-        (-0.09, -0.05, -0.01, Outcome.BAD),
-        (-0.09, -0.05, 0.01, Outcome.PASSED),  # not significant
-        (-0.03, -0.02, -0.01, Outcome.PASSED),  # significant, within the margin
-    ],
-)
+@pytest.mark.parametrize(("low", "at", "high", "outcome"), [
+    (-0.09, -0.05, -0.03, Outcome.HARMFUL),
+    (-0.09, -0.05, -0.01, Outcome.BAD),
+    (-0.09, -0.05, 0.01, Outcome.PASSED),  # not significant
+    (-0.03, -0.02, -0.01, Outcome.PASSED),  # significant, within the margin
+])  # fmt: skip
 def test_the_gate_of_a_share_at_its_boundaries(low: float, at: float, high: float, outcome: Outcome) -> None:
     change = Change(1000, 500, 500 + round(1000 * at), 0.5, 0.5 + at, low, high)
     assert gate_of_share("compare", change, 0.02).outcome is outcome
@@ -100,16 +94,13 @@ def test_a_model_is_as_healthy_as_itself_and_a_broken_one_is_not(tmp_path: Path,
     assert found["changes"]["entropy"]["num"] == 40 and 0 < found["changes"]["entropy"]["before"] < 8
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["tiny"], "tiny is a model; expected a second one, or a run's directory"),
-        (["tiny", "./nowhere"], "model directory ./nowhere does not exist"),
-        (["tiny", "tiny", "--domains", "nowhere"], "environment 'nowhere' is unknown"),
-        (["tiny", "tiny", "--env", "compare", "--domains", "lookup"], "expected one of the two"),
-        (["tiny", "tiny", "--lr", "1e-3"], "lr: not a setting of playing; expected some of"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["tiny"], "tiny is a model; expected a second one, or a run's directory"),
+    (["tiny", "./nowhere"], "model directory ./nowhere does not exist"),
+    (["tiny", "tiny", "--domains", "nowhere"], "environment 'nowhere' is unknown"),
+    (["tiny", "tiny", "--env", "compare", "--domains", "lookup"], "expected one of the two"),
+    (["tiny", "tiny", "--lr", "1e-3"], "lr: not a setting of playing; expected some of"),
+])  # fmt: skip
 def test_bad_input_is_one_message(capsys: pytest.CaptureFixture, flags: list[str], message: str) -> None:
     assert srl(["contrib", "health", *flags]) == 1
     said = capsys.readouterr().err

@@ -117,13 +117,10 @@ def source_of(**creators) -> PromptSource:
     return PromptSource(creators, {}, dict.fromkeys(creators, 1.0), seed=1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"domain_quotas": {"od": 1.0, "odd": 1.0}}, "replay_domain_quotas"),
-        ({"domains": ["od", "odd"]}, "replay_domains"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "name"), [
+    ({"domain_quotas": {"od": 1.0, "odd": 1.0}}, "replay_domain_quotas"),
+    ({"domains": ["od", "odd"]}, "replay_domains"),
+])  # fmt: skip
 def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
     source = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.known_domains() == {"even", "odd", "small", "large"}

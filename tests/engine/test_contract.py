@@ -355,14 +355,11 @@ def test_score_is_that_of_the_learner_and_leaves_running_turns_alone(engine: Eng
     assert engine.score([[5]])[0].shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"dtype": "float16"}, "dtype = 'float16'"),
-        ({"context_length": 4096}, "at most 1024, the max_position_embeddings"),
-        ({"context_length": 2}, "at least 8"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"dtype": "float16"}, "dtype = 'float16'"),
+    ({"context_length": 4096}, "at most 1024, the max_position_embeddings"),
+    ({"context_length": 2}, "at least 8"),
+])  # fmt: skip
 def test_unfit_settings_are_refused_before_anything_starts(kind: str, random_llama_dir, settings, words) -> None:
     with pytest.raises(ValueError, match=words):
         make_engine(kind, random_llama_dir, **{"context_length": 64, **settings})

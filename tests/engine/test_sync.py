@@ -149,15 +149,12 @@ def test_canary_sequences_are_fixed_natural_and_shorter_than_the_context() -> No
         canary_sequences(tokenizer, 3)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "joined"),
-    [
-        ([64] * 6, [[0, 1, 2], [3, 4, 5]]),  # 48 tokens each: four heads would fit into 64, 3 + 3 is as few
-        ([15] * 6, [[0], [1], [2], [3], [4], [5]]),  # a context that holds no two
-        ([40, 3, 20], [[0], [1, 2]]),  # at most two heads of 16 in 40
-        ([2], [[0]]),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "joined"), [
+    ([64] * 6, [[0, 1, 2], [3, 4, 5]]),  # 48 tokens each: four heads would fit into 64, 3 + 3 is as few
+    ([15] * 6, [[0], [1], [2], [3], [4], [5]]),  # a context that holds no two
+    ([40, 3, 20], [[0], [1, 2]]),  # at most two heads of 16 in 40
+    ([2], [[0]]),
+])  # fmt: skip
 def test_the_canary_of_updates_joins_heads_up_to_the_longest_text(lengths: list[int], joined: list[list[int]]) -> None:
     sequences = [[1000 * index + at for at in range(length)] for index, length in enumerate(lengths)]
     wanted = [[token for index in part for token in sequences[index][:16]] for part in joined]
@@ -173,19 +170,16 @@ def test_gap_by_hand() -> None:
         CanaryGap.between([np.zeros(1)], [np.zeros(2)])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "gap", "healthy", "passes"),
-    [
-        ("float32", CanaryGap(1e-5, 1e-3), None, True),
-        ("float32", CanaryGap(1e-5, 1.1e-3), None, False),
-        ("bfloat16", CanaryGap(0.15, 3.0), None, True),  # at version 0 only another model is refused
-        ("bfloat16", CanaryGap(0.25, 0.5), None, False),
-        ("bfloat16", CanaryGap(0.06, 9.0), CanaryGap(0.04, 0.3), True),  # 1.5 x 0.04
-        ("bfloat16", CanaryGap(0.061, 0.3), CanaryGap(0.04, 0.3), False),
-        ("float32", CanaryGap(float("nan"), float("nan")), None, False),
-        ("bfloat16", CanaryGap(float("nan"), float("nan")), CanaryGap(0.04, 0.3), False),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "gap", "healthy", "passes"), [
+    ("float32", CanaryGap(1e-5, 1e-3), None, True),
+    ("float32", CanaryGap(1e-5, 1.1e-3), None, False),
+    ("bfloat16", CanaryGap(0.15, 3.0), None, True),  # at version 0 only another model is refused
+    ("bfloat16", CanaryGap(0.25, 0.5), None, False),
+    ("bfloat16", CanaryGap(0.06, 9.0), CanaryGap(0.04, 0.3), True),  # 1.5 x 0.04
+    ("bfloat16", CanaryGap(0.061, 0.3), CanaryGap(0.04, 0.3), False),
+    ("float32", CanaryGap(float("nan"), float("nan")), None, False),
+    ("bfloat16", CanaryGap(float("nan"), float("nan")), CanaryGap(0.04, 0.3), False),
+])  # fmt: skip
 def test_check_canary(dtype: str, gap: CanaryGap, healthy: CanaryGap | None, passes: bool) -> None:
     if passes:
         check_canary(gap, healthy, dtype, version=5)
@@ -206,13 +200,10 @@ def test_noise_fills_every_tensor_alike_in_every_process() -> None:
     assert found["w"].float().mean().abs() < 0.02 / 70_000**0.5 * 5
 
 
-@pytest.mark.parametrize(
-    ("before", "noisy", "after", "is_same", "message"),
-    [
-        (1, 2, 1, True, ""), (1, 2, 3, False, ""), (1, 1, 3, False, "did not take the noise"),
-        (1, 2, 2, False, "did not take the weights sent"), (1, 2, 3, True, "not those that the engine held before"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "noisy", "after", "is_same", "message"), [
+    (1, 2, 1, True, ""), (1, 2, 3, False, ""), (1, 1, 3, False, "did not take the noise"),
+    (1, 2, 2, False, "did not take the weights sent"), (1, 2, 3, True, "not those that the engine held before"),
+])  # fmt: skip
 def test_check_fingerprints(before: int, noisy: int, after: int, is_same: bool, message: str) -> None:
     prints = [{"good": (number,), "m": (at,)} for number, at in zip((7, 8, 7), (before, noisy, after), strict=True)]
     if not message:

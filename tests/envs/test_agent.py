@@ -176,17 +176,14 @@ def test_calls_at_the_same_time_are_all_answered(agent):
     assert env.step("no")[1:3] == (pytest.approx(2 / 3), True)
 
 
-@pytest.mark.parametrize(
-    ("function", "prompt_id", "message"),
-    [
-        (crashing, "0", "KeyError: 'no luck'"),
-        (two, "0", "returned 2, a int; expected its reward, a number from 0 to 1"),
-        (two, "2", "returned nan, a float"),
-        (two, "4", "returned None, a NoneType"),
-        (two, "6", "returned '1', a str"),
-        (two, "10", "returned -0.1, a float"),
-    ],
-)
+@pytest.mark.parametrize(("function", "prompt_id", "message"), [
+    (crashing, "0", "KeyError: 'no luck'"),
+    (two, "0", "returned 2, a int; expected its reward, a number from 0 to 1"),
+    (two, "2", "returned nan, a float"),
+    (two, "4", "returned None, a NoneType"),
+    (two, "6", "returned '1', a str"),
+    (two, "10", "returned -0.1, a float"),
+])  # fmt: skip
 def test_a_failure_after_a_call_says_what_it_was(agent, function, prompt_id, message):
     env = agent(function)
     reset(env, prompt_id)
@@ -245,15 +242,12 @@ def test_tools_go_there_and_back(agent):
     assert env.answer_call("5", "stop", 5, 7)[1] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("turn", "content", "num_chunks"),
-    [
-        ("Hello  big\n world ENDx", "Hello  big\n world ", 7),
-        ("", "", 3),
-        (f"so {CALL}{CALL}", "so", 6),
-        ("add(", "add(", 4),
-    ],
-)
+@pytest.mark.parametrize(("turn", "content", "num_chunks"), [
+    ("Hello  big\n world ENDx", "Hello  big\n world ", 7),
+    ("", "", 3),
+    (f"so {CALL}{CALL}", "so", 6),
+    ("add(", "add(", 4),
+])  # fmt: skip
 def test_a_stream_is_what_is_not_streamed(agent, turn, content, num_chunks):
     env = agent(streaming)
     assert reset(env)["stop"] == ["END"]
@@ -332,22 +326,19 @@ def _is_running(pid: int) -> bool:
 # --- settings and tasks
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "expected one of the two"),
-        ({"agent": "a:b", "agent_command": ["x"]}, "expected one of the two"),
-        ({"agent": "run"}, "expected 'my_module:run'"),
-        ({"agent": "no_such_module_here:run"}, "agent = 'no_such_module_here:run': there is no module"),
-        ({"agent": "json:no_such"}, "agent = 'json:no_such': json has no 'no_such'"),
-        ({"agent": "json:loads", "history": "x"}, "history = 'x'; expected one of split, refuse"),
-        ({"agent": "json:loads", "call_format": "x"}, "call_format = 'x'"),
-        ({"agent": "json:loads", "path": "no-such.jsonl"}, "no-such.jsonl"),
-        ({"agent": "json:loads", "heldout_path": "x.jsonl"}, "heldout_path is given without path"),
-        ({"agent_command": [1]}, "expected a list of texts"),
-        ({"agent": "json:loads", "speed": 1}, "speed is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "expected one of the two"),
+    ({"agent": "a:b", "agent_command": ["x"]}, "expected one of the two"),
+    ({"agent": "run"}, "expected 'my_module:run'"),
+    ({"agent": "no_such_module_here:run"}, "agent = 'no_such_module_here:run': there is no module"),
+    ({"agent": "json:no_such"}, "agent = 'json:no_such': json has no 'no_such'"),
+    ({"agent": "json:loads", "history": "x"}, "history = 'x'; expected one of split, refuse"),
+    ({"agent": "json:loads", "call_format": "x"}, "call_format = 'x'"),
+    ({"agent": "json:loads", "path": "no-such.jsonl"}, "no-such.jsonl"),
+    ({"agent": "json:loads", "heldout_path": "x.jsonl"}, "heldout_path is given without path"),
+    ({"agent_command": [1]}, "expected a list of texts"),
+    ({"agent": "json:loads", "speed": 1}, "speed is not a setting"),
+])  # fmt: skip
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         Agent(settings)
@@ -490,14 +481,11 @@ def test_bytes_that_are_no_request_are_refused(session, number):
         read_request(RAW[number])
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Content-Type": "text/plain"}, 200), ({"Content-Encoding": "gzip"}, 400),  # the body is not
-        ({"Content-Encoding": "deflate"}, 400), ({"Content-Encoding": "nonsense"}, (200, 400)),
-        ({"Expect": "100-continue"}, 200), ({"Expect": "miracles"}, 200), ({"X-Long": "x" * 20_000}, 200),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"Content-Type": "text/plain"}, 200), ({"Content-Encoding": "gzip"}, 400),  # the body is not
+    ({"Content-Encoding": "deflate"}, 400), ({"Content-Encoding": "nonsense"}, (200, 400)),
+    ({"Expect": "100-continue"}, 200), ({"Expect": "miracles"}, 200), ({"X-Long": "x" * 20_000}, 200),
+])  # fmt: skip
 def test_strange_headers(session, headers, status):
     got, _ = post(session.token, json.dumps(BASE).encode(), **headers)
     assert got in (status if isinstance(status, tuple) else (status,))

@@ -188,16 +188,13 @@ def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(
     assert env.step("yes")[1:3] == (1.0, True)
 
 
-@pytest.mark.parametrize(
-    ("upper", "lower", "wanted"),
-    [
-        (None, None, "127.0.0.1,localhost"),
-        ("corp.example, 10.0.0.1", None, "corp.example,10.0.0.1,127.0.0.1,localhost"),
-        (None, "corp.example", "corp.example,127.0.0.1,localhost"),
-        ("a.example", "b.example,127.0.0.1", "a.example,b.example,127.0.0.1,localhost"),
-        ("*", "", "*"),
-    ],
-)
+@pytest.mark.parametrize(("upper", "lower", "wanted"), [
+    (None, None, "127.0.0.1,localhost"),
+    ("corp.example, 10.0.0.1", None, "corp.example,10.0.0.1,127.0.0.1,localhost"),
+    (None, "corp.example", "corp.example,127.0.0.1,localhost"),
+    ("a.example", "b.example,127.0.0.1", "a.example,b.example,127.0.0.1,localhost"),
+    ("*", "", "*"),
+])  # fmt: skip
 def test_hosts_without_a_proxy_stay_so(
     monkeypatch: pytest.MonkeyPatch, upper: str | None, lower: str | None, wanted: str
 ) -> None:

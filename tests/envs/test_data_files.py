@@ -58,26 +58,23 @@ def asked(world) -> dict[str, str]:
 WHOLE = {row["question"]: row["answer"] for row in ROWS}
 
 
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("t.jsonl.gz", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
-        ("t.JSONL.GZ", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
-        ("t.ndjson.bz2", lambda path: path.write_bytes(bz2.compress(lines(ROWS)))),
-        ("t.jsonl.xz", lambda path: path.write_bytes(lzma.compress(lines(ROWS)))),
-        ("t.jsonl.zst", lambda path: path.write_bytes(pyarrow.compress(lines(ROWS), "zstd", asbytes=True))),
-        ("t.json.gz", lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode()))),
-        ("t.csv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS).encode()))),
-        ("t.tsv", lambda path: path.write_text(table(ROWS, delimiter="\t"))),
-        ("t.tsv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS, delimiter="\t").encode()))),
-        ("t.csv", lambda path: path.write_text(table(ROWS, delimiter=";"))),
-        ("t.parquet", lambda path: parquet(ROWS, path)),
-        ("t.arrow", lambda path: arrow(ROWS, path, True)),
-        ("t.arrow", lambda path: arrow(ROWS, path, False)),
-        ("t.json", lambda path: path.write_bytes(lines(ROWS))),  # JSON Lines under another name
-        ("t.jsonl", lambda path: path.write_text(json.dumps(ROWS))),  # and a list
-    ],
-)
+@pytest.mark.parametrize(("name", "write"), [
+    ("t.jsonl.gz", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
+    ("t.JSONL.GZ", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
+    ("t.ndjson.bz2", lambda path: path.write_bytes(bz2.compress(lines(ROWS)))),
+    ("t.jsonl.xz", lambda path: path.write_bytes(lzma.compress(lines(ROWS)))),
+    ("t.jsonl.zst", lambda path: path.write_bytes(pyarrow.compress(lines(ROWS), "zstd", asbytes=True))),
+    ("t.json.gz", lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode()))),
+    ("t.csv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS).encode()))),
+    ("t.tsv", lambda path: path.write_text(table(ROWS, delimiter="\t"))),
+    ("t.tsv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS, delimiter="\t").encode()))),
+    ("t.csv", lambda path: path.write_text(table(ROWS, delimiter=";"))),
+    ("t.parquet", lambda path: parquet(ROWS, path)),
+    ("t.arrow", lambda path: arrow(ROWS, path, True)),
+    ("t.arrow", lambda path: arrow(ROWS, path, False)),
+    ("t.json", lambda path: path.write_bytes(lines(ROWS))),  # JSON Lines under another name
+    ("t.jsonl", lambda path: path.write_text(json.dumps(ROWS))),  # and a list
+])  # fmt: skip
 def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, name, write) -> None:
     write(tmp_path / name)
     given = str(tmp_path / name)
@@ -92,15 +89,12 @@ def test_a_packed_file_of_parquet_is_unpacked(tmp_path) -> None:
     assert [row for _, row in rows_of(tmp_path / "t.parquet.gz")] == ROWS
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "stem"),
-    [
-        ("a/train.jsonl.gz", ".jsonl", "train"),
-        ("train.v2.CSV", ".csv", "train.v2"),
-        ("shards", "", "shards"),
-        ("gsm8k.gz", "", "gsm8k"),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind", "stem"), [
+    ("a/train.jsonl.gz", ".jsonl", "train"),
+    ("train.v2.CSV", ".csv", "train.v2"),
+    ("shards", "", "shards"),
+    ("gsm8k.gz", "", "gsm8k"),
+])  # fmt: skip
 def test_kinds_and_stems_by_hand(text, kind, stem) -> None:
     assert (kind_of(text), stem_of(text)) == (kind, stem)
 
@@ -134,14 +128,11 @@ def test_a_fault_in_a_folder_names_its_file(tmp_path) -> None:
     assert len(asked(QuestionFile({"path": str(tmp_path), "num_shots": 0, "bad_rows": "skip"}))) == 6
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
-        ("train.parquet", "test.parquet"),
-        ("train/0.parquet", "test/0.parquet"),
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
+    ("train.parquet", "test.parquet"),
+    ("train/0.parquet", "test/0.parquet"),
+])  # fmt: skip
 def test_splits_beside_each_other_are_never_mixed(tmp_path, names, monkeypatch) -> None:
     folder = tmp_path / "data"
     for name, rows in zip(names, (ROWS[:4], ROWS[4:]), strict=True):
@@ -191,13 +182,10 @@ def test_folders_without_data_and_with_several_kinds_are_refused(tmp_path) -> No
         QuestionFile({"path": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    ("text", "is_on_hub"),
-    [
-        ("openai/gsm8k", True), ("data/train.jsonl.gz", False), ("data/train.tsv", False), ("data/shards/", False),
-        ("my.csv", False), ("org/name.v1", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "is_on_hub"), [
+    ("openai/gsm8k", True), ("data/train.jsonl.gz", False), ("data/train.tsv", False), ("data/shards/", False),
+    ("my.csv", False), ("org/name.v1", True),
+])  # fmt: skip
 def test_what_is_a_file_by_its_name_is_none_of_the_hub(text, is_on_hub, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert names_data_set(text) == is_on_hub
@@ -272,18 +260,15 @@ def test_a_column_that_occurs_twice_is_a_warning(tmp_path) -> None:
     assert world.row_notes == ["row 1 has the column 'answer' twice, and the last one counts"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("t.tsv", 'question\tanswer\n"Hi" he said\t1\n"tis so\t2\n'),  # quotes that mean nothing
-        ("t.csv", 'sep=;\nquestion;answer\n"""Hi"" he said";1\n"""tis so";2\n'),
-        ("t.csv", ' "question" , "answer"\n"""Hi"" he said", 1\n"""tis so", 2\n,\n'),
-        ("t.json", json.dumps({"question": ['"Hi" he said', '"tis so'], "answer": ["1", "2"]})),
-        ("t.json", json.dumps({"question": {"0": '"Hi" he said', "1": '"tis so'}, "answer": {"0": 1, "1": 2}})),
-        ("t.json", json.dumps({"columns": ["question", "answer"], "data": [['"Hi" he said', 1], ['"tis so', 2]]})),
-        ("t.jsonl", packed(lines([{"question": '"Hi" he said', "answer": 1}, {"question": '"tis so', "answer": 2}]))),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("t.tsv", 'question\tanswer\n"Hi" he said\t1\n"tis so\t2\n'),  # quotes that mean nothing
+    ("t.csv", 'sep=;\nquestion;answer\n"""Hi"" he said";1\n"""tis so";2\n'),
+    ("t.csv", ' "question" , "answer"\n"""Hi"" he said", 1\n"""tis so", 2\n,\n'),
+    ("t.json", json.dumps({"question": ['"Hi" he said', '"tis so'], "answer": ["1", "2"]})),
+    ("t.json", json.dumps({"question": {"0": '"Hi" he said', "1": '"tis so'}, "answer": {"0": 1, "1": 2}})),
+    ("t.json", json.dumps({"columns": ["question", "answer"], "data": [['"Hi" he said', 1], ['"tis so', 2]]})),
+    ("t.jsonl", packed(lines([{"question": '"Hi" he said', "answer": 1}, {"question": '"tis so', "answer": 2}]))),
+])  # fmt: skip
 def test_tables_are_read_as_programs_write_them(tmp_path, name, content) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
@@ -296,16 +281,13 @@ def test_a_quote_that_is_never_closed_names_the_lines_that_it_takes(tmp_path) ->
         QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.jsonl.gz", lines(ROWS), "t.jsonl.gz' cannot be read: Not a gzipped file"),
-        ("t.jsonl.gz", packed(lines(ROWS))[:-12], "t.jsonl.gz' cannot be read: Compressed file ended before"),
-        ("t.csv.xz", b"no", "t.csv.xz' cannot be read: "),
-        ("t.arrow", b"no", "t.arrow' is not an Arrow file: "),
-        ("t.txt.gz", b"", "file 't.txt.gz'; expected one that ends in .jsonl, .ndjson"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("t.jsonl.gz", lines(ROWS), "t.jsonl.gz' cannot be read: Not a gzipped file"),
+    ("t.jsonl.gz", packed(lines(ROWS))[:-12], "t.jsonl.gz' cannot be read: Compressed file ended before"),
+    ("t.csv.xz", b"no", "t.csv.xz' cannot be read: "),
+    ("t.arrow", b"no", "t.arrow' is not an Arrow file: "),
+    ("t.txt.gz", b"", "file 't.txt.gz'; expected one that ends in .jsonl, .ndjson"),
+])  # fmt: skip
 def test_packed_files_that_cannot_be_read_are_named(tmp_path, name, content, message) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):

@@ -12,13 +12,10 @@ from rllib_srl.envs.games.textarena_env import GAMES, TextArena
 from rllib_srl.envs.games.textworld_env import TextWorld
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: TextArena({"game": "Mastermind-v0"}).reset(seed=0), "textarena"),
-        (lambda: TextWorld().reset(options={"prompt_id": "3.4.3 1"}), "textworld"),
-    ],
-)
+@pytest.mark.parametrize(("make", "name"), [
+    (lambda: TextArena({"game": "Mastermind-v0"}).reset(seed=0), "textarena"),
+    (lambda: TextWorld().reset(options={"prompt_id": "3.4.3 1"}), "textworld"),
+])  # fmt: skip
 def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch, make, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=rf"environment '{name}' needs {name} .*; pip install 'rllib_srl\[envs\]'"):

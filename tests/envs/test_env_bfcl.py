@@ -146,15 +146,12 @@ def test_text_of_the_policy_is_looked_up_and_never_run():
     assert "antigravity" not in set(sys.modules) - before
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ToolCall("power", (), {"base": 10, "exponent": 10**9}), ToolCall("power", (10, 10**9)),
-        ToolCall("power", (10.0, 1e300)), ToolCall("round_number", (5,), {"decimal_places": -(10**9)}),
-        ToolCall("round_number", (5, -(10**9))), ToolCall("square_root", (), {"number": 2, "precision": 10**9}),
-        ToolCall("logarithm", (2, 10, 10**9)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("call", [
+    ToolCall("power", (), {"base": 10, "exponent": 10**9}), ToolCall("power", (10, 10**9)),
+    ToolCall("power", (10.0, 1e300)), ToolCall("round_number", (5,), {"decimal_places": -(10**9)}),
+    ToolCall("round_number", (5, -(10**9))), ToolCall("square_root", (), {"number": 2, "precision": 10**9}),
+    ToolCall("logarithm", (2, 10, 10**9)),
+])  # fmt: skip
 def test_numbers_that_would_stop_the_program_are_refused(call):
     task = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
     simulation = Simulation(Library(), task)

@@ -44,21 +44,18 @@ WANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "does_match"),
-    [
-        ({"city": "Oslo"}, True), ({"city": "oslo norway"}, True), ({"city": "Bergen"}, False), ({}, False),
-        ({"city": "Oslo", "nights": 2}, True), ({"city": "Oslo", "nights": 2.0}, False),
-        ({"city": "Oslo", "nights": "2"}, False), ({"city": "Oslo", "nights": 3}, False),
-        ({"city": "Oslo", "nights": True}, False), ({"city": "Oslo", "price": 80}, True),
-        ({"city": "Oslo", "price": 80.5}, False), ({"city": "Oslo", "quiet": True}, True),
-        ({"city": "Oslo", "quiet": 1}, False), ({"city": "Oslo", "guests": ["ann", "BEN"]}, True),
-        ({"city": "Oslo", "guests": ["Ben", "Ann"]}, False), ({"city": "Oslo", "room": {"floor": 3}}, True),
-        ({"city": "Oslo", "room": {"floor": 3, "view": "Sea"}}, True),
-        ({"city": "Oslo", "room": {"view": "sea"}}, False), ({"city": "Oslo", "room": {"floor": 3, "bath": 1}}, False),
-        ({"city": "Oslo", "pets": 1}, False), ({"city": ["Oslo"]}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kwargs", "does_match"), [
+    ({"city": "Oslo"}, True), ({"city": "oslo norway"}, True), ({"city": "Bergen"}, False), ({}, False),
+    ({"city": "Oslo", "nights": 2}, True), ({"city": "Oslo", "nights": 2.0}, False),
+    ({"city": "Oslo", "nights": "2"}, False), ({"city": "Oslo", "nights": 3}, False),
+    ({"city": "Oslo", "nights": True}, False), ({"city": "Oslo", "price": 80}, True),
+    ({"city": "Oslo", "price": 80.5}, False), ({"city": "Oslo", "quiet": True}, True),
+    ({"city": "Oslo", "quiet": 1}, False), ({"city": "Oslo", "guests": ["ann", "BEN"]}, True),
+    ({"city": "Oslo", "guests": ["Ben", "Ann"]}, False), ({"city": "Oslo", "room": {"floor": 3}}, True),
+    ({"city": "Oslo", "room": {"floor": 3, "view": "Sea"}}, True),
+    ({"city": "Oslo", "room": {"view": "sea"}}, False), ({"city": "Oslo", "room": {"floor": 3, "bath": 1}}, False),
+    ({"city": "Oslo", "pets": 1}, False), ({"city": ["Oslo"]}, False),
+])  # fmt: skip
 def test_one_call_by_hand(kwargs, does_match):
     assert do_match([ToolCall("book", (), kwargs)], [WANTED], [BOOK]) == does_match
 

@@ -90,16 +90,13 @@ def test_a_world_with_vectors_shares_no_corpus_with_one_without():
     assert asked[0] == "Nothing was found." and "(Gidrevo) " in asked[1]
 
 
-@pytest.mark.parametrize(
-    ("env_config", "message"),
-    [
-        ({"index": "bm26"}, "index = 'bm26'; expected one of bm25, faiss"),
-        ({"encoder": "minilm"}, "encoder = 'minilm' with index = 'bm25', which has none; expected index = 'faiss'"),
-        ({"index": "faiss", "encoder": "word2vec"}, "encoder = 'word2vec'; expected hashing, minilm or"),
-        ({"index": "faiss", "encoder": "no.such:Thing"}, "encoder = 'no.such:Thing' cannot be made"),
-        ({"index": "faiss", "encoder": "builtins:dict"}, "encoder = 'builtins:dict' is a dict; expected"),
-    ],
-)
+@pytest.mark.parametrize(("env_config", "message"), [
+    ({"index": "bm26"}, "index = 'bm26'; expected one of bm25, faiss"),
+    ({"encoder": "minilm"}, "encoder = 'minilm' with index = 'bm25', which has none; expected index = 'faiss'"),
+    ({"index": "faiss", "encoder": "word2vec"}, "encoder = 'word2vec'; expected hashing, minilm or"),
+    ({"index": "faiss", "encoder": "no.such:Thing"}, "encoder = 'no.such:Thing' cannot be made"),
+    ({"index": "faiss", "encoder": "builtins:dict"}, "encoder = 'builtins:dict' is a dict; expected"),
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(env_config, message):
     with pytest.raises(ValueError, match=message):
         Retrieval(env_config)

@@ -209,30 +209,27 @@ def test_rows_that_repeat_others_count_once_and_rows_that_contradict_are_refused
         FixedPool({"rows": write_rows(tmp_path / "other.jsonl", [*rows, ("What is 0 + 7?", "8")])})
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"environments": {}}, "environments = {}; expected kinds with environments, or rows"),
-        ({"wrong_answers": 1.0}, r"wrong_answers = 1.0; expected at least 0, below 1"),
-        ({"wrong_answers": -0.1}, r"wrong_answers = -0.1; expected at least 0, below 1"),
-        ({"num_prompts_per_kind": 0}, "num_prompts_per_kind = 0, num_prompts = 0; expected one of them above 0"),
-        ({"num_prompts": 5}, "num_prompts_per_kind = 10, num_prompts = 5; expected one of them above 0"),
-        ({"num_prompts_per_kind": 0, "num_prompts": 2}, "num_prompts = 2; expected at least one for each of the 3"),
-        ({"environments": {"a": KINDS["largest"]}, "num_prompts_per_kind": 1}, "the pool has 1 prompt; expected at l"),
-        ({"environments": {"a b": "compare"}}, "kind 'a b'; expected letters, digits and"),
-        ({"environments": {"a": 3}}, r"environments\['a'\] = 3; expected a name, or"),
-        ({"environments": {"a": {"env": "compare", "config": {}}}}, r"expected a name, or \{\"env\": name"),
-        ({"environments": {"a": "no_such_world"}}, "world = 'no_such_world'; expected"),
-        ({"environments": {"a": here("Hopeless")}}, "kind 'a': no answer satisfies its prompts, such as 'a: "),
-        ({"environments": {"a": here("Bare")}, "num_prompts_per_kind": 11}, "kind 'a' has 10 usable .* expected 11"),
-        ({"environments": {"a": here("Bare")}, "wrong_answers": 0.5}, "0 of 10 prompts have a wrong answer .* exp"),
-        ({"environments": {"a": "compare", "b": {"env": "chain_sum", "env_config": {"multiline": True}}}},
-         "kinds 'a' and 'b' end a turn with"),
-        ({"environments": {"a": {"env": "self_label", "env_config": {"world": "compare"}}}}, "settles the rewards"),
-        ({"rows": "largest.jsonl"}, "has the name of a kind"),
-        ({"rows": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is not a file"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"environments": {}}, "environments = {}; expected kinds with environments, or rows"),
+    ({"wrong_answers": 1.0}, r"wrong_answers = 1.0; expected at least 0, below 1"),
+    ({"wrong_answers": -0.1}, r"wrong_answers = -0.1; expected at least 0, below 1"),
+    ({"num_prompts_per_kind": 0}, "num_prompts_per_kind = 0, num_prompts = 0; expected one of them above 0"),
+    ({"num_prompts": 5}, "num_prompts_per_kind = 10, num_prompts = 5; expected one of them above 0"),
+    ({"num_prompts_per_kind": 0, "num_prompts": 2}, "num_prompts = 2; expected at least one for each of the 3"),
+    ({"environments": {"a": KINDS["largest"]}, "num_prompts_per_kind": 1}, "the pool has 1 prompt; expected at l"),
+    ({"environments": {"a b": "compare"}}, "kind 'a b'; expected letters, digits and"),
+    ({"environments": {"a": 3}}, r"environments\['a'\] = 3; expected a name, or"),
+    ({"environments": {"a": {"env": "compare", "config": {}}}}, r"expected a name, or \{\"env\": name"),
+    ({"environments": {"a": "no_such_world"}}, "world = 'no_such_world'; expected"),
+    ({"environments": {"a": here("Hopeless")}}, "kind 'a': no answer satisfies its prompts, such as 'a: "),
+    ({"environments": {"a": here("Bare")}, "num_prompts_per_kind": 11}, "kind 'a' has 10 usable .* expected 11"),
+    ({"environments": {"a": here("Bare")}, "wrong_answers": 0.5}, "0 of 10 prompts have a wrong answer .* exp"),
+    ({"environments": {"a": "compare", "b": {"env": "chain_sum", "env_config": {"multiline": True}}}},
+     "kinds 'a' and 'b' end a turn with"),
+    ({"environments": {"a": {"env": "self_label", "env_config": {"world": "compare"}}}}, "settles the rewards"),
+    ({"rows": "largest.jsonl"}, "has the name of a kind"),
+    ({"rows": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is not a file"),
+])  # fmt: skip
 def test_a_pool_of_no_use_is_refused_in_one_line(settings, message):
     with pytest.raises(ValueError, match=message) as caught:
         pool(**settings)

@@ -67,14 +67,11 @@ def asked(directory):
     return [row for row in rows_in(directory / ASKED) if "answer" in row]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "rating", "reward"),
-    [
-        ("binary", {"up": True}, 1.0), ("binary", {"up": False, "stars": 5}, 0.0), ("ordinal", {"stars": 1}, 0.0),
-        ("ordinal", {"stars": 4}, 0.75), ("ordinal", {"stars": 5}, 1.0), ("hybrid", {"up": True, "stars": 4}, 0.8),
-        ("hybrid", {"up": False, "stars": 2}, -0.4),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("scheme", "rating", "reward"), [
+    ("binary", {"up": True}, 1.0), ("binary", {"up": False, "stars": 5}, 0.0), ("ordinal", {"stars": 1}, 0.0),
+    ("ordinal", {"stars": 4}, 0.75), ("ordinal", {"stars": 5}, 1.0), ("hybrid", {"up": True, "stars": 4}, 0.8),
+    ("hybrid", {"up": False, "stars": 2}, -0.4),
+])  # fmt: skip
 def test_rewards_by_hand(tmp_path, scheme, rating, reward):
     assert reward_of(rating, scheme) == pytest.approx(reward)
     ((said, paid, terminated, truncated, info),) = rated(tmp_path, rating, scheme=scheme)

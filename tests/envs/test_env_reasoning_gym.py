@@ -169,16 +169,13 @@ def test_prompts_of_a_mixture_carry_the_domain_of_their_dataset():
     assert {prompt.domain for prompt in source.draw(40)} == {"chain_sum", "gcd"}
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "datasets = {}; expected names of reasoning-gym with weights"),
-        ({"datasets": {"chain_sum": 0, "gcd": {"level": 1}}}, r"datasets\['chain_sum'\] = 0; expected a weight > 0"),
-        ({"datasets": {"no_such": 1}}, "dataset = 'no_such'; expected one of reasoning-gym's"),
-        ({"datasets": {"gcd": {"weight": 1, "multiline": True}}}, "multiline is set for a single dataset"),
-        ({"datasets": {"gcd": {"weight": 1, "levle": 1}}}, "levle is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("config", "message"), [
+    ({}, "datasets = {}; expected names of reasoning-gym with weights"),
+    ({"datasets": {"chain_sum": 0, "gcd": {"level": 1}}}, r"datasets\['chain_sum'\] = 0; expected a weight > 0"),
+    ({"datasets": {"no_such": 1}}, "dataset = 'no_such'; expected one of reasoning-gym's"),
+    ({"datasets": {"gcd": {"weight": 1, "multiline": True}}}, "multiline is set for a single dataset"),
+    ({"datasets": {"gcd": {"weight": 1, "levle": 1}}}, "levle is not a setting"),
+])  # fmt: skip
 def test_bad_mixtures_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         ReasoningGymMixture(config)

@@ -126,31 +126,28 @@ def test_addresses_are_changed():
     assert changed("modify_user_address", "ann_1", *where)["users", "ann_1"]["address"] == NEW_ADDRESS
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "message"),
-    [
-        ("get_order_details", ("#W9",), "order not found"),
-        ("get_user_details", ("bob",), "user not found"),
-        ("get_product_details", ("h1",), "product not found"),
-        ("find_user_id_by_email", ("x",), "user not found"),
-        ("find_user_id_by_name_zip", ("Ann", "Lee", "0"), "user not found"),
-        ("cancel_pending_order", ("#W2", "no longer needed"), "the order is delivered"),
-        ("modify_pending_order_address", ("#W3", "", "", "", "", "", ""), "the order is cancelled"),
-        ("modify_pending_order_items", ("#W1", ["h1"], ["h1"], "card_1"), "the old one"),
-        ("modify_pending_order_items", ("#W1", ["h1"], ["b2"], "card_1"), "of another product"),
-        ("modify_pending_order_items", ("#W1", ["h1"], ["h3"], "card_1"), "not available"),
-        ("modify_pending_order_items", ("#W1", ["h1"], ["h2", "b2"], "card_1"), "as many of each"),
-        ("modify_pending_order_items", ("#W1", [], [], "card_1"), "at least one"),
-        ("modify_pending_order_items", ("#W1", ["h1", "h1"], ["h2", "h2"], "card_1"), "not in the order"),
-        ("modify_pending_order_items", ("#W1", ["h1"], ["h2"], "card_9"), "payment method not found"),
-        ("modify_pending_order_payment", ("#W1", "card_1"), "the present one"),
-        ("modify_pending_order_payment", ("#W1", "gift_1"), "balance is too low"),
-        ("return_delivered_order_items", ("#W2", ["b1"], "card_1"), "not in the order"),
-        ("exchange_delivered_order_items", ("#W1", ["h1"], ["h2"], "card_1"), "the order is pending"),
-        ("calculate", ("__import__('os')",), "expected"),
-        ("calculate", ("9 ** 9 ** 9",), "too large"),
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "message"), [
+    ("get_order_details", ("#W9",), "order not found"),
+    ("get_user_details", ("bob",), "user not found"),
+    ("get_product_details", ("h1",), "product not found"),
+    ("find_user_id_by_email", ("x",), "user not found"),
+    ("find_user_id_by_name_zip", ("Ann", "Lee", "0"), "user not found"),
+    ("cancel_pending_order", ("#W2", "no longer needed"), "the order is delivered"),
+    ("modify_pending_order_address", ("#W3", "", "", "", "", "", ""), "the order is cancelled"),
+    ("modify_pending_order_items", ("#W1", ["h1"], ["h1"], "card_1"), "the old one"),
+    ("modify_pending_order_items", ("#W1", ["h1"], ["b2"], "card_1"), "of another product"),
+    ("modify_pending_order_items", ("#W1", ["h1"], ["h3"], "card_1"), "not available"),
+    ("modify_pending_order_items", ("#W1", ["h1"], ["h2", "b2"], "card_1"), "as many of each"),
+    ("modify_pending_order_items", ("#W1", [], [], "card_1"), "at least one"),
+    ("modify_pending_order_items", ("#W1", ["h1", "h1"], ["h2", "h2"], "card_1"), "not in the order"),
+    ("modify_pending_order_items", ("#W1", ["h1"], ["h2"], "card_9"), "payment method not found"),
+    ("modify_pending_order_payment", ("#W1", "card_1"), "the present one"),
+    ("modify_pending_order_payment", ("#W1", "gift_1"), "balance is too low"),
+    ("return_delivered_order_items", ("#W2", ["b1"], "card_1"), "not in the order"),
+    ("exchange_delivered_order_items", ("#W1", ["h1"], ["h2"], "card_1"), "the order is pending"),
+    ("calculate", ("__import__('os')",), "expected"),
+    ("calculate", ("9 ** 9 ** 9",), "too large"),
+])  # fmt: skip
 def test_what_is_refused_changes_nothing(name, args, message):
     before, shop = copy.deepcopy(DATABASE), Shop(DATABASE)
     with pytest.raises(CallError, match=message):

@@ -13,16 +13,13 @@ from rllib_srl.envs.search.facts import Document, facts
 from rllib_srl.envs.search.retrieval import Retrieval, exact_match, f1, normalized
 
 
-@pytest.mark.parametrize(
-    ("answer", "right", "exact", "overlap"),
-    [
-        ("Ulvane", "ulvane.", 1, 1), ("The river Mide!", "river mide", 1, 1),
-        ("Karo Velmin", "Karo", 0, 2 / 3),  # precision 1/2, recall 1
-        ("the city of Tarosk", "Tarosk city", 0, 0.8),  # precision 2/3, recall 1
-        ("no no no", "no", 0, 0.5),  # precision 1/3, recall 1
-        ("Oslo", "Riga", 0, 0), ("Velmin Karo", "Karo Velmin", 0, 1), ("the", "an", 1, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "right", "exact", "overlap"), [
+    ("Ulvane", "ulvane.", 1, 1), ("The river Mide!", "river mide", 1, 1),
+    ("Karo Velmin", "Karo", 0, 2 / 3),  # precision 1/2, recall 1
+    ("the city of Tarosk", "Tarosk city", 0, 0.8),  # precision 2/3, recall 1
+    ("no no no", "no", 0, 0.5),  # precision 1/3, recall 1
+    ("Oslo", "Riga", 0, 0), ("Velmin Karo", "Karo Velmin", 0, 1), ("the", "an", 1, 1),
+])  # fmt: skip
 def test_exact_match_and_f1_by_hand(answer, right, exact, overlap):
     assert exact_match(answer, right) == exact
     assert f1(answer, right) == pytest.approx(overlap)

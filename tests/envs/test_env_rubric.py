@@ -65,17 +65,14 @@ def half(prompt, answer, criteria):
     return {criteria[0].name: 4}
 
 
-@pytest.mark.parametrize(
-    ("answer", "words", "length", "form"),
-    [
-        ("The lamp and the river are below the cloud.", 4, 4, 4),
-        ("lamp river", 3, 1, 1),  # no cloud; 6 words short; holds only: no word three times
-        ("The lamps are near a river in the big cloud", 3, 4, 2),  # "lamps" is another word; capital, no word 3 times
-        ("Lamp, river, cloud!", 4, 2, 3),  # 5 words short; no full stop
-        ("A lamp. A river, a lamp, a cloud and a lamp.", 4, 4, 2),  # two sentences, and "lamp" three times
-        ("🦊", 1, 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("answer", "words", "length", "form"), [
+    ("The lamp and the river are below the cloud.", 4, 4, 4),
+    ("lamp river", 3, 1, 1),  # no cloud; 6 words short; holds only: no word three times
+    ("The lamps are near a river in the big cloud", 3, 4, 2),  # "lamps" is another word; capital, no word 3 times
+    ("Lamp, river, cloud!", 4, 2, 3),  # 5 words short; no full stop
+    ("A lamp. A river, a lamp, a cloud and a lamp.", 4, 4, 2),  # two sentences, and "lamp" three times
+    ("🦊", 1, 1, 1),
+])  # fmt: skip
 def test_rules_by_hand(answer, words, length, form):
     assert grades(ASKED, answer, CRITERIA) == {"words": words, "length": length, "form": form}
 
@@ -186,19 +183,16 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
         assert step == ("", 0.0, False, True, {"stop_reason": "env_timeout"})
 
 
-@pytest.mark.parametrize(
-    ("reply", "status", "fault"),
-    [
-        (message('{"words": 4, "length": 4, "form": 4}'), 500, "answered 500"),
-        (b"<html>", 200, "holds no message"),
-        (b"[" * 100_000, 200, "holds no message"),
-        (message("I cannot say."), 200, "holds no JSON object"),
-        (message("{" * 1000), 200, "holds no JSON object"),
-        (message(None), 200, "holds no JSON object"),
-        (message('{"words": 4}'), 200, "length = None; expected"),
-        (b" " * (posting.MOST_BYTES + 2), 200, "more than"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "status", "fault"), [
+    (message('{"words": 4, "length": 4, "form": 4}'), 500, "answered 500"),
+    (b"<html>", 200, "holds no message"),
+    (b"[" * 100_000, 200, "holds no message"),
+    (message("I cannot say."), 200, "holds no JSON object"),
+    (message("{" * 1000), 200, "holds no JSON object"),
+    (message(None), 200, "holds no JSON object"),
+    (message('{"words": 4}'), 200, "length = None; expected"),
+    (b" " * (posting.MOST_BYTES + 2), 200, "more than"),
+])  # fmt: skip
 def test_a_judge_that_fails_says_so(reply, status, fault):
     with endpoint(reply, status) as (url, _), pytest.raises(JudgeError, match=fault) as caught:
         played(" A lamp.\n", judge=url, judge_model="m", deadline_s=30.0)
@@ -260,46 +254,40 @@ def test_a_redirect_is_not_followed(monkeypatch):
     assert stolen == []
 
 
-@pytest.mark.parametrize(
-    ("url", "key", "allowed", "is_right"),
-    [
-        ("http://localhost:8000/v1", "", "", True),
-        ("http://127.0.0.1:8000/v1", "", "", True),
-        ("http://[::1]:8000/v1", "", "", True),
-        ("http://127.0.0.1:8000/v1", "KEY", "", False),
-        ("http://127.0.0.1.example.com/v1", "", "", False),
-        ("http://localhost.example.com/v1", "", "", False),
-        ("http://0.0.0.0:8000/v1", "", "", False),
-        ("http://169.254.169.254/v1", "", "", False),
-        ("https://a.example.com/v1", "", "", False),
-        ("https://a.example.com/v1", "", "https://a.example.com/v1", True),
-        ("https://a.example.com/v1/", "", "https://A.example.com:443/v1", True),
-        ("https://a.example.com/v1", "KEY", "https://a.example.com/v1", False),
-        ("https://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", True),
-        ("https://a.example.com/v1", "", "https://a.example.com/v1=KEY", True),
-        ("https://a.example.com/v1", "KEYS", "https://a.example.com/v1=KEY", False),
-        ("https://a.example.com/v1", "key", "https://a.example.com/v1=KEY", False),
-        ("http://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", False),
-        ("https://a.example.com:8443/v1", "KEY", "https://a.example.com/v1=KEY", False),
-        ("https://a.example.com/v1/other", "KEY", "https://a.example.com/v1=KEY", False),
-        ("https://b.example.com/v1", "B", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", True),
-        ("https://b.example.com/v1", "A", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", False),
-    ],
-)
+@pytest.mark.parametrize(("url", "key", "allowed", "is_right"), [
+    ("http://localhost:8000/v1", "", "", True),
+    ("http://127.0.0.1:8000/v1", "", "", True),
+    ("http://[::1]:8000/v1", "", "", True),
+    ("http://127.0.0.1:8000/v1", "KEY", "", False),
+    ("http://127.0.0.1.example.com/v1", "", "", False),
+    ("http://localhost.example.com/v1", "", "", False),
+    ("http://0.0.0.0:8000/v1", "", "", False),
+    ("http://169.254.169.254/v1", "", "", False),
+    ("https://a.example.com/v1", "", "", False),
+    ("https://a.example.com/v1", "", "https://a.example.com/v1", True),
+    ("https://a.example.com/v1/", "", "https://A.example.com:443/v1", True),
+    ("https://a.example.com/v1", "KEY", "https://a.example.com/v1", False),
+    ("https://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", True),
+    ("https://a.example.com/v1", "", "https://a.example.com/v1=KEY", True),
+    ("https://a.example.com/v1", "KEYS", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com/v1", "key", "https://a.example.com/v1=KEY", False),
+    ("http://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com:8443/v1", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com/v1/other", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://b.example.com/v1", "B", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", True),
+    ("https://b.example.com/v1", "A", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", False),
+])  # fmt: skip
 def test_what_is_allowed_by_hand(url, key, allowed, is_right, monkeypatch):
     monkeypatch.setenv(judges_allowed.VARIABLE, allowed)
     assert (fault_of(url, key) == "") == is_right
 
 
-@pytest.mark.parametrize(
-    ("url", "fault"),
-    [
-        ("https:///v1", "expected a URL with a host"), ("ftp://h/v1", "expected a URL with a host"),
-        ("https://h:port/v1", "is not a URL"), ("https://[h/v1", "is not a URL"),
-        ("https://a b/v1", "expected a URL with a host"), ("https://user:pass@h/v1", "expected a URL without a user"),
-        ("https://h/v1?key=1", "without a user, a query"), ("https://h/v1#x", "without a user, a query or a fragment"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("url", "fault"), [
+    ("https:///v1", "expected a URL with a host"), ("ftp://h/v1", "expected a URL with a host"),
+    ("https://h:port/v1", "is not a URL"), ("https://[h/v1", "is not a URL"),
+    ("https://a b/v1", "expected a URL with a host"), ("https://user:pass@h/v1", "expected a URL without a user"),
+    ("https://h/v1?key=1", "without a user, a query"), ("https://h/v1#x", "without a user, a query or a fragment"),
+])  # fmt: skip
 def test_what_is_no_address_is_refused(url, fault):
     with pytest.raises(ValueError, match=fault) as caught:
         address_of(url)
@@ -353,15 +341,12 @@ def fair(prompt, answer, criteria):
     return {criterion.name: 3 if "lamp" in answer else 2 for criterion in criteria}
 
 
-@pytest.mark.parametrize(
-    ("answer", "settings", "grade"),
-    [
-        ("a lamp", {}, 4),  # 8 of 8 pass: Easy
-        ("a river", {}, 1),
-        ("a lamp", {"reward": "pass"}, 4),
-        ("a river", {"reward": "pass"}, 1),
-    ],
-)
+@pytest.mark.parametrize(("answer", "settings", "grade"), [
+    ("a lamp", {}, 4),  # 8 of 8 pass: Easy
+    ("a river", {}, 1),
+    ("a lamp", {"reward": "pass"}, 4),
+    ("a river", {"reward": "pass"}, 1),
+])  # fmt: skip
 def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     """Through the runner's loop, the group, its bytes and the memory, whose own mark is 0.9."""
     prompt, tokens, calls = Prompt("rubric", PROMPT_ID), Bytes(), EnvCalls(2, 30.0)
@@ -398,15 +383,12 @@ def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():
 QUEUE = RatingQueue()
 
 
-@pytest.mark.parametrize(
-    ("rewards", "mark", "expected"),
-    [
-        ([0.0, 2 / 3, 1.0], 2 / 3, [False, True, True]),  # 2/3 in single precision
-        ([0.7, 0.69, 0.2], 0.7, [True, False, False]),
-        ([0.2, -0.4, 0.8], 0.2, [True, False, True]),
-        ([2 / 3, 0.9, 1.0], None, [False, False, True]),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "mark", "expected"), [
+    ([0.0, 2 / 3, 1.0], 2 / 3, [False, True, True]),  # 2/3 in single precision
+    ([0.7, 0.69, 0.2], 0.7, [True, False, False]),
+    ([0.2, -0.4, 0.8], 0.2, [True, False, True]),
+    ([2 / 3, 0.9, 1.0], None, [False, False, True]),
+])  # fmt: skip
 def test_whatever_reads_the_mark_of_a_pass_reads_the_environments(rewards, mark, expected):
     group = a_group(1, rewards=rewards, extra={} if mark is None else {"pass_reward": mark})
     meta = GroupMeta.of(group, group)

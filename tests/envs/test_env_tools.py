@@ -108,16 +108,13 @@ def test_every_turn_begins_on_a_line_of_its_own():
     )
 
 
-@pytest.mark.parametrize(
-    ("turn", "said"),
-    [
-        ("Tool: add(2)\n", "Result: Error: add: b is missing. Expected add(a: int, b: int)\n"),
-        ("Tool: sub(2, 3)\n", "Result: Error: there is no tool 'sub'; expected one of add, keep, hang, shout, fail\n"),
-        ("Tool: fail('x')\n", "Result: Error: KeyError: 'x'\n"),
-        ("Tool: add(2, '3')\n",
-         "Result: Error: add: b is \"'3'\"; Input should be a valid integer. Expected add(a: int, b: int)\n"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("turn", "said"), [
+    ("Tool: add(2)\n", "Result: Error: add: b is missing. Expected add(a: int, b: int)\n"),
+    ("Tool: sub(2, 3)\n", "Result: Error: there is no tool 'sub'; expected one of add, keep, hang, shout, fail\n"),
+    ("Tool: fail('x')\n", "Result: Error: KeyError: 'x'\n"),
+    ("Tool: add(2, '3')\n",
+     "Result: Error: add: b is \"'3'\"; Input should be a valid integer. Expected add(a: int, b: int)\n"),
+])  # fmt: skip
 def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said):
     world = playing()
     assert world.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1})
@@ -226,14 +223,11 @@ def test_a_template_shows_tools_and_results():
     assert "<tool_response>\n5\n</tool_response>" in whole
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (CHATML, "omits the tools"),
-        (QWEN + PICKY, "rejects the role 'tool'"),
-        (REWRITING, "changes earlier tokens when a tool answers"),
-    ],
-)
+@pytest.mark.parametrize(("template", "message"), [
+    (CHATML, "omits the tools"),
+    (QWEN + PICKY, "rejects the role 'tool'"),
+    (REWRITING, "changes earlier tokens when a tool answers"),
+])  # fmt: skip
 def test_a_template_that_cannot_show_tools_is_refused(template, message):
     transcript = chat(template)
     transcript.first("hello")  # fine without tools

@@ -129,23 +129,20 @@ def test_the_table_weighs_wrong_answers_as_much_as_right_ones():
     assert sum(grades.values()) >= 80 and grades[False] >= grades[True] >= 60
 
 
-@pytest.mark.parametrize(
-    ("gold", "name"),
-    [
-        ("21", "number"), ("$1,234", "number"), ("50%", "number"), ("1/2", "number"), ("5 apples", "number"),
-        ("forty-two", "number"), ("2.4 million", "number"), (r"35\text{ cm}^2", "number"), ("12 Main Street", "word"),
-        ("52_8", "base"), ("3:2", "ratio"), ("3:30", "time"), ("7 pm", "time"), ("2x", "expression"),
-        ("x", "expression"), ("xy", "word"), ("$xy$", "product"), (r"\boxed{xy}", "product"),
-        (r"\boxed{\text{east}}", "word"), (r"\sqrt{2}", "expression"), (r"10 \cdot 7", "expression"),
-        ("sin(x)", "expression"), ("pi", "expression"), ("(1,2)", "bracket"), ("[1, 2)", "bracket"),
-        (r"\{1, 2\}", "set"), (r"\emptyset", "set"), ("1, 2", "list"), ("x = 2 or x = 3", "list"), (r"\pm 2", "list"),
-        ("A, C", "list"), ("x < 1 or x > 3", "union"), ("x > 3", "relation"), ("y = 2x", "relation"),
-        (r"\{x : x > 3\}", "relation"), (r"\int_0^1 x\,dx", "formula"),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "formula"), ("Paris", "word"), ("red and blue", "word"),
-        ("no", "yes or no"), ("June 21", "word"), ("COVID-19", "word"), ("2024-01-05", "word"), ("B", "choice"),
-        ("(B)", "choice"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gold", "name"), [
+    ("21", "number"), ("$1,234", "number"), ("50%", "number"), ("1/2", "number"), ("5 apples", "number"),
+    ("forty-two", "number"), ("2.4 million", "number"), (r"35\text{ cm}^2", "number"), ("12 Main Street", "word"),
+    ("52_8", "base"), ("3:2", "ratio"), ("3:30", "time"), ("7 pm", "time"), ("2x", "expression"),
+    ("x", "expression"), ("xy", "word"), ("$xy$", "product"), (r"\boxed{xy}", "product"),
+    (r"\boxed{\text{east}}", "word"), (r"\sqrt{2}", "expression"), (r"10 \cdot 7", "expression"),
+    ("sin(x)", "expression"), ("pi", "expression"), ("(1,2)", "bracket"), ("[1, 2)", "bracket"),
+    (r"\{1, 2\}", "set"), (r"\emptyset", "set"), ("1, 2", "list"), ("x = 2 or x = 3", "list"), (r"\pm 2", "list"),
+    ("A, C", "list"), ("x < 1 or x > 3", "union"), ("x > 3", "relation"), ("y = 2x", "relation"),
+    (r"\{x : x > 3\}", "relation"), (r"\int_0^1 x\,dx", "formula"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "formula"), ("Paris", "word"), ("red and blue", "word"),
+    ("no", "yes or no"), ("June 21", "word"), ("COVID-19", "word"), ("2024-01-05", "word"), ("B", "choice"),
+    ("(B)", "choice"),
+])  # fmt: skip
 def test_classes_by_hand(gold, name):
     assert class_of(gold) == name
     assert [class_of(gold, kind) for kind in ("number", "text", "choice")] == ["number", "word", "choice"]

@@ -202,16 +202,13 @@ def test_without_a_template_the_turn_is_the_action(make: Any, kind: str) -> None
         wrong.step("1")
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault", "message"),
-    [
-        ("ws", "late", "no answer to a step within timeout_s = 3"),
-        ("ws", "gone", "the connection broke during a step"),
-        ("ws", "garbage", "is not JSON"), ("ws", "odd", "is not valid; expected"),
-        ("http", "late", "step: no answer within timeout_s = 3"), ("http", "gone", "answered 500"),
-        ("http", "garbage", "is not JSON"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "fault", "message"), [
+    ("ws", "late", "no answer to a step within timeout_s = 3"),
+    ("ws", "gone", "the connection broke during a step"),
+    ("ws", "garbage", "is not JSON"), ("ws", "odd", "is not valid; expected"),
+    ("http", "late", "step: no answer within timeout_s = 3"), ("http", "gone", "answered 500"),
+    ("http", "garbage", "is not JSON"),
+])  # fmt: skip
 def test_a_failed_step_says_why_and_the_next_episode_is_whole(make: Any, kind: str, fault: str, message: str) -> None:
     env = make(kind, fault, **({"timeout_s": 3.0} if fault == "late" else {}))
     start = time.monotonic()

@@ -201,13 +201,10 @@ def test_a_table_with_messages_and_objects_as_text_is_read_as_what_it_was(tmp_pa
         assert world.data_question(world._ids[0]) == ("2 + 2?", "4")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("[{'role': 'user', 'content': 'x'}\n {'role': 'user'}]", "looks like a list of messages but is not JSON; exp"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url'; expec"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "message"), [
+    ("[{'role': 'user', 'content': 'x'}\n {'role': 'user'}]", "looks like a list of messages but is not JSON; exp"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url'; expec"),
+])  # fmt: skip
 def test_what_looks_like_messages_is_never_the_question(prompt, message) -> None:
     with pytest.raises(RowFault, match=message):
         problem_of({"prompt": prompt, "answer": "4"})

@@ -301,71 +301,65 @@ def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
             QuestionFile({"path": path, "bad_rows": bad_rows})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"),
-        ("q.json", b"{", "is not JSON: .*; expected a list"),
-        ("q.json", b"7", "holds no rows; expected a list"),
-        ("q.json", b"[]", "has no rows; expected questions"),
-        ("q.json", b"[" * 100_000, "is not JSON"),
-        ("q.jsonl", b"", "has no rows; expected questions"),
-        (
-            "q.jsonl",
-            "\ufeff{}\n".encode("utf-16-le"),
-            "q.jsonl', line 1 cannot be read: byte 1 .0xff. is no UTF-8; .* seems to be UTF-16: iconv -f UTF-16",
-        ),
-        (
-            "q.jsonl",
-            b'{"question": "a", "answer": "1"}\n{"question": "caf\xe9", "answer": "2"}\n',
-            "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is no UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8",
-        ),
-        ("q.csv", b"question,answer\n1,2\ncaf\xe9,2\n", "q.csv', line 3 cannot be read: byte 4 .0xe9. is no UTF-8"),
-        ("q.json", b'[{"question":\n"\xe9"}]', "q.json', line 2 cannot be read: byte 2 .0xe9. is no UTF-8"),
-        (
-            "q.jsonl",
-            b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
-            "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them",
-        ),
-        (
-            "q.csv",
-            b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
-            "q.csv': row 2, field '.row.' has 4194306 characters; expected at most 4194304: is a quote not closed?",
-        ),
-        ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
-        ("q.parquet", b"PAR1 no", "is not a Parquet file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"),
+    ("q.json", b"{", "is not JSON: .*; expected a list"),
+    ("q.json", b"7", "holds no rows; expected a list"),
+    ("q.json", b"[]", "has no rows; expected questions"),
+    ("q.json", b"[" * 100_000, "is not JSON"),
+    ("q.jsonl", b"", "has no rows; expected questions"),
+    (
+        "q.jsonl",
+        "\ufeff{}\n".encode("utf-16-le"),
+        "q.jsonl', line 1 cannot be read: byte 1 .0xff. is no UTF-8; .* seems to be UTF-16: iconv -f UTF-16",
+    ),
+    (
+        "q.jsonl",
+        b'{"question": "a", "answer": "1"}\n{"question": "caf\xe9", "answer": "2"}\n',
+        "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is no UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8",
+    ),
+    ("q.csv", b"question,answer\n1,2\ncaf\xe9,2\n", "q.csv', line 3 cannot be read: byte 4 .0xe9. is no UTF-8"),
+    ("q.json", b'[{"question":\n"\xe9"}]', "q.json', line 2 cannot be read: byte 2 .0xe9. is no UTF-8"),
+    (
+        "q.jsonl",
+        b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
+        "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them",
+    ),
+    (
+        "q.csv",
+        b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
+        "q.csv': row 2, field '.row.' has 4194306 characters; expected at most 4194304: is a quote not closed?",
+    ),
+    ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
+    ("q.parquet", b"PAR1 no", "is not a Parquet file"),
+])  # fmt: skip
 def test_files_that_hold_no_questions_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         QuestionFile({"path": str(tmp_path / name)})
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "path is not set; expected a file that ends in .jsonl"),
-        ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is not a file"),
-        ({"path": "x", "style": "long", "kind": "odd"}, "kind = 'odd'; .* auto.*; style = 'long'; expected"),
-        ({"path": "x", "answer_format": "bare"}, "answer_format = 'bare'; expected one of any, boxed, tags"),
-        ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' is always kept; expected boxed, tags, hashes"),
-        ({"path": "x", "format_weight": 2.0, "deadline_s": 0}, "format_weight = 2.0; .*deadline_s = 0; expected"),
-        ({"path": "x", "bad_rows": "ignore"}, "bad_rows = 'ignore'; expected one of refuse, skip"),
-        ({"path": "x", "prompt_template": "Q:"}, r"prompt_template = 'Q:': \{question\} is not in it; expected text"),
-        ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; write a literal brace twice; .*"),
-        ({"path": "x", "prompt_template": "{question"}, "expected '}' before end of string"),
-        ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is not a plain field name"),
-        ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is not a plain field name"),
-        ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is not a plain field name"),
-        ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which reveals the answer"),
-        (
-            {"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"},
-            r"names \{a\}, which reveals the answer",
-        ),
-        ({"path": "x", "instruction": 3, "system_prompt": None}, "instruction = 3; .*system_prompt = None; expected"),
-    ],
-)
+@pytest.mark.parametrize(("config", "message"), [
+    ({}, "path is not set; expected a file that ends in .jsonl"),
+    ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' is not a file"),
+    ({"path": "x", "style": "long", "kind": "odd"}, "kind = 'odd'; .* auto.*; style = 'long'; expected"),
+    ({"path": "x", "answer_format": "bare"}, "answer_format = 'bare'; expected one of any, boxed, tags"),
+    ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' is always kept; expected boxed, tags, hashes"),
+    ({"path": "x", "format_weight": 2.0, "deadline_s": 0}, "format_weight = 2.0; .*deadline_s = 0; expected"),
+    ({"path": "x", "bad_rows": "ignore"}, "bad_rows = 'ignore'; expected one of refuse, skip"),
+    ({"path": "x", "prompt_template": "Q:"}, r"prompt_template = 'Q:': \{question\} is not in it; expected text"),
+    ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; write a literal brace twice; .*"),
+    ({"path": "x", "prompt_template": "{question"}, "expected '}' before end of string"),
+    ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is not a plain field name"),
+    ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is not a plain field name"),
+    ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is not a plain field name"),
+    ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which reveals the answer"),
+    (
+        {"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"},
+        r"names \{a\}, which reveals the answer",
+    ),
+    ({"path": "x", "instruction": 3, "system_prompt": None}, "instruction = 3; .*system_prompt = None; expected"),
+])  # fmt: skip
 def test_bad_settings_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         QuestionFile(config)
@@ -422,15 +416,12 @@ def prompt_of(world):
 TOPICAL = {"question": "1 + 1?", "answer": "2", "Topic": "sums {x}", "level": 3}
 
 
-@pytest.mark.parametrize(
-    ("answer_format", "told"),
-    [
-        ("boxed", r"Write the final answer as \boxed{...}."),
-        ("tags", "Write the final answer as <answer>...</answer>."),
-        ("hashes", "Write #### and then the final answer."),
-        ("phrase", 'Write "The answer is" and then the final answer.'),
-    ],
-)
+@pytest.mark.parametrize(("answer_format", "told"), [
+    ("boxed", r"Write the final answer as \boxed{...}."),
+    ("tags", "Write the final answer as <answer>...</answer>."),
+    ("hashes", "Write #### and then the final answer."),
+    ("phrase", 'Write "The answer is" and then the final answer.'),
+])  # fmt: skip
 def test_the_prompt_says_what_format_is_expected(tmp_path, answer_format, told):
     path = write(tmp_path / "q.jsonl", [TOPICAL])
     config = {"path": path, "num_shots": 0, "answer_format": answer_format, "needs_format": True}
@@ -533,13 +524,10 @@ def test_a_solution_that_states_two_answers_is_not_shown(tmp_path):
     assert played(world, world.gold_turns(prompt_id)[0], prompt_id)[0] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("turn", "reward"),
-    [
-        ("10 + 11 equals 21.", 1.0), ("The sum is 21", 1.0), ("<answer>21</answer>", 1.0), ("21 or 22", 0.0),
-        ("It is not 21.", 0.0), ("What is 10 + 11?", 0.0), ("Answer: 20 Answer: 21", 0.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("turn", "reward"), [
+    ("10 + 11 equals 21.", 1.0), ("The sum is 21", 1.0), ("<answer>21</answer>", 1.0), ("21 or 22", 0.0),
+    ("It is not 21.", 0.0), ("What is 10 + 11?", 0.0), ("Answer: 20 Answer: 21", 0.0),
+])  # fmt: skip
 def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
     rows = [{"question": "What is 10 + 11?", "answer": 21}]
     world = QuestionFile({"path": write(tmp_path / "q.jsonl", rows), "num_shots": 0})
@@ -549,14 +537,11 @@ def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
         assert world.vote(prompt_of(world)[1], [f" {turn}\n"]) == votes[turn]
 
 
-@pytest.mark.parametrize(
-    ("path", "names", "expected"),
-    [
-        ("main/train", ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"], 1),
-        ("train", ["train.jsonl", "trainer.jsonl", "test.jsonl"], 0),
-        ("train", ["data/train-00000-of-00001-ab12.parquet"], 0),
-    ],
-)
+@pytest.mark.parametrize(("path", "names", "expected"), [
+    ("main/train", ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"], 1),
+    ("train", ["train.jsonl", "trainer.jsonl", "test.jsonl"], 0),
+    ("train", ["data/train-00000-of-00001-ab12.parquet"], 0),
+])  # fmt: skip
 def test_a_split_of_the_hub_is_its_one_file(path, names, expected, tmp_path, monkeypatch) -> None:
     asked = []
     (tmp_path / "x.jsonl").write_text("")

@@ -157,18 +157,15 @@ def test_the_worlds_of_learning_proofs_are_large(world):
         assert len({world.question(prompt_id).text for prompt_id in ids}) == least
 
 
-@pytest.mark.parametrize(
-    ("world", "num_questions"),
-    [
-        (Compare({"num_numbers": 2, "lowest": 0, "highest": 9}), 90 - 4),
-        (Compare({"num_numbers": 3, "lowest": 5, "highest": 12, "num_shots": 1}), 336 - 1),
-        (ChainSum(), None),
-        (Products({"num_shots": 0}), 100),
-        (CopyWords({"num_words": 2, "num_shots": 3}), None),
-        (WordProblem({"num_steps": 1, "lowest": 2, "highest": 4, "num_shots": 3}), None),
-        (ReasoningGym({"dataset": "chain_sum", "config": {"max_terms": 2, "max_digits": 1}, "num_shots": 0}), 200),
-    ],
-)
+@pytest.mark.parametrize(("world", "num_questions"), [
+    (Compare({"num_numbers": 2, "lowest": 0, "highest": 9}), 90 - 4),
+    (Compare({"num_numbers": 3, "lowest": 5, "highest": 12, "num_shots": 1}), 336 - 1),
+    (ChainSum(), None),
+    (Products({"num_shots": 0}), 100),
+    (CopyWords({"num_words": 2, "num_shots": 3}), None),
+    (WordProblem({"num_steps": 1, "lowest": 2, "highest": 4, "num_shots": 3}), None),
+    (ReasoningGym({"dataset": "chain_sum", "config": {"max_terms": 2, "max_digits": 1}, "num_shots": 0}), 200),
+])  # fmt: skip
 def test_num_questions_is_what_the_splits_hold(world, num_questions):
     ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
     assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions

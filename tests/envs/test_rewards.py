@@ -158,31 +158,28 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
 # --- what is no reward
 
 
-@pytest.mark.parametrize(
-    ("function", "form", "reason"),
-    [
-        ("raises", "row", "raised ZeroDivisionError: division by zero"),
-        ("exits", "row", "raised SystemExit: 3"),
-        ("hangs", "row", "gave no reward within reward_timeout_s = 0.5"),
-        ("sleeps", "row", "gave no reward within reward_timeout_s = 0.5"),
-        ("nothing", "row", "returned None; expected a number: does every path of it end in a return?"),
-        ("text", "row", "returned '0.5', a str; expected a number"),
-        ("nan", "row", "returned nan; expected a finite number"),
-        ("two", "row", "returned 2; expected 0 to 1: set low and high to the range of its values"),
-        ("listed", "row", "returned [1.0], a list; expected a number"),
-        ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
-        ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
-        ("trl_ids", "trl", "needs completion_ids, which only answers of an engine have; expected it in a run"),
-        ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
-        ("batch_raises", "batch", "raised ZeroDivisionError: division by zero"),
-        ("batch_exits", "batch", "raised SystemExit: 3"),
-        ("batch_hangs", "batch", "gave no reward within reward_timeout_s = 0.5"),
-        ("batch_sleeps", "batch", "gave no reward within reward_timeout_s = 0.5"),
-        ("batch_long", "batch", "returned a list of 2; expected one number for each of 1 answer"),
-        ("batch_number", "batch", "returned 1.0, a float; expected a list of 1 number"),
-        ("batch_nan", "batch", "returned nan; expected a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("function", "form", "reason"), [
+    ("raises", "row", "raised ZeroDivisionError: division by zero"),
+    ("exits", "row", "raised SystemExit: 3"),
+    ("hangs", "row", "gave no reward within reward_timeout_s = 0.5"),
+    ("sleeps", "row", "gave no reward within reward_timeout_s = 0.5"),
+    ("nothing", "row", "returned None; expected a number: does every path of it end in a return?"),
+    ("text", "row", "returned '0.5', a str; expected a number"),
+    ("nan", "row", "returned nan; expected a finite number"),
+    ("two", "row", "returned 2; expected 0 to 1: set low and high to the range of its values"),
+    ("listed", "row", "returned [1.0], a list; expected a number"),
+    ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
+    ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
+    ("trl_ids", "trl", "needs completion_ids, which only answers of an engine have; expected it in a run"),
+    ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
+    ("batch_raises", "batch", "raised ZeroDivisionError: division by zero"),
+    ("batch_exits", "batch", "raised SystemExit: 3"),
+    ("batch_hangs", "batch", "gave no reward within reward_timeout_s = 0.5"),
+    ("batch_sleeps", "batch", "gave no reward within reward_timeout_s = 0.5"),
+    ("batch_long", "batch", "returned a list of 2; expected one number for each of 1 answer"),
+    ("batch_number", "batch", "returned 1.0, a float; expected a list of 1 number"),
+    ("batch_nan", "batch", "returned nan; expected a finite number"),
+])  # fmt: skip
 def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
     timeout_s = 0.5 if "reward_timeout_s" in reason else 20.0
     with pytest.raises(RewardError) as caught:
@@ -208,23 +205,20 @@ def test_episodes_without_a_reward_may_be_dropped_until_too_many_calls_hang(file
     assert ended == [False] * 32 + [True] * 2
 
 
-@pytest.mark.parametrize(
-    ("given", "fault"),
-    [
-        ([], "expected at least one function"),
-        ([3], "3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
-        ([{"weight": 1.0}], "has no 'function'"),
-        ([{"function": "m:f", "weigth": 1.0}], "weigth is not a field; expected some of function, name, weight"),
-        ([{"function": "m:f", "weight": 0}], "weight = 0; expected a number above 0"),
-        ([{"function": "m:f", "weight": True}], "weight = True; expected a number"),
-        ([{"function": "m:f", "low": 1.0}], "low = 1.0, high = 1.0; expected low < high"),
-        ([{"function": "m:f", "form": "many"}], "form = 'many'; expected one of row, trl, verl, batch"),
-        ([{"function": "http://localhost/f", "form": "trl"}], "expected 'row' for a URL"),
-        ([{"function": "http://localhost/f", "form": "batch"}], "expected 'row' for a URL"),
-        (["f"], "function = 'f'; expected 'module:f', 'path/to/file.py:f' or a URL"),
-        (["a:f", "b:f"], "two functions have the name 'f'; set 'name' of one of them"),
-    ],
-)
+@pytest.mark.parametrize(("given", "fault"), [
+    ([], "expected at least one function"),
+    ([3], "3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
+    ([{"weight": 1.0}], "has no 'function'"),
+    ([{"function": "m:f", "weigth": 1.0}], "weigth is not a field; expected some of function, name, weight"),
+    ([{"function": "m:f", "weight": 0}], "weight = 0; expected a number above 0"),
+    ([{"function": "m:f", "weight": True}], "weight = True; expected a number"),
+    ([{"function": "m:f", "low": 1.0}], "low = 1.0, high = 1.0; expected low < high"),
+    ([{"function": "m:f", "form": "many"}], "form = 'many'; expected one of row, trl, verl, batch"),
+    ([{"function": "http://localhost/f", "form": "trl"}], "expected 'row' for a URL"),
+    ([{"function": "http://localhost/f", "form": "batch"}], "expected 'row' for a URL"),
+    (["f"], "function = 'f'; expected 'module:f', 'path/to/file.py:f' or a URL"),
+    (["a:f", "b:f"], "two functions have the name 'f'; set 'name' of one of them"),
+])  # fmt: skip
 def test_wrong_settings_are_named(given, fault: str) -> None:
     assert any(fault in line for line in read_rewards(given)[1])
 
@@ -232,18 +226,15 @@ def test_wrong_settings_are_named(given, fault: str) -> None:
 # --- loading
 
 
-@pytest.mark.parametrize(
-    ("spec", "fault"),
-    [
-        ("no_such_module_:f", "there is no module 'no_such_module_', neither installed nor as no_such_module_.py in"),
-        ("{dir}/gone.py:f", "gone.py is not a file"),
-        ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
-        ("{dir}/functions.py:number", "is a int; expected a function"),
-        ("{dir}/broken.py:f", "cannot be imported (SyntaxError"),
-        ("{dir}/missing.py:f", "cannot be imported (ModuleNotFoundError: No module named 'not_there'"),
-        ("{dir}/program.py:f", "ends the process while it is imported; put what it runs under if __name__"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "fault"), [
+    ("no_such_module_:f", "there is no module 'no_such_module_', neither installed nor as no_such_module_.py in"),
+    ("{dir}/gone.py:f", "gone.py is not a file"),
+    ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
+    ("{dir}/functions.py:number", "is a int; expected a function"),
+    ("{dir}/broken.py:f", "cannot be imported (SyntaxError"),
+    ("{dir}/missing.py:f", "cannot be imported (ModuleNotFoundError: No module named 'not_there'"),
+    ("{dir}/program.py:f", "ends the process while it is imported; put what it runs under if __name__"),
+])  # fmt: skip
 def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault: str) -> None:
     (file.parent / "broken.py").write_text("def f(:\n")
     (file.parent / "missing.py").write_text("import not_there\n")
@@ -307,18 +298,15 @@ def test_failures_that_may_pass_are_retried(server) -> None:
     assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize(
-    ("replies", "num_asked", "reason"),
-    [
-        ([(500, {"no": "GPU"})], 3, 'the endpoint answered 500 Internal Server Error: b\'{"no": "GPU"}\''),
-        ([(404, {})], 1, "the endpoint answered 404 Not Found"),
-        ([(200, b"reward: 1")], 1, "holds no reward; expected"),
-        ([(200, {"score": 1})], 1, "holds no reward; expected"),
-        ([(200, {"reward": None})], 1, "returned None; expected a number"),
-        ([(200, b" " * (posting.MOST_BYTES + 2))], 1, "wrote more than"),
-        ([(200, "late")], 1, "gave no reward within reward_timeout_s = 3"),
-    ],
-)
+@pytest.mark.parametrize(("replies", "num_asked", "reason"), [
+    ([(500, {"no": "GPU"})], 3, 'the endpoint answered 500 Internal Server Error: b\'{"no": "GPU"}\''),
+    ([(404, {})], 1, "the endpoint answered 404 Not Found"),
+    ([(200, b"reward: 1")], 1, "holds no reward; expected"),
+    ([(200, {"score": 1})], 1, "holds no reward; expected"),
+    ([(200, {"reward": None})], 1, "returned None; expected a number"),
+    ([(200, b" " * (posting.MOST_BYTES + 2))], 1, "wrote more than"),
+    ([(200, "late")], 1, "gave no reward within reward_timeout_s = 3"),
+])  # fmt: skip
 def test_a_server_without_a_reward_is_named(server, replies, num_asked: int, reason: str) -> None:
     server.replies = replies
     start = time.monotonic()
@@ -418,23 +406,20 @@ def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> N
     assert (reward, terminated, info) == (0.0, True, {"stop_reason": "unparsable"})
 
 
-@pytest.mark.parametrize(
-    ("settings", "fault"),
-    [
-        ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
-        ({"reward_timeout_s": 0}, "reward_timeout_s = 0; expected more than 0"),
-        ({"pass_reward": 2.0}, "pass_reward = 2.0; expected 0 to 1"),
-        ({"reward": "", "pass_reward": 0.5}, "pass_reward = 0.5; expected 0.0 without reward"),
-        ({"reward": len}, "is a function object; set it by .reward(f), or name it as 'module:f'"),
-        ({"reward": 3}, "reward: 3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
-        ({"reward_retries": 21}, "reward_retries = 21; expected 0 to 20"),
-        ({"reward_concurrency": 0}, "reward_concurrency = 0; expected 1 to 1024"),
-        ({"on_reward_error": "ignore"}, "on_reward_error = 'ignore'; expected one of stop, drop"),
-        ({"reward": "", "reward_timeout_s": 3.0}, "reward_timeout_s = 3.0; expected 8.0 without reward"),
-        ({"num_shots": 1}, "num_shots = 1; expected 0: rows without an answer show none"),
-        ({"answer_field": "golden"}, "field 'golden' is missing, and there is no solution; the row has question, gold"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "fault"), [
+    ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
+    ({"reward_timeout_s": 0}, "reward_timeout_s = 0; expected more than 0"),
+    ({"pass_reward": 2.0}, "pass_reward = 2.0; expected 0 to 1"),
+    ({"reward": "", "pass_reward": 0.5}, "pass_reward = 0.5; expected 0.0 without reward"),
+    ({"reward": len}, "is a function object; set it by .reward(f), or name it as 'module:f'"),
+    ({"reward": 3}, "reward: 3 is a int; expected 'module:f', 'file.py:f', a URL, or a mapping"),
+    ({"reward_retries": 21}, "reward_retries = 21; expected 0 to 20"),
+    ({"reward_concurrency": 0}, "reward_concurrency = 0; expected 1 to 1024"),
+    ({"on_reward_error": "ignore"}, "on_reward_error = 'ignore'; expected one of stop, drop"),
+    ({"reward": "", "reward_timeout_s": 3.0}, "reward_timeout_s = 3.0; expected 8.0 without reward"),
+    ({"num_shots": 1}, "num_shots = 1; expected 0: rows without an answer show none"),
+    ({"answer_field": "golden"}, "field 'golden' is missing, and there is no solution; the row has question, gold"),
+])  # fmt: skip
 def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         environment(file, [ROW, {**ROW, "question": "3 + 1?"}], **settings)
@@ -569,16 +554,13 @@ def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(fi
         assert env.step("4\n")[1] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("messages", "fault"),
-    [
-        ([{"role": "user"}], "has the message {'role': 'user'}; expected texts 'role' and 'content'"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; expected parts of text"),
-        ([{"role": "tool", "content": "x"}], "has a message of the role 'tool'; expected system, user or assistant"),
-        ([{"role": "system", "content": "x"}], "has no message of the user; expected the question in one"),
-        ([], "is empty; expected text"),
-    ],
-)
+@pytest.mark.parametrize(("messages", "fault"), [
+    ([{"role": "user"}], "has the message {'role': 'user'}; expected texts 'role' and 'content'"),
+    ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; expected parts of text"),
+    ([{"role": "tool", "content": "x"}], "has a message of the role 'tool'; expected system, user or assistant"),
+    ([{"role": "system", "content": "x"}], "has no message of the user; expected the question in one"),
+    ([], "is empty; expected text"),
+])  # fmt: skip
 def test_conversations_that_are_no_question_are_named(file: Path, messages, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         environment(file, [{"messages": messages}])

@@ -157,18 +157,15 @@ def test_it_keeps_the_contract_of_worlds():
     assert reply.info == {"prompt_id": PROMPT_ID, "can_iterate": True}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt_id": PROMPT_ID, "step": "improve"}, "step = 'improve' on a history of 0 answers; expected"),
-        ({"prompt_id": PROMPT_ID, "history": ["7"], "step": "repair"}, "expected improve or diverge, and an answer"),
-        ({"prompt_id": PROMPT_ID, "history": "7"}, "history = '7'; expected a list of texts"),
-        ({"prompt_id": PROMPT_ID, "history": [7]}, r"history = \[7\]; expected a list of texts"),
-        ({"history": ["7"]}, "history without its prompt_id"),
-        ({"prompt_id": "none"}, "prompt_id = 'none'; expected distinct numbers"),
-        ({"steps": "improve"}, "'steps' is unknown; expected prompt_id and history, or step"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"prompt_id": PROMPT_ID, "step": "improve"}, "step = 'improve' on a history of 0 answers; expected"),
+    ({"prompt_id": PROMPT_ID, "history": ["7"], "step": "repair"}, "expected improve or diverge, and an answer"),
+    ({"prompt_id": PROMPT_ID, "history": "7"}, "history = '7'; expected a list of texts"),
+    ({"prompt_id": PROMPT_ID, "history": [7]}, r"history = \[7\]; expected a list of texts"),
+    ({"history": ["7"]}, "history without its prompt_id"),
+    ({"prompt_id": "none"}, "prompt_id = 'none'; expected distinct numbers"),
+    ({"steps": "improve"}, "'steps' is unknown; expected prompt_id and history, or step"),
+])  # fmt: skip
 def test_what_cannot_be_asked_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make().reset(options=options)
@@ -181,21 +178,18 @@ class Foreign(gymnasium.Env):
         pass
 
 
-@pytest.mark.parametrize(
-    ("env_config", "message"),
-    [
-        ({}, r'world is not set; expected "package.module:Class" or one of .*compare'),
-        ({"world": "contrast"}, "world = 'contrast'; expected .*compare"),
-        ({"world": "no.module:World"}, "world = 'no.module:World' cannot be imported .ModuleNotFoundError"),
-        ({"world": "rllib_srl.envs.math.compare:Contrast"}, "cannot be imported .AttributeError"),
-        ({"world": f"{__name__}:Foreign"}, "has no prompt_ids; expected an environment with prompt_ids"),
-        ({"world": f"{__name__}:Nested"}, "iterates already; expected the inner environment"),
-        ({"world": COMPARE, "world_config": {"num_shot": 1}}, "num_shot is not a setting"),
-        ({"world": COMPARE, "world_config": 1}, "world_config = 1; expected dict$"),
-        ({"world": COMPARE, "num_steps": 0, "reward": "delta"}, "num_steps = 0; expected 1 to 1024; reward = 'delta'"),
-        ({"world": COMPARE, "worlds": 1}, "worlds is not a setting; expected one of num_steps, reward, world"),
-    ],
-)
+@pytest.mark.parametrize(("env_config", "message"), [
+    ({}, r'world is not set; expected "package.module:Class" or one of .*compare'),
+    ({"world": "contrast"}, "world = 'contrast'; expected .*compare"),
+    ({"world": "no.module:World"}, "world = 'no.module:World' cannot be imported .ModuleNotFoundError"),
+    ({"world": "rllib_srl.envs.math.compare:Contrast"}, "cannot be imported .AttributeError"),
+    ({"world": f"{__name__}:Foreign"}, "has no prompt_ids; expected an environment with prompt_ids"),
+    ({"world": f"{__name__}:Nested"}, "iterates already; expected the inner environment"),
+    ({"world": COMPARE, "world_config": {"num_shot": 1}}, "num_shot is not a setting"),
+    ({"world": COMPARE, "world_config": 1}, "world_config = 1; expected dict$"),
+    ({"world": COMPARE, "num_steps": 0, "reward": "delta"}, "num_steps = 0; expected 1 to 1024; reward = 'delta'"),
+    ({"world": COMPARE, "worlds": 1}, "worlds is not a setting; expected one of num_steps, reward, world"),
+])  # fmt: skip
 def test_bad_settings_are_refused(env_config, message):
     with pytest.raises(ValueError, match=message):
         SelfIteration(env_config)

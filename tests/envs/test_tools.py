@@ -101,18 +101,15 @@ def test_a_function_that_cannot_be_described_is_refused_with_all_reasons():
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments"),
-    [
-        (ToolCall("book", ("Oslo",)), {"city": "Oslo"}),
-        (ToolCall("book", ("Oslo", 2), {"price": 80}), {"city": "Oslo", "nights": 2, "price": 80.0}),
-        (ToolCall("book", (), {"city": "Oslo", "price": None, "kind": "flat"}), None),
-        (ToolCall("book", (), {"city": "3", "nights": "2", "price": "None"}, is_text=True), ("3", 2, None)),
-        (ToolCall("mean", ([1, 2.5],)), {"values": [1.0, 2.5]}),
-        (ToolCall("mean", ((1, 2),), {"weights": {"a": 1}}), {"values": [1.0, 2.0], "weights": {"a": 1}}),
-        (ToolCall("mean", (), {"values": "[1, 2]", "is_exact": "true"}, is_text=True), ([1.0, 2.0], True)),
-    ],
-)
+@pytest.mark.parametrize(("call", "arguments"), [
+    (ToolCall("book", ("Oslo",)), {"city": "Oslo"}),
+    (ToolCall("book", ("Oslo", 2), {"price": 80}), {"city": "Oslo", "nights": 2, "price": 80.0}),
+    (ToolCall("book", (), {"city": "Oslo", "price": None, "kind": "flat"}), None),
+    (ToolCall("book", (), {"city": "3", "nights": "2", "price": "None"}, is_text=True), ("3", 2, None)),
+    (ToolCall("mean", ([1, 2.5],)), {"values": [1.0, 2.5]}),
+    (ToolCall("mean", ((1, 2),), {"weights": {"a": 1}}), {"values": [1.0, 2.0], "weights": {"a": 1}}),
+    (ToolCall("mean", (), {"values": "[1, 2]", "is_exact": "true"}, is_text=True), ([1.0, 2.0], True)),
+])  # fmt: skip
 def test_arguments_that_fit(call, arguments):
     found = TOOLS[call.name].arguments(call)
     if isinstance(arguments, tuple):
@@ -121,22 +118,19 @@ def test_arguments_that_fit(call, arguments):
         assert found == (call.kwargs if arguments is None else arguments)
 
 
-@pytest.mark.parametrize(
-    ("call", "parts"),
-    [
-        (ToolCall("book"), ["book: city is missing. Expected book(city: str, nights: int = 1,"]),
-        (ToolCall("book", (3,), {"nights": "2", "cost": 1}), ["cost is unknown"]),
-        (ToolCall("book", (3,), {"nights": "2"}), ["city is '3'; Input should be a valid string", "nights is \"'2'\""]),
-        (ToolCall("book", ("a", 1, None, "hotel", 5)), ["5 arguments by position; expected at most 4"]),
-        (ToolCall("book", ("a",), {"city": "b"}), ["city is given twice"]),
-        (ToolCall("book", ("a", True)), ["nights is 'True'; Input should be a valid integer"]),
-        (ToolCall("book", ("a",), {"kind": "boat"}), ["kind is \"'boat'\"; Input should be 'hotel' or 'flat'"]),
-        (ToolCall("book", ("\ud800",)), ["Invalid JSON"]),
-        (ToolCall("mean", ([1, "x"],)), ["values.1 is \"'x'\"; Input should be a valid number"]),
-        (ToolCall("mean", ([float("inf")],)), ["values.0 is 'inf'; Input should be a finite number"]),
-        (ToolCall("book", (), {"city": "a", "nights": "two"}, is_text=True), ["nights is \"'two'\""]),
-    ],
-)
+@pytest.mark.parametrize(("call", "parts"), [
+    (ToolCall("book"), ["book: city is missing. Expected book(city: str, nights: int = 1,"]),
+    (ToolCall("book", (3,), {"nights": "2", "cost": 1}), ["cost is unknown"]),
+    (ToolCall("book", (3,), {"nights": "2"}), ["city is '3'; Input should be a valid string", "nights is \"'2'\""]),
+    (ToolCall("book", ("a", 1, None, "hotel", 5)), ["5 arguments by position; expected at most 4"]),
+    (ToolCall("book", ("a",), {"city": "b"}), ["city is given twice"]),
+    (ToolCall("book", ("a", True)), ["nights is 'True'; Input should be a valid integer"]),
+    (ToolCall("book", ("a",), {"kind": "boat"}), ["kind is \"'boat'\"; Input should be 'hotel' or 'flat'"]),
+    (ToolCall("book", ("\ud800",)), ["Invalid JSON"]),
+    (ToolCall("mean", ([1, "x"],)), ["values.1 is \"'x'\"; Input should be a valid number"]),
+    (ToolCall("mean", ([float("inf")],)), ["values.0 is 'inf'; Input should be a finite number"]),
+    (ToolCall("book", (), {"city": "a", "nights": "two"}, is_text=True), ["nights is \"'two'\""]),
+])  # fmt: skip
 def test_arguments_that_do_not_fit_are_told_why(call, parts):
     with pytest.raises(CallError) as caught:
         TOOLS[call.name].arguments(call)
@@ -148,15 +142,12 @@ def call(name, *args, **kwargs):
     return ToolCall(name, args, kwargs)
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("f()", [ToolCall("f")]),
-        ("f(1, -2.5, b='x')", [ToolCall("f", (1, -2.5), {"b": "x"})]),
-        ("[f(a=[1, (2,)]), g.h(c={'d': None})]", [call("f", a=[1, (2,)]), call("g.h", c={"d": None})]),
-        (" f('a\\nb')\ng(True) ", [ToolCall("f", ("a\nb",)), ToolCall("g", (True,))]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "calls"), [
+    ("f()", [ToolCall("f")]),
+    ("f(1, -2.5, b='x')", [ToolCall("f", (1, -2.5), {"b": "x"})]),
+    ("[f(a=[1, (2,)]), g.h(c={'d': None})]", [call("f", a=[1, (2,)]), call("g.h", c={"d": None})]),
+    (" f('a\\nb')\ng(True) ", [ToolCall("f", ("a\nb",)), ToolCall("g", (True,))]),
+])  # fmt: skip
 def test_calls_are_parsed_by_hand(text, calls):
     assert parsed_calls(text) == calls
 

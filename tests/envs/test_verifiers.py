@@ -219,17 +219,14 @@ def test_handlers_of_signals_stay(make: Any) -> None:
 
 
 @needs_verifiers
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        (HERE + "group", "scores the rollouts of a group together"),
-        (HERE + "only_evaluated", "no data set to train on"),
-        (HERE + "broken", r"with args = {} failed \(KeyError"),
-        (HERE + "nothing", "returned a int; expected an environment of verifiers"),
-        (HERE + "no_such", "has no 'no_such'"),
-        ("no-such-environment", "Ensure the package for the 'no-such-environment' environment is installed"),
-    ],
-)
+@pytest.mark.parametrize(("load", "message"), [
+    (HERE + "group", "scores the rollouts of a group together"),
+    (HERE + "only_evaluated", "no data set to train on"),
+    (HERE + "broken", r"with args = {} failed \(KeyError"),
+    (HERE + "nothing", "returned a int; expected an environment of verifiers"),
+    (HERE + "no_such", "has no 'no_such'"),
+    ("no-such-environment", "Ensure the package for the 'no-such-environment' environment is installed"),
+])  # fmt: skip
 def test_what_cannot_be_played_is_refused(load: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Verifiers({"load": load})
@@ -324,16 +321,13 @@ def test_how_rollouts_of_a_taskset_end(taskset: Any) -> None:
 
 
 @needs_tasksets
-@pytest.mark.parametrize(
-    ("load", "args", "message"),
-    [
-        ("no-such", {}, "taskset 'no-such' not found"),
-        ("verifiers-tasks", {"id": "best-of-n"}, "is a BestOfNEnv; expected an environment of one agent"),
-        ("verifiers-tasks", {"agent": {"model": "x"}}, "gives its agent a model of its own"),
-        ("verifiers-tasks", {"agent": {"retries": {"max_retries": 2}}}, "repeats failed rollouts"),
-        ("verifiers-tasks", {"agent": {"speed": 2}}, "failed"),
-    ],
-)
+@pytest.mark.parametrize(("load", "args", "message"), [
+    ("no-such", {}, "taskset 'no-such' not found"),
+    ("verifiers-tasks", {"id": "best-of-n"}, "is a BestOfNEnv; expected an environment of one agent"),
+    ("verifiers-tasks", {"agent": {"model": "x"}}, "gives its agent a model of its own"),
+    ("verifiers-tasks", {"agent": {"retries": {"max_retries": 2}}}, "repeats failed rollouts"),
+    ("verifiers-tasks", {"agent": {"speed": 2}}, "failed"),
+])  # fmt: skip
 @pytest.mark.usefixtures("taskset")
 def test_tasksets_that_cannot_be_played_are_refused(load: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -359,16 +353,13 @@ def test_a_taskset_trains(tmp_path: Path) -> None:
 # --- without the library
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "load = ''; expected the id of an environment"),
-        ({"load": "x", "low": 1.0}, "low = 1 and high = 1; expected two numbers"),
-        ({"load": "x", "history": "y"}, "history = 'y'; expected one of split, refuse"),
-        ({"load": "x", "call_format": "y"}, "call_format = 'y'"),
-        ({"load": "x", "env": "y"}, "env is not a setting"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({}, "load = ''; expected the id of an environment"),
+    ({"load": "x", "low": 1.0}, "low = 1 and high = 1; expected two numbers"),
+    ({"load": "x", "history": "y"}, "history = 'y'; expected one of split, refuse"),
+    ({"load": "x", "call_format": "y"}, "call_format = 'y'"),
+    ({"load": "x", "env": "y"}, "env is not a setting"),
+])  # fmt: skip
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Verifiers(settings)

@@ -197,41 +197,35 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
 # --- settings that do not go together ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
-        ({"fsdp": True}, "num_learners = 0; expected at least 2"),
-        ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora; expected one of the two"),
-        ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
-        ({"fsdp": {"tensor_parallel": 0}}, "fsdp.tensor_parallel = 0; expected an integer of at least 1"),
-        ({"fsdp": {"enabled": False, "tensor_parallel": 2}}, "expected it only with fsdp = 'True', not False"),
-        ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora; expected one of the"),
-        ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
-        ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
-        ({"fsdp": {"sequence_parallel": 2}, "use_critic": True}, "with advantage.use_critic = True; expected False"),
-        ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
-        ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
-        ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),
-        ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
-        ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
-        ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
-        ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
+    ({"fsdp": True}, "num_learners = 0; expected at least 2"),
+    ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora; expected one of the two"),
+    ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
+    ({"fsdp": {"tensor_parallel": 0}}, "fsdp.tensor_parallel = 0; expected an integer of at least 1"),
+    ({"fsdp": {"enabled": False, "tensor_parallel": 2}}, "expected it only with fsdp = 'True', not False"),
+    ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora; expected one of the"),
+    ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
+    ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
+    ({"fsdp": {"sequence_parallel": 2}, "use_critic": True}, "with advantage.use_critic = True; expected False"),
+    ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
+    ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
+    ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),
+    ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
+    ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
+    ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
+    ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),
+])  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, message):
     with pytest.raises(ValueError, match=message):
         changed(config, **settings).validate()
 
 
-@pytest.mark.parametrize(
-    ("lora", "num_gpus", "message"),
-    [
-        ({"rank": 600}, 0, "lora.rank = 600; expected at most 512, the highest that vLLM applies"),
-        ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets has \['lm_head'\]; expected layers inside the decoder"),
-        ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32' on a GPU; expected 'bfloat16'"),
-    ],
-)
+@pytest.mark.parametrize(("lora", "num_gpus", "message"), [
+    ({"rank": 600}, 0, "lora.rank = 600; expected at most 512, the highest that vLLM applies"),
+    ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets has \['lm_head'\]; expected layers inside the decoder"),
+    ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32' on a GPU; expected 'bfloat16'"),
+])  # fmt: skip
 def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(config, lora, num_gpus, message):
     config.env_runners(engine="vllm", num_env_runners=1, num_gpus_per_env_runner=num_gpus)
     with pytest.raises(ValueError, match=f"{message}.* or lora = {{'rank': ..., 'send': 'merged'}}"):
@@ -239,14 +233,11 @@ def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(confi
     assert not [line for line in faults_of(changed(config, lora={**lora, "send": "merged"})) if "lora" in line]
 
 
-@pytest.mark.parametrize(
-    ("num_learners", "size", "message"),
-    [
-        (3, 2, "expected a divisor of num_learners = 3"),
-        (4, 4, "expected a divisor of the model's number of key-value heads, 2"),
-        (3, 3, "expected a divisor of the model's number of attention heads, 4"),
-    ],
-)
+@pytest.mark.parametrize(("num_learners", "size", "message"), [
+    (3, 2, "expected a divisor of num_learners = 3"),
+    (4, 4, "expected a divisor of the model's number of key-value heads, 2"),
+    (3, 3, "expected a divisor of the model's number of attention heads, 4"),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", ["tensor_parallel", "sequence_parallel"])
 def test_learners_and_heads_must_be_divisible(config, kind, num_learners, size, message):
     config.env_runners(num_env_runners=1).learners(num_learners=num_learners)

@@ -131,13 +131,10 @@ def test_every_kind_of_model_has_the_gradients_of_the_whole_model():
     torch.multiprocessing.spawn(compare, (port,), nprocs=2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "given", "message"),
-    [
-        ("float32", "bfloat16", "fsdp.gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
-        ("bfloat16", "float16", "fsdp.gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "given", "message"), [
+    ("float32", "bfloat16", "fsdp.gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
+    ("bfloat16", "float16", "fsdp.gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
+])  # fmt: skip
 def test_formats_that_cannot_work_are_refused(random_llama_dir, dtype, given, message):
     config = learner_config(random_llama_dir).env_runners(num_env_runners=1).learners(num_learners=2)
     with pytest.raises(ValueError, match=message):

@@ -238,15 +238,12 @@ def test_a_split_head_is_refused(random_llama_dir):
         config.validate()
 
 
-@pytest.mark.parametrize(
-    ("retain", "line"),
-    [
-        (-1, "replay_retain = -1; expected a number of at least 0"),
-        ({"top_k": 4}, "replay_retain.top_k = 4; expected it only with retain above 0"),
-        ({"weight": 1, "answers": 0}, "replay_retain.answers = 0; expected an integer of at least 1"),
-        ({"weight": 1, "top_k": 10**6}, "replay_retain.top_k = 1000000; expected at most"),
-    ],
-)
+@pytest.mark.parametrize(("retain", "line"), [
+    (-1, "replay_retain = -1; expected a number of at least 0"),
+    ({"top_k": 4}, "replay_retain.top_k = 4; expected it only with retain above 0"),
+    ({"weight": 1, "answers": 0}, "replay_retain.answers = 0; expected an integer of at least 1"),
+    ({"weight": 1, "top_k": 10**6}, "replay_retain.top_k = 1000000; expected at most"),
+])  # fmt: skip
 def test_a_wrong_value_is_named(random_llama_dir, retain, line):
     with pytest.raises(ValueError, match=line):
         learner_config(random_llama_dir).replay(retain=retain).validate()

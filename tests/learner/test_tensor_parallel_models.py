@@ -73,15 +73,12 @@ def test_every_kind_has_the_gradients_of_the_whole_model():
     torch.multiprocessing.spawn(compare, (port, cases), nprocs=2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_attention_heads": 6, "num_key_value_heads": 3}, "a divisor of the model's number of key-value heads, 3"),
-        ({"num_key_value_heads": None, "num_attention_heads": 5}, "key-value heads, 5"),
-        ({"vocab_size": 289}, "a divisor of the model's number of tokens of the vocabulary, 289"),
-        ({"model_type": "gpt2"}, "a model of the kinds gemma2, gemma3_text, llama, mistral, qwen2, qwen3, not 'gpt2'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_attention_heads": 6, "num_key_value_heads": 3}, "a divisor of the model's number of key-value heads, 3"),
+    ({"num_key_value_heads": None, "num_attention_heads": 5}, "key-value heads, 5"),
+    ({"vocab_size": 289}, "a divisor of the model's number of tokens of the vocabulary, 289"),
+    ({"model_type": "gpt2"}, "a model of the kinds gemma2, gemma3_text, llama, mistral, qwen2, qwen3, not 'gpt2'"),
+])  # fmt: skip
 def test_a_model_that_cannot_be_split_is_refused(tmp_path, changes, message):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
     assert not list(faults_of(tmp_path, 2))

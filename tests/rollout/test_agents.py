@@ -191,20 +191,17 @@ def test_what_is_recorded_is_what_was_sampled(play: Any) -> None:
             np.testing.assert_allclose(logp[a:b][mask[a:b]], scored[mask[a:b]], atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("function", "settings", "reason", "num_turns", "reward", "error"),
-    [
-        (endless, {}, StopReason.OUT_OF_TURNS, 6, 0, "the episode has max_turns = 6 calls"),
-        (deaf, {}, StopReason.OUT_OF_TURNS, 6, 0, "more than 8 calls were refused"),
-        (graceful, {}, StopReason.TERMINATED, 6, 0.5, ""),
-        (growing, {"max_turns": 60}, StopReason.OUT_OF_TOKENS, None, 0, "so that a turn fits max_episode_tokens = 256"),
-        (too_long, {}, StopReason.ENV_CRASHED, 0, 0, "expected 1 to 255"),
-        (rewriting, {}, StopReason.TERMINATED, 2, 1, ""),
-        (rewriting, {"history": "refuse"}, StopReason.ENV_CRASHED, 1, 0, "change an earlier part"),
-        (crashing, {}, StopReason.ENV_CRASHED, 0, 0, "RuntimeError: no luck"),
-        (hanging, {"timeout_s": 3.0}, StopReason.ENV_TIMEOUT, 0, 0, "env_timeout_s"),
-    ],
-)
+@pytest.mark.parametrize(("function", "settings", "reason", "num_turns", "reward", "error"), [
+    (endless, {}, StopReason.OUT_OF_TURNS, 6, 0, "the episode has max_turns = 6 calls"),
+    (deaf, {}, StopReason.OUT_OF_TURNS, 6, 0, "more than 8 calls were refused"),
+    (graceful, {}, StopReason.TERMINATED, 6, 0.5, ""),
+    (growing, {"max_turns": 60}, StopReason.OUT_OF_TOKENS, None, 0, "so that a turn fits max_episode_tokens = 256"),
+    (too_long, {}, StopReason.ENV_CRASHED, 0, 0, "expected 1 to 255"),
+    (rewriting, {}, StopReason.TERMINATED, 2, 1, ""),
+    (rewriting, {"history": "refuse"}, StopReason.ENV_CRASHED, 1, 0, "change an earlier part"),
+    (crashing, {}, StopReason.ENV_CRASHED, 0, 0, "RuntimeError: no luck"),
+    (hanging, {"timeout_s": 3.0}, StopReason.ENV_TIMEOUT, 0, 0, "env_timeout_s"),
+])  # fmt: skip
 def test_how_episodes_end(play, function, settings, reason, num_turns, reward, error):
     limits = {name: settings[name] for name in settings if name == "max_turns"}
     given = {name: value for name, value in settings.items() if name not in limits}

@@ -82,19 +82,16 @@ def test_what_the_policy_did_not_write_is_a_new_conversation_and_counted():
     assert [len(action) for action in episode.get_actions()] == [3, 2]  # its "AB" is not trained on
 
 
-@pytest.mark.parametrize(
-    ("messages", "is_rewriting"),
-    [
-        ((S, U1, say("assistant", "AB"), U2), True),
-        ((S, U1, U2), True),  # the answer was dropped
-        ((S, U1, say("assistant", "ab "), U2), True),  # stripped or padded
-        ((S, U1), False),  # sampled again
-        ((S, U2), False),
-        ((U1,), False),
-        ((S, U2, say("assistant", "an example"), U1), False),
-        ((S, U1, say("assistant", "ab")), False),
-    ],
-)
+@pytest.mark.parametrize(("messages", "is_rewriting"), [
+    ((S, U1, say("assistant", "AB"), U2), True),
+    ((S, U1, U2), True),  # the answer was dropped
+    ((S, U1, say("assistant", "ab "), U2), True),  # stripped or padded
+    ((S, U1), False),  # sampled again
+    ((S, U2), False),
+    ((U1,), False),
+    ((S, U2, say("assistant", "an example"), U1), False),
+    ((S, U1, say("assistant", "ab")), False),
+])  # fmt: skip
 def test_rewriting_is_refused_where_the_setting_says_so(messages, is_rewriting):
     agent = Agent(refuses_rewriting=True)
     agent.call(S, U1)

@@ -101,21 +101,18 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     assert engine.submitted["g/0/1"][1].stop == ()
 
 
-@pytest.mark.parametrize(
-    ("texts", "num_turns", "limits", "reason", "rewards"),
-    [
-        (["x\n"], 3, {"max_turns": 3}, StopReason.TERMINATED, [1, 1, 1]),
-        (["x\n"], 3, {"max_turns": 2}, StopReason.OUT_OF_TURNS, [1, 1]),
-        (["xxx\n"], 1, {"max_turn_tokens": 2}, StopReason.OUT_OF_TOKENS, [2]),  # cut off, graded, over
-        (["xxx\n"], 9, {"max_turn_tokens": 2, "max_turns": 2}, StopReason.OUT_OF_TOKENS, [2, 2]),
-        (["xxx\n", "x"], 2, {"max_turn_tokens": 2}, StopReason.TERMINATED, [2, 1]),  # cut off, but not at the end
-        (["xxx\n"], 2, {"max_episode_tokens": 10}, StopReason.OUT_OF_TOKENS, [2]),  # 8 of prompt, room for 2
-        # 8 of prompt, 2 of turn, 3 of "[x]": one more must fit for another turn.
-        (["x\n"], 3, {"max_episode_tokens": 13}, StopReason.OUT_OF_TOKENS, [1]),
-        (["x\n"], 3, {"max_episode_tokens": 14}, StopReason.OUT_OF_TOKENS, [1, 1]),
-        (["x\n"], 3, {"max_episode_tokens": 23}, StopReason.TERMINATED, [1, 1, 1]),
-    ],
-)
+@pytest.mark.parametrize(("texts", "num_turns", "limits", "reason", "rewards"), [
+    (["x\n"], 3, {"max_turns": 3}, StopReason.TERMINATED, [1, 1, 1]),
+    (["x\n"], 3, {"max_turns": 2}, StopReason.OUT_OF_TURNS, [1, 1]),
+    (["xxx\n"], 1, {"max_turn_tokens": 2}, StopReason.OUT_OF_TOKENS, [2]),  # cut off, graded, over
+    (["xxx\n"], 9, {"max_turn_tokens": 2, "max_turns": 2}, StopReason.OUT_OF_TOKENS, [2, 2]),
+    (["xxx\n", "x"], 2, {"max_turn_tokens": 2}, StopReason.TERMINATED, [2, 1]),  # cut off, but not at the end
+    (["xxx\n"], 2, {"max_episode_tokens": 10}, StopReason.OUT_OF_TOKENS, [2]),  # 8 of prompt, room for 2
+    # 8 of prompt, 2 of turn, 3 of "[x]": one more must fit for another turn.
+    (["x\n"], 3, {"max_episode_tokens": 13}, StopReason.OUT_OF_TOKENS, [1]),
+    (["x\n"], 3, {"max_episode_tokens": 14}, StopReason.OUT_OF_TOKENS, [1, 1]),
+    (["x\n"], 3, {"max_episode_tokens": 23}, StopReason.TERMINATED, [1, 1, 1]),
+])  # fmt: skip
 def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts, num_turns, limits, reason, rewards):
     (episode,) = play_with(unplayed("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
     assert episode.custom_data["stop_reason"] is reason
@@ -131,16 +128,13 @@ def test_the_engines_context_is_a_limit_too(play_with, engine_of):
     assert (len(episode.get_actions(0)), episode.custom_data["stop_reason"]) == (3, StopReason.OUT_OF_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason", "is_terminated"),
-    [
-        (("", 0.25, False, True, {}), StopReason.TRUNCATED, False),
-        (("", 0.25, True, True, {}), StopReason.TERMINATED, True),
-        (("", 0.25, True, False, {"stop_reason": "unparsable"}), StopReason.UNPARSABLE, True),
-        (("", 0.25, False, True, {"stop_reason": StopReason.TOOL_TIMEOUT}), StopReason.TOOL_TIMEOUT, False),
-        (("", 0.25, False, True, {"stop_reason": "env_timeout"}), StopReason.ENV_TIMEOUT, False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "reason", "is_terminated"), [
+    (("", 0.25, False, True, {}), StopReason.TRUNCATED, False),
+    (("", 0.25, True, True, {}), StopReason.TERMINATED, True),
+    (("", 0.25, True, False, {"stop_reason": "unparsable"}), StopReason.UNPARSABLE, True),
+    (("", 0.25, False, True, {"stop_reason": StopReason.TOOL_TIMEOUT}), StopReason.TOOL_TIMEOUT, False),
+    (("", 0.25, False, True, {"stop_reason": "env_timeout"}), StopReason.ENV_TIMEOUT, False),
+])  # fmt: skip
 def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_terminated):
     (episode,) = play_with(unplayed("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
     assert (episode.custom_data["stop_reason"], episode.get_return()) == (reason, 0.25)

@@ -117,14 +117,11 @@ def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engin
     assert message in episodes["q2"].custom_data["error"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ("text", "reset returned of type str; expected (observation, info)"),
-        ((1, {}), "the observation is of type int; expected a str"),
-        (("text", []), "the info is of type list with 0 entries; expected a dict"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message"), [
+    ("text", "reset returned of type str; expected (observation, info)"),
+    ((1, {}), "the observation is of type int; expected a str"),
+    (("text", []), "the info is of type list with 0 entries; expected a dict"),
+])  # fmt: skip
 def test_hostile_resets(play_with, engine, answer, message):
     (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(answer, to_reset=True)})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
@@ -200,17 +197,14 @@ def test_a_broken_engine_ends_the_play(play_with, engine, calls, method):
     assert engine.num_running() == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"logp": np.array([-1, np.nan], np.float32)}, "has a log-prob that is not finite and <= 0"),
-        ({"logp": np.array([-1, -np.inf], np.float32)}, "has a log-prob that is not finite and <= 0"),
-        ({"logp": np.array([-1, 0.5], np.float32)}, "has a log-prob that is not finite and <= 0"),
-        ({"logp": np.array([-1], np.float32)}, "has 2 tokens and 1 log-probs"),
-        ({"token_ids": np.empty(0, np.int32), "logp": np.empty(0, np.float32)}, "has 0 tokens and 0 log-probs"),
-        ({"reason": "aborted"}, "was aborted by the engine"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"logp": np.array([-1, np.nan], np.float32)}, "has a log-prob that is not finite and <= 0"),
+    ({"logp": np.array([-1, -np.inf], np.float32)}, "has a log-prob that is not finite and <= 0"),
+    ({"logp": np.array([-1, 0.5], np.float32)}, "has a log-prob that is not finite and <= 0"),
+    ({"logp": np.array([-1], np.float32)}, "has 2 tokens and 1 log-probs"),
+    ({"token_ids": np.empty(0, np.int32), "logp": np.empty(0, np.float32)}, "has 0 tokens and 0 log-probs"),
+    ({"reason": "aborted"}, "was aborted by the engine"),
+])  # fmt: skip
 def test_an_unusable_turn_is_the_engines_failure(play_with, engine, changes, message):
     from dataclasses import replace
 

@@ -251,13 +251,10 @@ def test_a_prompt_that_does_not_open_the_policys_message_is_refused(name: str, m
 
 
 @pytest.mark.parametrize("max_turns", [None, 1])
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("m['content'] | selectattr('text') | map(attribute='text') | join", "omits the user's message"),
-        ("m['content'][0]['text']['value']", r"rejects a user's message \("),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("m['content'] | selectattr('text') | map(attribute='text') | join", "omits the user's message"),
+    ("m['content'][0]['text']['value']", r"rejects a user's message \("),
+])  # fmt: skip
 def test_a_template_that_takes_no_text_is_refused(content: str, message: str, max_turns: int | None) -> None:
     """As those of models that read images do."""
     parts = tokenizer_of(CHATML.replace("m['content']", f"({content})"), ("<|im_end|>",))

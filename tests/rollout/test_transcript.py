@@ -140,14 +140,11 @@ def test_in_text_a_system_prompt_stands_in_front(tokenizer):
     assert raw.first("2+2?", system="") == raw.first("2+2?")
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (REFUSING, r"rejects the role 'system' .System role not supported.; .* use `instruction`"),
-        (IGNORING, "omits messages of the role 'system'; expected a template that renders them, for a system_prompt"),
-        (COUNTING, "changes earlier tokens after a system message; expected earlier tokens unchanged"),
-    ],
-)
+@pytest.mark.parametrize(("template", "message"), [
+    (REFUSING, r"rejects the role 'system' .System role not supported.; .* use `instruction`"),
+    (IGNORING, "omits messages of the role 'system'; expected a template that renders them, for a system_prompt"),
+    (COUNTING, "changes earlier tokens after a system message; expected earlier tokens unchanged"),
+])  # fmt: skip
 def test_a_template_without_a_place_for_a_system_prompt_is_refused(template, message):
     chat = ChatTranscript(make_tokenizer(chat_template=template, with_bos=False))
     chat.first("2+2?")  # fine without one
