@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.algorithm.test_reuse_today import check_values
 from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import ON_BOTH_ENGINES, Even, with_engine
 
@@ -27,49 +28,23 @@ def item_rows(algo):
     return [[int(row["key"]), *(row[name].item() for name in HISTORY)] for row in rows]
 
 
-def check_values(iterations, sizes):
-    """Check history, advantages and metrics against a dictionary of all visits, and return the number of silent ones.
-
-    A batch without any surprise is no update, so the version stays.
-    """
-    visits: dict[str, list[tuple[int, float, int]]] = {}  # key -> version, sum of rewards, episodes
-    means: list[float] = []
-    num_silent = 0
+def check_all(iterations, sizes):
+    """Check history, advantages and counts; return how many silent groups were trained on."""
+    check_values(iterations, least=0.2, weight=3.0)
     for one in iterations:
-        weights = [0.97**k for k in range(len(means))][::-1]
-        mean = float(np.average(means, weights=weights)) if means else 0.5
-        surprises = {}
-        for group in one.played:
-            version, rewards_G = int(group.versions_G2.min()), group.rewards_G.astype(float)
-            past = [(0.5 ** ((version - v) / 2), s, n) for v, s, n in visits.get(group.prompt.key, [])]
-            total, num = sum(rho * s for rho, s, _ in past), sum(rho * n for rho, _, n in past)
-            history = one.visits[group.group_id].history
-            assert history == pytest.approx((total, num, mean))
-            baseline_G = (3 * mean + total + rewards_G.sum() - rewards_G) / (3 + num + len(rewards_G) - 1)
-            surprises[group.group_id] = rewards_G - baseline_G
-        for group in one.played:
-            visit = int(group.versions_G2.min()), float(group.rewards_G.sum()), group.size
-            visits.setdefault(group.prompt.key, []).append(visit)
-            means.append(float(group.rewards_G.mean()))
-        rms = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
-        expected = {i: a / rms for i, a in surprises.items() if np.abs(a / rms).max() >= 0.2}
-        trained = {group.group_id: advantage_G for _, group, advantage_G in one.trained}
-        assert trained.keys() == expected.keys()
-        for group_id, advantage_G in trained.items():
-            np.testing.assert_allclose(advantage_G, expected[group_id], atol=1e-6)
         assert {group.size for group in one.played} <= set(sizes)
-        num_silent += sum(np.ptp(group.rewards_G) == 0 for _, group, _ in one.trained)
+        trained = {group.group_id for _, group, _ in one.trained}
         tokens = {group.group_id: int(group.loss_mask_N.sum()) for group in one.played}
-        share = sum(tokens[i] for i in expected) / sum(tokens.values())
+        share = sum(tokens[i] for i in trained) / sum(tokens.values())
         assert one.result["env_runners"]["live_token_share"] == pytest.approx(share)
         for origin in ("fresh", "revisit"):
-            ids = [group.group_id for group in one.played if group.origin == origin and group.group_id in expected]
+            ids = [group.group_id for group in one.played if group.origin == origin and group.group_id in trained]
             assert one.replay[f"num_signal_{origin}"] == len(ids)
             assert one.replay[f"num_tokens_{origin}"] == sum(tokens[i] for i in ids)
-    assert max(map(len, visits.values())) > 1  # prompts did come back
+    assert max(Counter(group.prompt.key for one in iterations for group in one.played).values()) > 1  # some came back
     num_skipped = sum(len(one.played) - len(one.trained) for one in iterations)
     assert iterations[-1].result["num_groups_unsurprising"] == num_skipped
-    return num_silent
+    return sum(np.ptp(group.rewards_G) == 0 for one in iterations for _, group, _ in one.trained)
 
 
 @pytest.mark.slow
@@ -79,7 +54,7 @@ def test_advantages_that_reach_the_learner_are_those_of_the_history(config, buil
     algo = build(config)
     before = weights_of(algo)
     iterations = go(algo, 6)
-    assert check_values(iterations, [3]) > 0  # silent groups were trained on
+    assert check_all(iterations, [3]) > 0  # silent groups were trained on
     assert not np.array_equal(weights_of(algo), before)
     replay = iterations[-1].replay
     assert 0 < replay["surprise_mean"] < 1
@@ -93,7 +68,7 @@ def test_groups_of_one_are_played_graded_and_trained_on(config, build, engine):
     algo = build(config, group_size=1, num_prompts_per_batch=12)
     before = weights_of(algo)
     iterations = go(algo, 5)
-    assert check_values(iterations, [1]) == sum(len(one.trained) for one in iterations) > 0
+    assert check_all(iterations, [1]) == sum(len(one.trained) for one in iterations) > 0
     assert not np.array_equal(weights_of(algo), before)
     assert all(visit.grade > 0 for one in iterations for visit in one.visits.values())
     last = iterations[-1]
@@ -116,7 +91,7 @@ def test_a_single_episode_that_infrastructure_leaves_is_trained_on(config, build
     config.environment("tests.algorithm.test_posterior:Fragile", env_config={"num_prompts": 12})
     algo = build(config)
     iterations = go(algo, 5)
-    check_values(iterations, [1, 2, 3])
+    check_all(iterations, [1, 2, 3])
     sizes = [group.size for one in iterations for _, group, _ in one.trained]
     assert 1 in sizes and 2 in sizes
     num_dropped = sum(one.result["env_runners"]["num_groups_dropped"] for one in iterations)

@@ -41,19 +41,23 @@ class Visits:
         return total, num, float(mean)
 
 
-def surprise_of(group, history):
+def surprise_of(group, history, weight):
     total, num, mean = history
     rewards_G = group.rewards_G.astype(float)
-    baseline_G = (WEIGHT * mean + total + rewards_G.sum() - rewards_G) / (WEIGHT + num + len(rewards_G) - 1)
+    baseline_G = (weight * mean + total + rewards_G.sum() - rewards_G) / (weight + num + len(rewards_G) - 1)
     return rewards_G - baseline_G
 
 
-def check_values(iterations, least=LEAST):
+def check_values(iterations, least=LEAST, weight=WEIGHT):
     """Check advantages of played and reused groups against a list of all visits; return the reused groups."""
     visits, reused = Visits(), []
     for one in iterations:
         version = int(one.played[0].versions_G2.min())
-        surprises = {group.group_id: surprise_of(group, visits.history(group, version)) for group in one.played}
+        surprises = {}
+        for group in one.played:
+            history = visits.history(group, version)
+            assert one.visits[group.group_id].history == pytest.approx(history, abs=1e-6)
+            surprises[group.group_id] = surprise_of(group, history, weight)
         spread = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
         visits.groups += one.played
         trained = {group.group_id: (origin, advantage_G) for origin, group, advantage_G in one.trained}
@@ -66,7 +70,7 @@ def check_values(iterations, least=LEAST):
             history = visits.history(meta, version)
             assert meta.history == pytest.approx(history, abs=1e-6)
             (own,) = [group for group in visits.groups if group.group_id == meta.group_id]
-            expected_G = surprise_of(own, history) / spread
+            expected_G = surprise_of(own, history, weight) / spread
             is_live = np.abs(expected_G).max() >= least
             assert (meta.group_id in trained) == is_live
             if is_live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,19 +21,6 @@ from tests.small_worlds import small_config, watch
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path)
-
-
-@pytest.fixture
-def build():
-    built = []
-
-    def of(config):
-        built.append(config.build_algo())
-        return built[-1]
-
-    yield of
-    for algo in built:
-        algo.stop()
 
 
 def weights_of(algo) -> dict[str, np.ndarray]:
@@ -330,12 +318,13 @@ def test_callbacks_of_rllib_are_called(config, build):
 
 
 @pytest.mark.slow
-def test_transcripts_show_what_was_played_and_learnt(config, build, tmp_path):
+def test_transcripts_show_what_was_played_and_learnt(config, build):
     algo = build(config.env_runners(num_transcripts=2))
     seen = watch(algo)
     algo.train()
     algo.train()
-    lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
+    text = Path(algo.logdir, "transcripts.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
     assert [line["iteration"] for line in lines] == [1] * 8 + [2] * 8
     groups = {meta.group_id: meta for batch in seen for meta in batch.groups}
     assert len({line["group_id"] for line in lines}) == 4
@@ -351,21 +340,23 @@ def test_transcripts_show_what_was_played_and_learnt(config, build, tmp_path):
         assert ask == {"role": "environment", "text": f"{meta.prompt.prompt_id}: "}
         assert answer["role"] == "policy"
         assert line["reward"] == float(bool(answer["text"]) and ord(answer["text"][0]) % 2 == 0)
-    assert list(tmp_path.glob("events.out.tfevents*"))
+    assert list(Path(algo.logdir).glob("events.out.tfevents*"))
 
 
 @pytest.mark.slow
-def test_without_transcripts_there_is_no_file(config, build, tmp_path):
-    build(config.env_runners(num_transcripts=0)).train()
-    assert not (tmp_path / "transcripts.jsonl").exists()
+def test_without_transcripts_there_is_no_file(config, build):
+    algo = build(config.env_runners(num_transcripts=0))
+    algo.train()
+    assert Path(algo.logdir).is_dir() and not Path(algo.logdir, "transcripts.jsonl").exists()
 
 
 @pytest.mark.slow
-def test_checkpoints_are_written_and_pruned(config, build, tmp_path):
+def test_checkpoints_are_written_and_pruned(config, build):
     algo = build(config.training(checkpoint_every=2, checkpoints_kept=2))
     for _ in range(7):
         algo.train()
-    assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == ["checkpoint_000004", "checkpoint_000006"]
+    names = {path.name for path in Path(algo.logdir).glob("checkpoint_*")}
+    assert names == {"checkpoint_000004", "checkpoint_000006"}
 
 
 @pytest.mark.slow

@@ -174,7 +174,6 @@ def test_a_name_acts_on_reused_tokens(gradient, without, change):
     assert relative_gap(after, before) > 1e-3
 
 
-@pytest.mark.slow
 def doubled(tokens, settings):
     loss_N, weight_N = CLIP_RULES["none"](tokens, settings)
     return 2 * loss_N, 2 * weight_N
