@@ -210,9 +210,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.shutdown()
 
 
-def test_a_push_uploads_every_file_to_a_private_repository(
-    run: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_push_uploads_every_file_to_a_private_repository(run, server, tmp_path, capsys):
     out = tmp_path / "out"
     assert export.main([str(run), str(out), "--push", "me/first", "--debug"]) == 0
     assert f"uploaded    {constants.ENDPOINT}/me/first" in capsys.readouterr().out
@@ -222,9 +220,7 @@ def test_a_push_uploads_every_file_to_a_private_repository(
     assert (created["name"], created["organization"], created["visibility"]) == ("first", "me", "private")
 
 
-def test_a_push_that_cannot_work_is_refused_before_the_export(
-    run: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_push_that_cannot_work_is_refused_before_the_export(run, server, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     assert "--push a b; expected owner/name (" in said_by([run, out, "--push", "a b"], capsys)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")

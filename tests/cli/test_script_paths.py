@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,7 @@ RUN = ("--env", "compare", "--model", "tiny")
     (tune, "--storage", ("replay",)), (report, "--out", ("results",)),
 ])  # fmt: skip
 @pytest.mark.parametrize("uri", ["s3://bucket/run", "gs://bucket"])
-def test_a_uri_is_refused_and_no_folder_is_named_after_it(
-    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture, script: Any, flag: str, others: tuple, uri: str
-) -> None:
+def test_a_uri_is_refused_and_no_folder_is_named_after_it(tmp_path, monkeypatch, capsys, script, flag, others, uri):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         script.main([*others, flag, uri])

@@ -123,9 +123,7 @@ def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Pat
     ({"metrics.jsonl": "{x}\n"}, "has a damaged metrics.jsonl or transcripts.jsonl"),
     (None, "does not exist"),
 ])  # fmt: skip
-def test_what_is_no_run_is_one_message(
-    files: dict[str, str] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_is_no_run_is_one_message(files, message, tmp_path, capsys):
     directory = tmp_path / "it"
     if files is not None:
         directory.mkdir()

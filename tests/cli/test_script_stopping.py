@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -155,9 +155,7 @@ FAILING = """
         "\nstopped by SIGTERM: the iteration did not finish within 0.5 s (grace_s) and is lost\ncontinue with: X\n",
     ),
 ])  # fmt: skip
-def test_sigterm_ends_a_script_and_what_it_started_in_time(
-    tmp_path: Path, work: str, grace_s: float, said: str
-) -> None:
+def test_sigterm_ends_a_script_and_what_it_started_in_time(tmp_path, work, grace_s, said):
     source = SCRIPT.format(root=str(ROOT), grace_s=grace_s, work=work.strip())
     with running([sys.executable, "-c", source], tmp_path) as process:
         child = int(process.stdout.readline())
@@ -266,9 +264,7 @@ def test_files_of_a_run_are_private_and_there_is_one_event_file(whole: Path) -> 
     ],
     ids=["the iteration fits", "it does not"],
 )
-def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(
-    whole: Path, tmp_path: Path, grace: tuple, answer: str, signalled: Callable[[subprocess.Popen], None]
-) -> None:
+def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(whole, tmp_path, grace, answer, signalled):
     with running(train(*TINY, *grace, "--out", "run", "--export", "model"), tmp_path) as process:
         said = read_until(process, f"iteration 1/{LAST}  reward")
         started = family(process)

@@ -74,9 +74,7 @@ def test_a_stream_that_is_stopped_goes_on_and_compares_the_memory_over_all_order
 
 
 @pytest.mark.slow
-def test_the_online_accuracy_is_that_of_the_first_answers(
-    ray_here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_online_accuracy_is_that_of_the_first_answers(ray_here, tmp_path, monkeypatch, capsys):
     """With the tiny model; the right answers to each fresh prompt at its first play, counted again from the groups."""
     played, kept = defaultdict(list), SRL._kept
 
@@ -120,9 +118,7 @@ def test_the_online_accuracy_is_that_of_the_first_answers(
     (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),
     (["--resume", "nowhere"], "nowhere has no order_0/study.json; expected the directory of a stream"),
 ])  # fmt: skip
-def test_bad_input_is_one_message_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, flags: list[str], message: str
-) -> None:
+def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
     def refuse(verbose: bool) -> None:
         raise AssertionError("Ray was started")
 

@@ -80,9 +80,7 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(copied, monkeypatch, capsys):
     shown = Progress.iteration
 
     def press(self: Progress, *figures: float) -> None:
@@ -98,9 +96,7 @@ def test_ctrl_c_stops_after_the_iteration_with_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_lost_process_says_how_to_go_on(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_lost_process_says_how_to_go_on(copied, monkeypatch, capsys):
     def fail(self: SRL) -> None:
         raise ActorFailure("runner 1 died")
 
@@ -122,9 +118,7 @@ def test_a_damaged_checkpoint_is_refused(copied: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
-    trained: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_path, capsys):
     marker, checkpoint = tmp_path / "marker", copied / "checkpoint_000002"
     poisoned(checkpoint, marker)
     flags = ["--evaluation_duration", "8", "--json", "-", "--debug"]
@@ -171,9 +165,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(
     (["--grace_s", "-1"], ["grace_s = -1.0; expected a number of at least 0"]),
     (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
 ])  # fmt: skip
-def test_bad_input_is_one_message_and_leaves_nothing(
-    ray_here, tmp_path: Path, capsys: pytest.CaptureFixture, flags: list[str], messages: list[str]
-) -> None:
+def test_bad_input_is_one_message_and_leaves_nothing(ray_here, tmp_path, capsys, flags, messages):
     assert status_of([*TINY, "--out", str(tmp_path / "run"), *flags]) == (2 if "--learning_rate" in flags else 1)
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "Traceback" not in said

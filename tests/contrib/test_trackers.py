@@ -176,9 +176,7 @@ def stored(name: str, directory: Path) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
-def test_a_real_tracker_stores_a_run_and_its_continuation(
-    name: str, ray_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_tracker_stores_a_run_and_its_continuation(name, ray_here, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

@@ -120,9 +120,7 @@ CHANGING: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), CHANGING)
-def test_what_would_change_an_answer_is_refused_by_name_with_what_to_do(
-    agent: Callable[..., Agent], name: str, value: Any
-) -> None:
+def test_what_would_change_an_answer_is_refused_by_name_with_what_to_do(agent, name, value):
     reply, _ = played(agent, **{EXTRA: {name: value}})
     assert isinstance(reply, openai.BadRequestError) and reply.status_code == 400
     assert reply.param.partition(".")[0] == name and name in reply.message and "expected" in reply.message
@@ -176,9 +174,7 @@ def asking_for_tokens(client: Any, task: dict[str, Any]) -> float:
     return 1.0
 
 
-def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(
-    agent: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(agent, monkeypatch):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
@@ -195,9 +191,7 @@ def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(
     ("a.example", "b.example,127.0.0.1", "a.example,b.example,127.0.0.1,localhost"),
     ("*", "", "*"),
 ])  # fmt: skip
-def test_hosts_without_a_proxy_stay_so(
-    monkeypatch: pytest.MonkeyPatch, upper: str | None, lower: str | None, wanted: str
-) -> None:
+def test_hosts_without_a_proxy_stay_so(monkeypatch, upper, lower, wanted):
     environment = {name: one for name, one in (("NO_PROXY", upper), ("no_proxy", lower)) if one is not None}
     monkeypatch.setattr(programs.os, "environ", environment)
     for _ in range(2):
@@ -235,9 +229,7 @@ def test_a_task_of_any_size_reaches_a_command(agent: Callable[..., Agent], tmp_p
     assert (len(json.dumps({"text": text}, ensure_ascii=False)) > MAX_TASK_BYTES) == (len(text) > 1000)
 
 
-def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(
-    agent: Callable[..., Agent], tmp_path: Path
-) -> None:
+def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(agent, tmp_path):
     (tmp_path / "program.py").write_text(SMALL)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "x" * 131_072}) + "\n")
     env = agent(agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"))

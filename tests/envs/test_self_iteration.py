@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from rllib_srl.algorithm.answers import Corrections, corrections, iteration_gain
-from rllib_srl.common.environments import check_world, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration, chain, improvement
-from rllib_srl.rollout.replies import reset
-from rllib_srl.types import Prompt
 
 COMPARE = "rllib_srl.envs.math.compare:Compare"
 PROMPT_ID = "17, 93, 40"
@@ -145,16 +142,6 @@ def test_prompts_domain_and_gold_turns_are_the_inner_worlds():
     assert played(world, gold) == played(world, gold, history=[" 17\n"], step="improve") == (1.0, True, {})
     (prompt,) = PromptSource({"again": lambda config: make()}, {}, {"again": 1.0}, seed=0).draw(1)
     assert (prompt.env_id, prompt.domain, prompt.history, prompt.step) == ("again", "compare", (), "")
-
-
-def test_it_keeps_the_contract_of_worlds():
-    creator = resolve("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
-    env = creator({"world": "compare"})  # by the name of its entry point
-    check_world(env, "self_iteration")
-    assert env.reset(seed=5)[0] == Compare().reset(seed=5)[0]
-    reply = reset(env, Prompt("w", PROMPT_ID, history=(" 40\n",), step="diverge"))
-    assert reply.observation.endswith(ASKED["diverge"])
-    assert reply.info == {"prompt_id": PROMPT_ID, "can_iterate": True}
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -9,6 +9,7 @@ import pytest
 import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
+from transformers import AutoModelForCausalLM
 
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.remote_calls import Call
@@ -131,14 +132,8 @@ def test_adapters_are_saved_restored_and_exported(config, ray_here, tmp_path):
     assert relative_gap(other.get_weights()[DEFAULT_MODULE_ID], group.get_weights()[DEFAULT_MODULE_ID]) == 0
     merged_now = {name: tensor.clone() for name, tensor in merged(group._learner.model)}
     group._learner.model.save_pretrained(tmp_path, state_dict=merged_now)
-    loaded = dict(load_with_tokenizer(tmp_path, config).named_parameters())
+    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).named_parameters())
     assert all(torch.equal(loaded[name], merged_now[name]) for name in merged_now)
-
-
-def load_with_tokenizer(path, config):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 # --- shards -----------------------------------------------------------------------------------------
