@@ -2,7 +2,6 @@
 
     srl serve smollm2-135m --out results/served --keep compare chain_sum
     srl serve results/first/model --out results/served --keep compare --train-after 64 --port 8000
-    srl serve smollm2-135m --out results/served --keep compare --self-label 8   majority votes where nobody rates
     srl serve tiny --out results/served --train-after 0                         no training
 
 vLLM's own server answers, behind a gateway on the loopback: OpenAI's /v1/chat/completions, plain and streaming, and
@@ -30,7 +29,6 @@ from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
-from rllib_srl.cli.serving.self_label import SelfLabels
 from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.stores import Stores
@@ -46,13 +44,10 @@ from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.envs.people.schemes import SCHEMES
-from rllib_srl.people.rating import VALUES
 from rllib_srl.rollout.transcript import make_transcript
 
 CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
-FEWEST_VOTES, MOST_VOTES = 2, 64  # answers of a vote beside the first one
-MOST_WAITING_S = 30 * 86400.0
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 _HELP = {
     "lr": "learning rate", "rank": "rank of the adapters", "passes": "passes over the rated answers of a version",
@@ -77,10 +72,6 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
     text = "values and rewards of ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
     parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
-    text = "answers sampled in idle time where nobody rates; their majority rates them; 0: none (default: 0)"
-    parser.add_argument("--self-label", type=int, default=0, metavar="N", help=text)
-    text = "seconds without a rating after which --self-label samples (default: 600)"
-    parser.add_argument("--self-label-after", type=float, default=600.0, metavar="S", help=text)
     text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
@@ -118,14 +109,6 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
         faults.append(f"--train-after {arguments.train_after}; expected 0 or more")
     if arguments.train_after and not arguments.keep:
         faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
-    if arguments.self_label and not FEWEST_VOTES <= arguments.self_label <= MOST_VOTES:
-        faults.append(f"--self-label {arguments.self_label}; expected 0, or {FEWEST_VOTES} to {MOST_VOTES}")
-    if arguments.self_label and "good" not in VALUES[arguments.scheme]:
-        faults.append(f"--self-label rates good and bad, and --scheme {arguments.scheme} has neither; expected binary")
-    if arguments.self_label and not arguments.train_after:
-        faults.append("--self-label is given, and --train-after is 0: nothing would be learned from the votes")
-    if not 0 <= arguments.self_label_after <= MOST_WAITING_S:
-        faults.append(f"--self-label-after {arguments.self_label_after:g}; expected 0 to {MOST_WAITING_S:g}")
     if not 0 <= arguments.port <= 65535:
         faults.append(f"--port {arguments.port}; expected 0 to 65535")
     if not 0.05 <= arguments.temperature <= 2:
@@ -148,9 +131,6 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir:
     stop = () if has_template else PLAIN_STOP
     usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, torch.cuda.is_available())
     stores = Stores(served, arguments.scheme)
-    if arguments.self_label and "good" not in VALUES[stores.ratings.scheme]:
-        stores.close()
-        raise ValueError(f"--self-label rates good and bad, and --scheme {stores.ratings.scheme} has neither")
     serving = Serving(server, served, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(served, stores, serving, settings, keep, arguments.train_after)
     gateway = Gateway(served.token(), serving, stores, training, usual)
@@ -164,9 +144,8 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir:
             url = f"http://127.0.0.1:{http.port}/v1"
             write_json(address, {"url": url, "pid": os.getpid()})
             print(f"serving {url}  version {serving.number}  token in {served.path / TOKEN}", flush=True)
-            votes = SelfLabels(stores, serving, training, usual, arguments.self_label, arguments.self_label_after)
             try:
-                return await _until_stopped(served, serving, training, votes if arguments.self_label else None)
+                return await _until_stopped(served, serving, training)
             finally:
                 address.unlink(missing_ok=True)
     finally:
@@ -194,14 +173,12 @@ async def _watched(served: ServedDirectory, serving: Serving) -> None:
         await serving.watch()
 
 
-async def _until_stopped(
-    served: ServedDirectory, serving: Serving, training: Training, votes: SelfLabels | None = None
-) -> int:
-    """Train, vote and watch the engine; return 0 after SIGINT or SIGTERM."""
+async def _until_stopped(served: ServedDirectory, serving: Serving, training: Training) -> int:
+    """Train and watch the engine; return 0 after SIGINT or SIGTERM."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    doing = [training.run(), _watched(served, serving), stopped.wait(), *([votes.run()] if votes else [])]
+    doing = [training.run(), _watched(served, serving), stopped.wait()]
     tasks = [asyncio.create_task(one) for one in doing]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
