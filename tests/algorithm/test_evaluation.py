@@ -74,12 +74,10 @@ def test_the_accuracy_on_the_pool_is_of_its_own_prompts_by_right_answers(ray_her
     config.training(num_prompts_per_batch=4, group_size=2, checkpoint_every=0, log_directory=str(tmp_path))
     algo = config.build_algo()
     seen = watch(algo)
-    try:
-        results = algo.evaluate_pool()
-        played, seen[:] = [group for batch in seen for group in batch.groups], []
-        again = algo.evaluate_pool()
-    finally:
-        algo.stop()
+    results = algo.evaluate_pool()
+    played, seen[:] = [group for batch in seen for group in batch.groups], []
+    again = algo.evaluate_pool()
+    algo.stop()
     own = FixedPool(worlds["pool"])
     assert len(own.wrong_ids) == 9 or len(own.wrong_ids) == 10
     assert sorted(group.prompt.prompt_id for group in played) == sorted(own.pool_ids())

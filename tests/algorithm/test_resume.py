@@ -76,13 +76,12 @@ def assert_same(one: list[dict], other: list[dict]) -> None:
 
 
 @pytest.fixture
-def straight(config, tmp_path):
+def straight(config, build, tmp_path):
     """Return a run of 4 iterations without a break, and the checkpoint after its second."""
-    algo = config.build_algo()
+    algo = build(config)
     first = go_on(algo, 2)
     algo.save_to_path(tmp_path / "two")
-    yield algo, first + go_on(algo, 2), tmp_path / "two"
-    algo.stop()
+    return algo, first + go_on(algo, 2), tmp_path / "two"
 
 
 @pytest.mark.slow
@@ -117,22 +116,20 @@ def test_a_state_in_memory_goes_into_the_running_algorithm(straight):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_before_any_update_restores(config, tmp_path):
-    algo = config.build_algo()
+def test_a_checkpoint_before_any_update_restores(config, build, tmp_path):
+    algo = build(config)
     algo.save_to_path(tmp_path / "zero")
     whole = go_on(algo, 2)
     algo.restore_from_path(tmp_path / "zero")
     assert_same(go_on(algo, 2), whole)
-    algo.stop()
 
 
 @pytest.mark.slow
-def test_the_checkpoint_that_training_writes_itself_is_exact(config, tmp_path):
-    algo = config.training(checkpoint_every=2).build_algo()
+def test_the_checkpoint_that_training_writes_itself_is_exact(config, build):
+    algo = build(config, checkpoint_every=2)
     whole = go_on(algo, 4)
-    algo.restore_from_path(tmp_path / "checkpoint_000002")
+    algo.restore_from_path(f"{algo.logdir}/checkpoint_000002")
     assert_same(go_on(algo, 2), whole[2:])
-    algo.stop()
 
 
 @pytest.mark.slow
@@ -186,24 +183,22 @@ def test_a_part_of_a_checkpoint_restores_alone(straight):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, random_llama_dir, tmp_path):
+def test_a_checkpoint_of_other_worlds_is_refused_and_nothing_changes(straight, random_llama_dir, tmp_path, build):
     _, _, path = straight
-    other = small_config(random_llama_dir, tmp_path / "other", "Odd").build_algo()
+    other = build(small_config(random_llama_dir, tmp_path / "other", "Odd"))
     before = {n: p.clone() for n, p in other.learner_group._learner.model.named_parameters()}
     with pytest.raises(ValueError, match=r"the checkpoint's environments are \[.*Even'\]; expected \[.*Odd'\]"):
         other.restore_from_path(path)
     after = dict(other.learner_group._learner.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (other.version, other.iteration) == (0, 0)
-    other.stop()
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(straight, build, tmp_path):
     _, _, path = straight
     config = small_config(save_random_llama(tmp_path / "untied", tied=False), tmp_path / "other")
-    other = config.build_algo()
+    other = build(config)
     with pytest.raises(ValueError, match=r"the state does not fit model '.*untied': model.lm_head.weight: missing$"):
         other.restore_from_path(path)
     assert (other.version, other.iteration) == (0, 0)
-    other.stop()

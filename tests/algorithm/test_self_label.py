@@ -270,23 +270,19 @@ class Parity(gym.Env):
 
 
 @pytest.mark.slow
-def test_training_sees_the_majority_and_evaluation_the_gold(tmp_path, random_llama_dir):
+def test_training_sees_the_majority_and_evaluation_the_gold(tmp_path, random_llama_dir, build):
     config = small_config(random_llama_dir, tmp_path)
     config.environment("rllib_srl.envs.wrappers.self_label:SelfLabel", env_config={"world": f"{__name__}:Parity"})
     returns = []
     config.callbacks(on_episode_end=lambda *, episode, **kwargs: returns.append(float(episode.get_return())))
-    algo = config.build_algo()
-    try:
-        seen = watch(algo)
-        algo.train()
-        groups = [group for batch in seen for group in batch.groups]
-        assert len(groups) == 4
-        paid = [group.rewards_G.tolist() for group in groups]
-        # Two answers and four votes: 4 or 3 agree, or it is a tie and nobody is paid; less where a turn is empty.
-        assert all(set(rewards) <= {0.0, 1.0} and sum(rewards) != 1 for rewards in paid)
-        assert any(sum(rewards) >= 2 for rewards in paid)
-        assert sorted(returns) == sorted(reward for rewards in paid for reward in rewards)
-        evaluated = algo.evaluate()
-        assert evaluated["env_runners"]["episode_return_mean"] == 0.5
-    finally:
-        algo.stop()
+    algo = build(config)
+    seen = watch(algo)
+    algo.train()
+    groups = [group for batch in seen for group in batch.groups]
+    assert len(groups) == 4
+    paid = [group.rewards_G.tolist() for group in groups]
+    # Two answers and four votes: 4 or 3 agree, or it is a tie and nobody is paid; less where a turn is empty.
+    assert all(set(rewards) <= {0.0, 1.0} and sum(rewards) != 1 for rewards in paid)
+    assert any(sum(rewards) >= 2 for rewards in paid)
+    assert sorted(returns) == sorted(reward for rewards in paid for reward in rewards)
+    assert algo.evaluate()["env_runners"]["episode_return_mean"] == 0.5

@@ -114,15 +114,11 @@ def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
 
 
 @pytest.mark.slow
-def test_a_run_plays_what_grew_and_goes_deeper(random_llama_dir, tmp_path, ray_here):
+def test_a_run_plays_what_grew_and_goes_deeper(random_llama_dir, tmp_path, ray_here, build):
     config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5, on_group="contrib.growth")
     config.environment("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
     config.env_config = {"world": "tests.small_worlds:Even", "world_config": {"num_prompts": 400}, "num_steps": 4}
-    algo = config.env_runners(max_episode_tokens=512).build_algo()
-    try:
-        iterations = go(algo, 5)
-    finally:
-        algo.stop()
+    iterations = go(build(config.env_runners(max_episode_tokens=512)), 5)
     asked = [group.prompt for one in iterations for group in one.played if group.prompt.history]
     assert {prompt.step for prompt in asked} <= {"improve", "diverge"} and asked
     assert max(len(prompt.history) for prompt in asked) > 1

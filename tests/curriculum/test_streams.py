@@ -307,9 +307,9 @@ def config(random_llama_dir, tmp_path, ray_here) -> SRLConfig:
 
 
 @pytest.mark.slow
-def test_a_run_plays_its_stream_and_calls_its_hooks(config):
+def test_a_run_plays_its_stream_and_calls_its_hooks(config, build):
     Noted.extra = (Prompt(ODD, "odd 2", "odd"),)
-    algo = config.callbacks(Noted).build_algo()
+    algo = build(config.callbacks(Noted))
     seen = watch(algo)
     for _ in range(4):
         algo.train()
@@ -329,25 +329,22 @@ def test_a_run_plays_its_stream_and_calls_its_hooks(config):
     ]
     result = algo.evaluate()
     assert set(result["by_domain"]) == {"few", "many", "odd"}
-    algo.stop()
 
 
 @pytest.mark.slow
-def test_a_hook_that_returns_no_prompts_is_told(config):
+def test_a_hook_that_returns_no_prompts_is_told(config, build):
     Noted.extra = ("odd 2",)
-    algo = config.callbacks(Noted).build_algo()
+    algo = build(config.callbacks(Noted))
     with pytest.raises(TypeError, match=r"Noted.augment_batch returned \('odd 2',\); expected a list of Prompt"):
         algo.train()
-    algo.stop()
 
 
 @pytest.mark.slow
-def test_a_run_on_a_stream_goes_on_exactly(config, tmp_path):
-    algo = config.build_algo()
+def test_a_run_on_a_stream_goes_on_exactly(config, build, tmp_path):
+    algo = build(config)
     go_on(algo, 1)
     algo.save_to_path(tmp_path / "one")
     whole = go_on(algo, 3)
-    algo.stop()
     again = SRL.from_checkpoint(tmp_path / "one")
     assert_same(go_on(again, 3), whole)
     assert [rows["prompts"][0].domain for rows in whole] == ["few", "many", "odd"]

@@ -39,19 +39,16 @@ def expected_references(kind, policies, means):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["base", "ema", "last_good"])
-def test_the_kl_is_that_against_the_reference(kind, random_llama_dir, tmp_path, ray_here):
+def test_the_kl_is_that_against_the_reference(kind, random_llama_dir, tmp_path, ray_here, build):
     config = small_config(random_llama_dir, tmp_path)
     config.environment("tests.learner.test_moving_references:Lottery").training(advantage="gae")
     kl = {"coeff": 0.05, "estimator": "k3", "reference": kind, "reference_every": 2, "reference_rate": 0.25}
-    algo = config.training(kl=kl, lr=3e-3).build_algo()
-    try:
-        model = algo.learner_group._learner.model
-        seen, batches, kls = captured(algo, lambda: weights_now(model)), watch(algo), []
-        for _ in range(NUM_ITERATIONS):
-            kls.append(algo.train()["learners"]["default_policy"]["kl"])
-        policies = [weights for _, weights in seen] + [weights_now(model)]
-    finally:
-        algo.stop()
+    algo = build(config.training(kl=kl, lr=3e-3))
+    model = algo.learner_group._learner.model
+    seen, batches, kls = captured(algo, lambda: weights_now(model)), watch(algo), []
+    for _ in range(NUM_ITERATIONS):
+        kls.append(algo.train()["learners"]["default_policy"]["kl"])
+    policies = [weights for _, weights in seen] + [weights_now(model)]
     means = [float(np.mean([g.rewards_G.mean() for g in batch.groups])) for batch in batches]
     references, moves = expected_references(kind, policies, means)
     groups = [groups for groups, _ in seen]
