@@ -115,7 +115,7 @@ def _checked(args: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Run the checks and print a line for each; return the exit status."""
     from rllib_srl.cli.diagnosis.lines import FAILURE, WARNING, Findings
     from rllib_srl.cli.diagnosis.surroundings import of_build, of_directory, of_memory, of_packages
-    from rllib_srl.replay.tools.explain import counted
+    from rllib_srl.replay.tools.describe import counted
 
     start, found = time.monotonic(), Findings()
     print()

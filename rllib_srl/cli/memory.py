@@ -27,8 +27,8 @@ from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.reading import copied, database_in, reading
+from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, find, lateness, turns
 from rllib_srl.replay.tools.drop import drop
-from rllib_srl.replay.tools.explain import Decode, Found, all_items, counted, described, find, lateness, turns, why
 from rllib_srl.replay.tools.export import export_memory
 from rllib_srl.replay.tools.verify import faults_of, opened_buffer
 from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
@@ -99,11 +99,10 @@ def row_of(item: Found) -> list[str]:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    """Show one item: its state, why it was drawn or not, and the text of its groups."""
+    """Show one item: its state, and the text of its groups."""
     with reading(arguments.directory, arguments.trust_rules) as memory:
         item, decode = find(memory, arguments.item), known_decoder(arguments)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
-        print("\n" + "\n".join(map(printable, why(item))))
         if decode is None:
             print(f"\n({NO_TOKENIZER})", file=sys.stderr)
         for at in item.groups:

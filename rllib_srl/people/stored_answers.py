@@ -18,7 +18,7 @@ import numpy as np
 from rllib_srl.people.rating import Answer
 from rllib_srl.replay.ratings import RatedGroups, fingerprint
 from rllib_srl.replay.reading import Reading, reading
-from rllib_srl.replay.tools.explain import Decode, turns
+from rllib_srl.replay.tools.describe import Decode, turns
 from rllib_srl.types import Group
 
 

@@ -149,25 +149,6 @@ def test_show_tells_the_item_and_what_was_said(run: Run, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_show_tells_the_draws_that_were_made(run: Run, capsys: pytest.CaptureFixture) -> None:
-    num_draws = 0
-    for key in run.rows:
-        lines = said(capsys, "show", run.directory, key).split("\n\n")[1].splitlines()
-        drawn = [line for line in lines if line.startswith("drawn for")]
-        iterations = [now for now, other in run.drawn if other == key][-10:]
-        assert [int(re.findall(r"\d+", line)[0]) for line in drawn] == iterations
-        for line in drawn:
-            assert "predicted recall " in line and line.endswith(", rule srl")
-        assert f"iteration {ITERATIONS + 1}" in lines[-1]
-        num_draws += len(drawn)
-        if run.rows[key]["due"] > ITERATIONS + 1:
-            assert "not due until" in lines[-1]
-        else:
-            assert "may be drawn for iteration" in lines[-1]
-    assert num_draws > 5
-
-
-@pytest.mark.slow
 def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys) -> None:
     path = tmp_path / "groups.jsonl"
     assert said(capsys, "export", run.directory, path).startswith(f"{len(run.groups)} groups in ")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.replay.tools.explain import Decode
+from rllib_srl.replay.tools.describe import Decode
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -1,6 +1,6 @@
 """The addresses of the live page.
 
-    GET  /  /forgetting  /memory  /rate     a tab               GET /memory/KEY    an item: why it comes back
+    GET  /  /forgetting  /memory  /rate     a tab               GET /memory/KEY    an item
     GET  /episodes?q=...&iteration=3-5      transcripts         GET /pulse?tab=..  versions of a tab's parts
     GET  /part/NAME                         a part, as HTML     GET /static/NAME   styles and script
     POST /rate  /rate/set                   ratings, by the page's forms

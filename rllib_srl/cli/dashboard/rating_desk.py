@@ -18,7 +18,7 @@ from rllib_srl.people.rating import TAKEN_BACK, VALUES, Answer
 from rllib_srl.people.rating_queue import RatingQueue
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
-from rllib_srl.replay.tools.explain import Decode
+from rllib_srl.replay.tools.describe import Decode
 
 MOST_SITTINGS = 32  # kept; the one that was used the longest ago ends first
 MOST_LISTED = 50  # ratings on the page

@@ -20,10 +20,10 @@ from rllib_srl.cli.report.run_plots import PlotRow, cost_plots, domain_row, lear
 from rllib_srl.cli.report.run_plots import memory_rows as memory_plots
 from rllib_srl.cli.shared.display import rounded
 from rllib_srl.replay.reading import Reading
-from rllib_srl.replay.tools.explain import Draw, Found, all_items, described, draws, why
+from rllib_srl.replay.tools.describe import Found, all_items, described
 from rllib_srl.studies.report.blocks import Cell, Details, Heading, Notice, Table, Text, Verbatim
 
-MOST_DRAWS, MOST_ITEMS, MOST_LAPSES = 30, 20, 20
+MOST_ITEMS = 20
 RECALL_COLUMNS = ("recall", "pass rate", "lapses", "visits", "due")  # of `srl memory list`
 WIDEST = 60  # characters of a prompt in a table
 NO_ITERATION = "No iteration has finished yet; this page fills by itself."
@@ -114,20 +114,11 @@ def _of_memory(blocks: Callable[[Reading], Blocks]) -> Callable[[Sources], Block
     return found
 
 
-def _draws(reading: Reading) -> Blocks:
-    newest = sorted(draws(reading), key=lambda draw: draw.iteration, reverse=True)[:MOST_DRAWS]
-    if not newest:
-        yield Text("Nothing has come back yet: revisits begin with replay_min_buffer_size items.")
-        return
-    settings = reading.settings
-    rules = f"Revisits by rule {settings.selection}, reuse by {settings.reuse_selection}."
-    caption = f"The newest {len(newest)} draws. {rules}"
-    yield Table(caption, ("prompt", "why it comes back"), tuple(map(_draw_row, newest)), is_text=True)
-
-
-def _draw_row(draw: Draw) -> tuple[Cell, ...]:
-    what = "revisit: played again" if draw.is_revisit else "reuse: trained on again"
-    return _item_cell(draw.item), Cell(printable(draw.reason), f"iteration {draw.iteration}, {what}")
+def _items(reading: Reading) -> Blocks:
+    newest = sorted(all_items(reading), key=lambda item: -int(item.row["last_review"]))[:MOST_ITEMS]
+    rule = f"Drawn by rule {reading.settings.selection}, stored groups by {reading.settings.reuse_selection}."
+    rows = tuple(map(_recall_row, newest))
+    yield Table(f"The {len(rows)} items that were played last. {rule}", ("prompt", *RECALL_COLUMNS), rows)
 
 
 def _item_cell(item: Found) -> Cell:
@@ -185,9 +176,6 @@ def item_blocks(item: Found, groups: Sequence[tuple[str, Sequence[tuple[str, str
         item: in the memory.
         groups: title, and the role and text of each turn, of each stored episode.
     """
-    yield Heading("Why it comes back")
-    for line in why(item):
-        yield Text(printable(line[:1].upper() + line[1:]) + ".")
     yield Heading("Schedule")
     about = [(Cell(name), Cell(printable(value))) for name, value in described(item)]
     yield Table("", ("", ""), tuple(about), is_text=True)
@@ -205,6 +193,6 @@ SECTIONS = (
     Section("learner", "Learner, tokens and time", "", _of_facts(_learner)),
     Section("forgotten", "Held-out accuracy that was lost", "forgetting", _of_facts(_forgotten)),
     Section("lapses", "What the memory saw forgotten", "forgetting", _of_memory(_lapses), True),
-    Section("draws", "What comes back, and why", "memory", _of_memory(_draws), True),
+    Section("items", "Prompts in the memory", "memory", _of_memory(_items), True),
     Section("memory", "The memory over time", "memory", _of_facts(_memory_curves)),
 )

@@ -18,7 +18,7 @@ from rllib_srl.cli.dashboard.memory_view import MemoryView
 from rllib_srl.cli.dashboard.page_views import TROUBLES, PageViews, Section
 from rllib_srl.cli.dashboard.rating_desk import RatingDesk
 from rllib_srl.cli.dashboard.sections import SECTIONS, TABS, Sources, item_blocks
-from rllib_srl.replay.tools.explain import Decode, Found, all_items, turns
+from rllib_srl.replay.tools.describe import Decode, Found, all_items, turns
 from rllib_srl.studies.report.blocks import Text
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from rllib_srl.cli.shared.settings import flag_settings
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.replay.admission.secrets import redact
-from rllib_srl.replay.tools.explain import counted
+from rllib_srl.replay.tools.describe import counted
 
 CARD = "README.md"
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}

@@ -177,23 +177,6 @@ class Draws:
             columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
         return columns
 
-    def why(self, slot: int, now: int) -> dict[str, Any]:
-        """Return the facts behind a draw of an item: lateness, predicted recall, lapses, diversity."""
-        rows_N = rows_at(self._store.items, [slot])
-        row, is_predicted = rows_N[0], self._has_due_dates and rows_N["reps"][0]
-        return {
-            "key": f"{int(row['key']):016x}",
-            "now": now,
-            "late": round(now - float(row["due"]), 3),
-            "recall": round(float(self._recall.recall_of(rows_N, now)[0]), 4) if is_predicted else None,
-            "has_due_dates": self._has_due_dates,
-            "elapsed": now - int(row["last_review"]),
-            "pass_rate": round(float(row["pass_rate"]), 4),
-            "visits": int(row["visits"]),
-            "lapses": int(row["lapses"]),
-            **({n: round(float(row[n]), 4) for n in ("novelty", "diversity")} if self._measures_diversity else {}),
-        }
-
     # --- filter, quotas --------------------------------------------------------------------------
 
     def _domains(self, are_groups: bool = False) -> Collection[int] | None:

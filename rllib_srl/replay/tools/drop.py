@@ -14,7 +14,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.reading import copied, database_in, reading
 from rllib_srl.replay.settings import check_trusted
 from rllib_srl.replay.store import DATABASE, SNAPSHOT
-from rllib_srl.replay.tools.explain import find
+from rllib_srl.replay.tools.describe import find
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
 

@@ -1,22 +1,19 @@
-"""Explain one item of a memory in words: its state, and why it was or was not drawn.
+"""Describe one item of a memory in words.
 
     find(reading, "4b9d") -> Found -> described   name and value, with units
-                                   -> why         "drawn for iteration 12: due 3 iterations ago, ..."
     turns(group, g, decode)                       the token stream of a stored episode as turns by role
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from rllib_srl.replay.admission.secrets import token_spans
 from rllib_srl.replay.reading import Reading
-from rllib_srl.replay.selection.sampler import drawn_in
 from rllib_srl.types import Group, Prompt
 
 Decode = Callable[[Sequence[int]], str]
@@ -84,79 +81,6 @@ def find(reading: Reading, name: str) -> Found:
         listed = ", ".join(named) + ", ..." * (len(found) > MOST_NAMED)
         raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
     return found[0]
-
-
-# --- draws ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Draw:
-    """An item that was drawn: played again (`is_revisit`) or trained on again."""
-
-    iteration: int
-    item: Found
-    is_revisit: bool
-    reason: str
-
-
-def draws(reading: Reading) -> Iterator[Draw]:
-    """Yield the draws whose answers the database still has, oldest first; evicted items are left out."""
-    items = all_items(reading)
-    item_of = {item.key: item for item in items}
-    of_slot = dict(zip(reading.stored.slots.tolist(), items, strict=True))
-    group_of = dict(zip(reading.stored.seqs.tolist(), reading.stored.groups, strict=True))
-    for name, answer in reading.answers:
-        iteration, _, method = name.partition(".")
-        if method.startswith("draw_prompts"):
-            for facts in (drawn["why"] for drawn in answer if drawn["why"]["key"] in item_of):
-                yield Draw(int(iteration), item_of[facts["key"]], True, facts_in_words(facts))
-        elif method.startswith("draw_groups"):
-            for group in (group_of[seq] for seq in drawn_in(answer)[0] if seq in group_of):
-                reason = f"its group of iteration {int(group['born'])} was trained on again"
-                yield Draw(int(iteration), of_slot[int(group["slot"])], False, reason)
-
-
-def why(item: Found, limit: int = 10) -> list[str]:
-    """Return a sentence for each of the last draws of an item, oldest first, and one for the next draw."""
-    rule = item.reading.settings.selection
-    drawn = [
-        f"drawn for iteration {draw.iteration}: {draw.reason}, rule {rule}"
-        if draw.is_revisit
-        else f"reused in iteration {draw.iteration}: {draw.reason}"
-        for draw in draws(item.reading)
-        if draw.item.at == item.at
-    ]
-    return [*drawn[-limit:], next_draw(item)]
-
-
-def facts_in_words(facts: Mapping[str, Any]) -> str:
-    """Return the result of `Draws.why` as part of a sentence."""
-    if not facts["has_due_dates"]:
-        ago = f"{counted(facts['elapsed'], 'iteration')} after its last visit" if facts["visits"] else "never played"
-        return f"{ago}, pass rate {facts['pass_rate']:.2f}, {counted(facts['visits'], 'visit')} before"
-    recall = "never reviewed" if facts["recall"] is None else f"predicted recall {facts['recall']:.2f}"
-    novelty = f", novelty {facts['novelty']:.2f} (diversity {facts['diversity']:.2f})" if "novelty" in facts else ""
-    return f"{lateness(facts['late'])}, {recall}, lapses {facts['lapses']}{novelty}"
-
-
-def next_draw(item: Found) -> str:
-    """Return a sentence about the next draw: that the item may be drawn, or why it will not be."""
-    settings, row, rows = item.reading.settings, item.row, item.reading.stored.items
-    coming, rule = item.reading.now + 1, settings.selection
-    rests = int(row["last_review"]) + settings.min_recall_interval
-    if len(rows) < settings.min_buffer_size:
-        reason = f"nothing is revisited below min_buffer_size = {settings.min_buffer_size} items"
-    elif row["due"] <= coming:
-        return f"may be drawn for iteration {coming}: one of {(rows['due'] <= coming).sum()} items, rule {rule}"
-    elif rests > coming or not settings.has_due_dates:
-        reason = f"rests until iteration {rests} (min_recall_interval)"
-    else:
-        early = "; before that only if too few items are due" if rule == "srl" else ""
-        reason = f"not due until iteration {_figure(row['due'])}{early}"
-    return f"not drawn for iteration {coming}: {reason}"
-
-
-# --- what it is -----------------------------------------------------------------------------------
 
 
 def described(item: Found) -> Iterator[tuple[str, str]]:
