@@ -3,11 +3,11 @@
     srl export results/first models/first                  the newest checkpoint of a run
     srl export results/first/checkpoint_000010 models/ten
     srl evaluate results/first --json accuracy.json
-    srl export results/first models/first --results accuracy.json --push me/first
+    srl export results/first models/first --results accuracy.json
 
 OUT has the weights (fp32, adapters merged), the tokenizer and README.md: base model, data, settings, results with
 intervals, forgetting and versions. Read the card before you share it. No pickle is opened, and neither Ray nor an
-engine starts. --push uploads OUT; a new repository is private unless --public is given.
+engine starts. To share it: hf upload OWNER/NAME OUT.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empt
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.model_card import CARD, Facts, card, evaluations_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import read_metrics
 from rllib_srl.cli.shared.settings import model_config_of
-from rllib_srl.cli.sharing.hub import Hub
-from rllib_srl.cli.sharing.model_card import CARD, Facts, card, evaluations_of
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.disk import writing
 
@@ -38,28 +37,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
     text = "results for the card, instead of the run's own evaluations: the file of srl evaluate RUN --json FILE"
     parser.add_argument("--results", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--push", metavar="REPO", help="upload OUT to this repository (owner/name) on the hub")
-    parser.add_argument("--public", action="store_true", help="with --push: make a new repository public")
     add_verbose(parser, "transformers")
     add_debug(parser)
-    arguments = parser.parse_args(argv)
-    if arguments.public and not arguments.push:
-        parser.error("--public; expected --push REPO beside it")
-    return arguments
+    return parser.parse_args(argv)
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the directory, and upload it if asked; return the exit status."""
+    """Write the directory; return the exit status."""
     out = arguments.out.absolute()
-    refuse_not_empty(out)  # this and the hub's check come before any work
-    hub = Hub(arguments.push) if arguments.push else None
+    refuse_not_empty(out)  # before any work
     facts = export_run(runs.find_checkpoint(arguments.run), arguments.results, out)
     with writing(out):
         (out / CARD).write_text(card(out.name, facts), encoding="utf-8")
     print(f"model       {out}")
     print(f"model card  {out / CARD}")
-    if hub:
-        print(f"uploaded    {hub.push(out, arguments.public)}")
     return 0
 
 

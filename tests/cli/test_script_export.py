@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from huggingface_hub import constants
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_srl.algorithm.checkpointing import MODULE
 from rllib_srl.cli import evaluate, export
-from rllib_srl.cli.sharing.model_card import Facts, card, publishable
+from rllib_srl.cli.shared.model_card import Facts, card, publishable
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, write_index, write_shard
@@ -141,99 +136,6 @@ def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
     text = card("x", Facts("/data/me/model", 1, {"env_config": values, "seal_key_file": "/data/me/key"}))
     assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
-
-
-class Server(ThreadingHTTPServer):
-    """The part of the hub's HTTP interface that an upload uses. `status`: of all answers but whoami's."""
-
-    requests: list[tuple[str, dict[str, Any]]]
-    files: dict[str, bytes]
-    status = 200
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *words: Any) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
-        is_known = self.headers["Authorization"] == "Bearer hf_right"
-        if self.path == "/api/whoami-v2":
-            self.answer(200 if is_known else 401, {"name": "me"} if is_known else {"error": "Invalid token"})
-        else:
-            self.answer(404, {"error": "unknown"})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        lines = [json.loads(line) for line in body.splitlines()]
-        if self.server.status != 200:
-            self.answer(self.server.status, {"error": "You have no right to this"})
-        elif self.path == "/api/repos/create":
-            self.server.requests.append((self.path, lines[0]))
-            self.answer(200, {"url": f"http://{self.headers['Host']}/me/first"})
-        elif self.path.endswith("/preupload/main"):
-            how = {"uploadMode": "regular", "shouldIgnore": False}
-            self.answer(200, {"files": [{"path": file["path"], **how} for file in lines[0]["files"]]})
-        elif self.path.endswith("/commit/main"):
-            values = [line["value"] for line in lines if line["key"] == "file"]
-            self.server.files |= {value["path"]: base64.b64decode(value["content"]) for value in values}
-            url = f"http://{self.headers['Host']}/me/first/commit/1"
-            self.answer(200, {"success": True, "commitUrl": url, "commitOid": "1"})
-        else:
-            self.answer(200, {})
-
-    def answer(self, status: int, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server.requests, server.files = [], {}
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        yield server
-        server.shutdown()
-
-
-def test_a_push_uploads_every_file_to_a_private_repository(run, server, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert export.main([str(run), str(out), "--push", "me/first", "--debug"]) == 0
-    assert f"uploaded    {constants.ENDPOINT}/me/first" in capsys.readouterr().out
-    assert server.files == {path.name: path.read_bytes() for path in out.iterdir()}
-    assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(server.files)
-    ((_, created),) = server.requests
-    assert (created["name"], created["organization"], created["visibility"]) == ("first", "me", "private")
-
-
-def test_a_push_that_cannot_work_is_refused_before_the_export(run, server, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-    assert "--push a b; expected owner/name (" in said_by([run, out, "--push", "a b"], capsys)
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "expected a valid token: run `hf auth login`" in said_by([run, out, "--push", "me/first"], capsys)
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    assert "needs a token: run `hf auth login`, or set HF_TOKEN" in said_by([run, out, "--push", "me/first"], capsys)
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "the hub cannot be reached (" in said_by([run, out, "--push", "me/first"], capsys)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in said_by([run, out, "--push", "me/first"], capsys)
-    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""Models and results for other people: model cards and uploads."""
