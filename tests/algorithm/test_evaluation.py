@@ -148,15 +148,11 @@ def test_a_run_reports_what_further_answers_add(build):
     assert all(not batch.answers for batch in algo.play(algo.source.heldout(1), as_groups=False, num_transcripts=0))
 
 
-@pytest.mark.parametrize(
-    ("env", "env_config", "num"),
-    [
-        ("tests.small_worlds:Even", {}, 1),
-        ("rllib_srl.envs.wrappers.self_iteration:SelfIteration", {**ITERATING, "reward": "improvement"}, 1),
-        ("rllib_srl.envs.wrappers.self_iteration:SelfIteration", ITERATING, 5),
-    ],
-    ids=["a world that cannot", "paid for improving", "too often"],
-)
+@pytest.mark.parametrize(("env", "env_config", "num"), [
+    ("tests.small_worlds:Even", {}, 1),
+    ("rllib_srl.envs.wrappers.self_iteration:SelfIteration", {**ITERATING, "reward": "improvement"}, 1),
+    ("rllib_srl.envs.wrappers.self_iteration:SelfIteration", ITERATING, 5),
+], ids=["a world that cannot", "paid for improving", "too often"])  # fmt: skip
 def test_a_world_that_cannot_iterate_so_often_is_named(build, env, env_config, num):
     with pytest.raises(ValueError, match=rf"evaluation_iterations = {num}; expected 0, or an environment 'self_iter"):
         build(env, env_config, evaluation_iterations=num)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.batch.estimators import group as group_rule
 from rllib_srl.types import StopReason
+from tests.algorithm.test_checkpoint_trust import same, weights_of
 from tests.flat_settings import grouped
 from tests.small_worlds import small_config, watch
 
@@ -21,15 +21,6 @@ from tests.small_worlds import small_config, watch
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path)
-
-
-def weights_of(algo) -> dict[str, np.ndarray]:
-    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
-    return {name: np.array(array) for name, array in weights.items()}
-
-
-def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def tokens_of(batches) -> list[list[int]]:
@@ -138,7 +129,7 @@ def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     before = weights_of(algo)
     for _ in range(2):
         result = algo.train()
-    assert equal(weights_of(algo), before)
+    assert same(weights_of(algo), before)
     if "pay" in changes:
         assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 4)
     else:
@@ -151,9 +142,9 @@ def test_the_engine_holds_the_weights_of_the_learner(config, build):
     first = weights_of(algo)
     result = algo.train()
     assert algo.version == algo.env_runner.engine.version == result["weight_sync"]["version"] == 1
-    assert not equal(weights_of(algo), first)
+    assert not same(weights_of(algo), first)
     engine = {f"model.{name}": p.numpy() for name, p in algo.env_runner.engine._model.named_parameters()}
-    assert equal(engine, weights_of(algo))
+    assert same(engine, weights_of(algo))
     assert result["weight_sync"]["canary_max"] <= 1e-3
 
 
@@ -262,7 +253,7 @@ def test_evaluation_never_touches_the_randomness_of_training(config, build):
         assert len(training) == 3 and len(seen) == (3 if interval is None else 9)
         runs.append((tokens_of(training), weights_of(algo)))
     assert runs[0][0] == runs[1][0]
-    assert equal(runs[0][1], runs[1][1])
+    assert same(runs[0][1], runs[1][1])
 
 
 def test_evaluation_is_greedy_and_on_heldout_prompts(config, build):

@@ -255,15 +255,11 @@ def test_files_of_a_run_are_private_and_there_is_one_event_file(whole: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("grace", "answer", "signalled"),
-    [
-        # Slurm and systemd signal a whole group.
-        ((), "stopping after this iteration", lambda process: os.killpg(process.pid, signal.SIGTERM)),
-        (("--grace_s", "0.001"), "the iteration did not finish", lambda process: process.send_signal(signal.SIGTERM)),
-    ],
-    ids=["the iteration fits", "it does not"],
-)
+@pytest.mark.parametrize(("grace", "answer", "signalled"), [
+    # Slurm and systemd signal a whole group.
+    ((), "stopping after this iteration", lambda process: os.killpg(process.pid, signal.SIGTERM)),
+    (("--grace_s", "0.001"), "the iteration did not finish", lambda process: process.send_signal(signal.SIGTERM)),
+], ids=["the iteration fits", "it does not"])  # fmt: skip
 def test_a_run_ended_by_sigterm_and_resumed_is_the_run_that_was_not(whole, tmp_path, grace, answer, signalled):
     with running(train(*TINY, *grace, "--out", "run", "--export", "model"), tmp_path) as process:
         said = read_until(process, f"iteration 1/{LAST}  reward")

@@ -150,11 +150,9 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_
 
 @pytest.mark.parametrize(("flags", "messages"), [
     (["--group_size", "1", "--lr", "1e-5"], ["group_size = 1; expected an integer of at least 2"]),
-    (["--env", "nowhere"], ["environment 'nowhere' is unknown"]),
     (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
     (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
     (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
-    (["--iterations", "0"], ["iterations = 0; expected an integer of at least 1"]),
     (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
     (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["path = '/no/such.jsonl' is not a file"]),
     (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),

@@ -13,15 +13,11 @@ from rllib_srl.envs.games.beliefs import OptimalValues, Policies
 from rllib_srl.envs.games.faults import Faults
 from rllib_srl.envs.games.oracle import Oracle
 from rllib_srl.types import RIGHT, passed
+from tests.envs.world_play import played
 
 TRUTH, LIE = 19, 0  # faces of a die
 FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"
 PROGRAM = "A 20, B 30, C 10. AB BC A. dice 2 0 7"  # B is faulty
-
-
-def played(world, prompt_id, turns):
-    world.reset(options={"prompt_id": prompt_id})
-    return [world.step(turn) for turn in turns]
 
 
 def test_an_episode_with_the_oracle_by_hand():

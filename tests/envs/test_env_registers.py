@@ -10,13 +10,9 @@ import pytest
 from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Policies, Pomdp
 from rllib_srl.envs.games.registers import Registers, reactive_value
 from rllib_srl.envs.turns import MOST_TURN_CHARACTERS
+from tests.envs.world_play import played
 
 LARGER = "p=17, c=40, k=93. larger p c"
-
-
-def played(world, prompt_id, turns):
-    world.reset(options={"prompt_id": prompt_id})
-    return [world.step(turn) for turn in turns]
 
 
 def make(**settings):

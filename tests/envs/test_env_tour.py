@@ -8,13 +8,9 @@ from itertools import islice, permutations
 import pytest
 
 from rllib_srl.envs.games.tour import Tour, length, reversed_between, shortest
+from tests.envs.world_play import played
 
 SQUARE = "0,0 4,4 4,0 0,4"  # crossed: 8 + 4 + 8 + 4 = 24 around; the square itself is 16
-
-
-def played(world, prompt_id, turns):
-    world.reset(options={"prompt_id": prompt_id})
-    return [world.step(turn) for turn in turns]
 
 
 def test_an_episode_by_hand():

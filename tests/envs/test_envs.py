@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rllib_srl.envs import text
 from rllib_srl.rollout import replies
 from rllib_srl.types import Prompt
 from tests.envs import world_table
+from tests.envs.world_play import first_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = world_table.cases()
@@ -63,10 +63,6 @@ def _world(case: Made) -> Iterator[Any]:
     world = case.make()
     yield world
     world.close()
-
-
-def first_ids(world: Any, split: str = "train", seed: int = 0, count: int = 20) -> list[str]:
-    return list(islice(world.prompt_ids(split, seed), count))
 
 
 @dataclass

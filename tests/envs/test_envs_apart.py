@@ -7,7 +7,7 @@ import json
 import pickle
 import re
 from collections import Counter
-from itertools import islice, pairwise, permutations
+from itertools import pairwise, permutations
 
 import gymnasium
 import pytest
@@ -18,10 +18,7 @@ from rllib_srl.envs.math.compare import Compare, ordered_choice
 from rllib_srl.envs.math.reasoning_gym_env import COMPARED_AS_TEXT, READ_AS_ALGEBRA, READ_AS_ARITHMETIC, ReasoningGym
 from rllib_srl.envs.question import integer_in
 from rllib_srl.envs.text import TextSpace, shuffled, split_of
-
-
-def first_ids(world, count=30):
-    return list(islice(world.prompt_ids("train", 0), count))
+from tests.envs.world_play import first_ids
 
 
 def test_lookup_counts_its_questions_by_hand():

@@ -40,34 +40,30 @@ def reward_of(world, turn: str) -> float:
 # --- choices
 
 
-@pytest.mark.parametrize(
-    ("row", "letter"),
-    [
-        (ARC, "B"),
-        ({**ARC, "answerKey": "2", "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),
-        ({**ARC, "answerKey": 2, "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),  # a label, no position
-        ({"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"}, "C"),
-        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 1}, "B"),
-        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "1"}, "B"),
-        ({"question": "Which?", "choices": ["3", "2", "1"], "answer": "1"}, "C"),  # the text of one comes first
-        ({"question": "Which?", "options": ["x", "y"], "answer": "(B)"}, "B"),
-        ({"question": "Which?", "options": {"A": "x", "B": "y"}, "answer_idx": "B"}, "B"),
-        ({"question": "Which?", "options": ["x", "y"], "correct": "B"}, "B"),
-        ({"question": "Which?", "options": '["x", "y"]', "answer": "y"}, "B"),
-        ({"question": "Which?", "options": "['x', 'y']", "answer": "0"}, "A"),
-        ({"question": "Which?", "A": "x", "B": "y", "answer": "B"}, "B"),
-        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "2.0"}, "C"),
-        ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 2.0}, "C"),
-        ({"question": "Which?", "choices": ["x", "y"], "answer": "['B']"}, "B"),
-        ({"question": "Which?", "choices": ["x", "y"], "answer": ["B"]}, "B"),
-        ({"question": "Which?", "choices": ["x", "y"], "answer": "B. y"}, "B"),
-        ({"question": "Which?", "choices": ["A) x", "B) y"], "correct": "B"}, "B"),
-        ({"question": "Which?", "choices": ["No", "Yes"], "answer": True}, "B"),
-        ({"question": "Which?", "choices": ["true", "false"], "answer": False}, "B"),
-        ({"question": "Which?", "choices": ["x", "y"], "answer": "Y"}, "B"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("row", "letter"), [
+    (ARC, "B"),
+    ({**ARC, "answerKey": "2", "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),
+    ({**ARC, "answerKey": 2, "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),  # a label, no position
+    ({"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"}, "C"),
+    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 1}, "B"),
+    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "1"}, "B"),
+    ({"question": "Which?", "choices": ["3", "2", "1"], "answer": "1"}, "C"),  # the text of one comes first
+    ({"question": "Which?", "options": ["x", "y"], "answer": "(B)"}, "B"),
+    ({"question": "Which?", "options": {"A": "x", "B": "y"}, "answer_idx": "B"}, "B"),
+    ({"question": "Which?", "options": ["x", "y"], "correct": "B"}, "B"),
+    ({"question": "Which?", "options": '["x", "y"]', "answer": "y"}, "B"),
+    ({"question": "Which?", "options": "['x', 'y']", "answer": "0"}, "A"),
+    ({"question": "Which?", "A": "x", "B": "y", "answer": "B"}, "B"),
+    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "2.0"}, "C"),
+    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 2.0}, "C"),
+    ({"question": "Which?", "choices": ["x", "y"], "answer": "['B']"}, "B"),
+    ({"question": "Which?", "choices": ["x", "y"], "answer": ["B"]}, "B"),
+    ({"question": "Which?", "choices": ["x", "y"], "answer": "B. y"}, "B"),
+    ({"question": "Which?", "choices": ["A) x", "B) y"], "correct": "B"}, "B"),
+    ({"question": "Which?", "choices": ["No", "Yes"], "answer": True}, "B"),
+    ({"question": "Which?", "choices": ["true", "false"], "answer": False}, "B"),
+    ({"question": "Which?", "choices": ["x", "y"], "answer": "Y"}, "B"),
+], ids=str)  # fmt: skip
 def test_choices_of_every_form_have_a_letter(row, letter) -> None:
     problem = problem_of(row)
     assert (problem.answer, problem.is_choice) == (letter, True)
@@ -87,37 +83,33 @@ def test_numbers_named_a_and_b_are_no_choices() -> None:
 # --- answers
 
 
-@pytest.mark.parametrize(
-    ("row", "answer", "right", "wrong"),
-    [
-        ({"question": "q?", "final_answer": ["2"], "solution": ["So it is 2."]}, "2", "2", "3"),
-        ({"question": "q?", "final_answer": ["$\\frac{1}{2}$"]}, "$\\frac{1}{2}$", "0.5", "2"),
-        ({"question": "q?", "final_answer": ["2", "3"]}, "2, 3", "3 and 2", "2"),
-        ({"question": "q?", "answer": "TRUE"}, "TRUE", "yes", "no"),
-        ({"question": "q?", "answer": "['2']"}, "2", "2", "3"),
-        ({"question": "q?", "answer": '["2"]'}, "2", "2", "3"),
-        ({"question": "is it?", "answer": True}, "yes", "Yes.", "no"),
-        ({"question": "is it?", "answer": False}, "no", "No.", "yes"),
-        ({"question": "is it?", "answer": "True"}, "True", "yes", "no"),
-        ({"question": "q?", "answer": [True]}, "yes", "yes", "no"),
-        ({"question": "q?", "answer": Decimal("12.50")}, "12.5", "12.50", "12.6"),
-        ({"question": "q?", "answer": Decimal("3.00")}, "3", "3", "300"),
-        ({"question": "q?", "answer": Decimal("1E+3")}, "1000", "1000", "1"),
-        ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": ""}, "7", "7", "8"),
-        ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "  "}, "7", "7", "8"),
-        ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": []}, "7", "7", "8"),
-        ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": float("nan")}, "7", "7", "8"),
-        ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "notfound"}, "7", "7", "8"),
-        ({"problem": "q?", "answer": "", "final_answer": "7"}, "7", "7", "8"),
-        ({"problem": "q?", "solution": r"Hence it is \boxed 2 in all."}, "2", "2", "3"),
-        ({"problem": "q?", "solution": r"Hence $x = \boxed 12$."}, "12", "12", "1"),
-        ({"problem": "q?", "solution": r"Hence $\boxed\frac12$."}, r"\frac12", "0.5", "12"),
-        ({"problem": "q?", "solution": r"so \boxed{3} and \boxed{5}"}, "3, 5", "3, 5", "5"),
-        ({"problem": "q?", "solution": r"$x = \boxed{3}$ or $\boxed{5}$"}, "3, 5", "5, 3", "5"),
-        ({"problem": "q?", "solution": r"\boxed{5}, that is \boxed{5}"}, "5", "5", "3"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("row", "answer", "right", "wrong"), [
+    ({"question": "q?", "final_answer": ["2"], "solution": ["So it is 2."]}, "2", "2", "3"),
+    ({"question": "q?", "final_answer": ["$\\frac{1}{2}$"]}, "$\\frac{1}{2}$", "0.5", "2"),
+    ({"question": "q?", "final_answer": ["2", "3"]}, "2, 3", "3 and 2", "2"),
+    ({"question": "q?", "answer": "TRUE"}, "TRUE", "yes", "no"),
+    ({"question": "q?", "answer": "['2']"}, "2", "2", "3"),
+    ({"question": "q?", "answer": '["2"]'}, "2", "2", "3"),
+    ({"question": "is it?", "answer": True}, "yes", "Yes.", "no"),
+    ({"question": "is it?", "answer": False}, "no", "No.", "yes"),
+    ({"question": "is it?", "answer": "True"}, "True", "yes", "no"),
+    ({"question": "q?", "answer": [True]}, "yes", "yes", "no"),
+    ({"question": "q?", "answer": Decimal("12.50")}, "12.5", "12.50", "12.6"),
+    ({"question": "q?", "answer": Decimal("3.00")}, "3", "3", "300"),
+    ({"question": "q?", "answer": Decimal("1E+3")}, "1000", "1000", "1"),
+    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": ""}, "7", "7", "8"),
+    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "  "}, "7", "7", "8"),
+    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": []}, "7", "7", "8"),
+    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": float("nan")}, "7", "7", "8"),
+    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "notfound"}, "7", "7", "8"),
+    ({"problem": "q?", "answer": "", "final_answer": "7"}, "7", "7", "8"),
+    ({"problem": "q?", "solution": r"Hence it is \boxed 2 in all."}, "2", "2", "3"),
+    ({"problem": "q?", "solution": r"Hence $x = \boxed 12$."}, "12", "12", "1"),
+    ({"problem": "q?", "solution": r"Hence $\boxed\frac12$."}, r"\frac12", "0.5", "12"),
+    ({"problem": "q?", "solution": r"so \boxed{3} and \boxed{5}"}, "3, 5", "3, 5", "5"),
+    ({"problem": "q?", "solution": r"$x = \boxed{3}$ or $\boxed{5}$"}, "3, 5", "5, 3", "5"),
+    ({"problem": "q?", "solution": r"\boxed{5}, that is \boxed{5}"}, "5", "5", "3"),
+], ids=str)  # fmt: skip
 def test_answers_of_every_form_are_read_and_graded(row, answer, right, wrong, tmp_path) -> None:
     problem = problem_of(row)
     assert (problem.answer, problem.notes) == (answer, ())
@@ -132,15 +124,11 @@ def test_a_solution_with_two_boxes_is_a_warning_that_is_counted(tmp_path) -> Non
     assert world.row_notes == ["row 1 has 2 boxes in its solution, such as '4' and '5', and the last one counts"]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"question": "q?", "answer": ["2", "3"]}, r"= \['2', '3'\]; expected text or a number, or a list of one"),
-        ({"question": "q?", "answer": ""}, "field 'answer' is empty; expected text"),
-        ({"problem": "q?", "answer": "proof", "solution": "Trivial."}, "'solution' states no answer; expected .*boxed"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ({"question": "q?", "answer": ["2", "3"]}, r"= \['2', '3'\]; expected text or a number, or a list of one"),
+    ({"question": "q?", "answer": ""}, "field 'answer' is empty; expected text"),
+    ({"problem": "q?", "answer": "proof", "solution": "Trivial."}, "'solution' states no answer; expected .*boxed"),
+], ids=str)  # fmt: skip
 def test_rows_without_an_answer_say_what_to_do(row, message) -> None:
     with pytest.raises(RowFault, match=message):
         problem_of(row)
@@ -168,19 +156,15 @@ def test_decimals_of_a_database_arrive_by_file_and_by_object(tmp_path, monkeypat
 # --- conversations
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        SAID,
-        [SAID[0], {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]}],
-        [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID],
-        json.dumps(SAID),
-        str(SAID),  # as pandas writes it
-        [{"role": "developer", "content": "Be short."}, SAID[1]],
-        [{"from": "system", "value": "Be short."}, {"from": "human", "value": "2 + 2?"}],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("prompt", [
+    SAID,
+    [SAID[0], {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]}],
+    [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in SAID],
+    json.dumps(SAID),
+    str(SAID),  # as pandas writes it
+    [{"role": "developer", "content": "Be short."}, SAID[1]],
+    [{"from": "system", "value": "Be short."}, {"from": "human", "value": "2 + 2?"}],
+], ids=str)  # fmt: skip
 def test_messages_of_every_form_are_the_same_prompt(prompt, tmp_path) -> None:
     row = {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "4"}}
     problem = problem_of(row)
@@ -264,25 +248,21 @@ class _Asking:
         return "x", {}
 
 
-@pytest.mark.parametrize(
-    ("row", "question", "answer"),
-    [
-        ({"question": {"stem": "q", "choices": [{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]},
-          "answerKey": "B"}, "q\nA. x\nB. y", "B"),
-        ({"question": "q", "option_a": "x", "option_b": "y", "answer": "B"}, "q\nA. x\nB. y", "B"),
-        ({"prompt": SAID, "completion": [{"role": "assistant", "content": "#### 4"}]}, "2 + 2?", "4"),
-        ({"messages": {"role": ["system", "user"], "content": ["Be short.", "2 + 2?"]}, "answer": 4}, "2 + 2?", "4"),
-        ({"prompt": SAID[1], "answer": "4"}, "2 + 2?", "4"),
-        ({"prompt": json.dumps(SAID[1]), "answer": "4"}, "2 + 2?", "4"),
-        ({"prompt": [SAID], "answer": "4"}, "2 + 2?", "4"),
-        ({"prompt": [{"role": "User", "content": {"type": "text", "text": "2 + 2?"}}], "answer": "4"}, "2 + 2?", "4"),
-        ({"question": "q", "answer": r"So it is \boxed{5}."}, "q", "5"),
-        ({"question": "q", "answer": r"<think>\boxed{4}?</think>So it is \boxed{5}."}, "q", "5"),
-        ({"question": "q", "answer": "N/A", "solution": r"So it is \boxed{5}."}, "q", "5"),
-        ({"question": "q", "answer": "none", "solution": "There are none."}, "q", "none"),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "question", "answer"), [
+    ({"question": {"stem": "q", "choices": [{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]},
+      "answerKey": "B"}, "q\nA. x\nB. y", "B"),
+    ({"question": "q", "option_a": "x", "option_b": "y", "answer": "B"}, "q\nA. x\nB. y", "B"),
+    ({"prompt": SAID, "completion": [{"role": "assistant", "content": "#### 4"}]}, "2 + 2?", "4"),
+    ({"messages": {"role": ["system", "user"], "content": ["Be short.", "2 + 2?"]}, "answer": 4}, "2 + 2?", "4"),
+    ({"prompt": SAID[1], "answer": "4"}, "2 + 2?", "4"),
+    ({"prompt": json.dumps(SAID[1]), "answer": "4"}, "2 + 2?", "4"),
+    ({"prompt": [SAID], "answer": "4"}, "2 + 2?", "4"),
+    ({"prompt": [{"role": "User", "content": {"type": "text", "text": "2 + 2?"}}], "answer": "4"}, "2 + 2?", "4"),
+    ({"question": "q", "answer": r"So it is \boxed{5}."}, "q", "5"),
+    ({"question": "q", "answer": r"<think>\boxed{4}?</think>So it is \boxed{5}."}, "q", "5"),
+    ({"question": "q", "answer": "N/A", "solution": r"So it is \boxed{5}."}, "q", "5"),
+    ({"question": "q", "answer": "none", "solution": "There are none."}, "q", "none"),
+], ids=str)  # fmt: skip
 def test_further_forms_of_questions_and_answers(row, question, answer) -> None:
     problem = problem_of(row)
     assert (problem.question, problem.answer, problem.notes) == (question, answer, ())

@@ -41,45 +41,41 @@ CHAMP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (GSM8K, Problem(GSM8K["question"], "3", "It takes 2/2=1 bolt of white\nSo the total is 2+1=3 bolts")),
-        (MATH, Problem(MATH["problem"], "x^2+2x+1", MATH["solution"])),
-        (AIME, Problem("Find $m+n$.", "204", r"It is \boxed{204}.")),
-        (CHAMP, Problem("How many of {1, 2, 3}?", "239", "a\nb")),
-        ({"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}, Problem("2+2?", "4")),
-        (
-            {
-                "messages": [
-                    {"role": "system", "content": "Be short."},
-                    {"role": "user", "content": "2+2?"},
-                    {"role": "assistant", "content": "The answer is 4."},
-                ]
-            },
-            Problem("2+2?", "4.", "The answer is 4.", system="Be short."),
-        ),
-        ({"prompt": [{"role": "user", "content": "2+2?"}], "answer": 4.0}, Problem("2+2?", "4")),
-        ({"question": "q", "answer": 0.5, "solution": None}, Problem("q", "0.5")),
-        (
-            {"question": "Capital?", "choices": ["Rome", "Paris"], "answer": 1},
-            Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-        ),
-        (
-            {"question": "Capital?", "choices": {"text": ["Rome", "Paris"], "label": ["1", "2"]}, "answer": "2"},
-            Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-        ),
-        (
-            {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "Paris"},
-            Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-        ),
-        (
-            {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "a"},
-            Problem("Capital?\nA. Rome\nB. Paris", "A", is_choice=True),
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("row", "expected"), [
+    (GSM8K, Problem(GSM8K["question"], "3", "It takes 2/2=1 bolt of white\nSo the total is 2+1=3 bolts")),
+    (MATH, Problem(MATH["problem"], "x^2+2x+1", MATH["solution"])),
+    (AIME, Problem("Find $m+n$.", "204", r"It is \boxed{204}.")),
+    (CHAMP, Problem("How many of {1, 2, 3}?", "239", "a\nb")),
+    ({"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}, Problem("2+2?", "4")),
+    (
+        {
+            "messages": [
+                {"role": "system", "content": "Be short."},
+                {"role": "user", "content": "2+2?"},
+                {"role": "assistant", "content": "The answer is 4."},
+            ]
+        },
+        Problem("2+2?", "4.", "The answer is 4.", system="Be short."),
+    ),
+    ({"prompt": [{"role": "user", "content": "2+2?"}], "answer": 4.0}, Problem("2+2?", "4")),
+    ({"question": "q", "answer": 0.5, "solution": None}, Problem("q", "0.5")),
+    (
+        {"question": "Capital?", "choices": ["Rome", "Paris"], "answer": 1},
+        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
+    ),
+    (
+        {"question": "Capital?", "choices": {"text": ["Rome", "Paris"], "label": ["1", "2"]}, "answer": "2"},
+        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
+    ),
+    (
+        {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "Paris"},
+        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
+    ),
+    (
+        {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "a"},
+        Problem("Capital?\nA. Rome\nB. Paris", "A", is_choice=True),
+    ),
+], ids=str)  # fmt: skip
 def test_layouts_by_hand(row, expected):
     assert problem_of(row) == expected
 
@@ -89,31 +85,27 @@ def test_fields_can_be_named():
     assert problem_of(row, "q", "A") == Problem("2+2?", "4")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ([1], "field '(row)' is of type list; expected an object"),
-        ({}, "field 'question' is missing; the row has no fields"),
-        ({"q": "x", "answer": "1"}, "field 'question' is missing; the row has q, answer"),
-        ({"question": None, "answer": "1"}, "field 'question' is missing"),
-        ({"question": "", "answer": "1"}, "field 'question' is empty; expected text"),
-        ({"question": 5, "answer": ["1", "2"]}, "field 'answer' = ['1', '2']; expected text or a number, or a list of"),
-        ({"question": "q", "answer": {"value": 1}}, "field 'answer' = {'value': 1}; expected text or a number"),
-        ({"question": "q"}, "field 'answer' is missing, and there is no solution; the row has question"),
-        ({"question": "q", "answer": "so\n####"}, "field 'answer' has nothing after '####'"),
-        ({"problem": "q", "solution": "It is hard."}, "field 'solution' states no answer; expected \\boxed{...}"),
-        ({"problem": "q", "solution": {"steps": [1]}}, "field 'solution' = {'steps': [1]}; expected text"),
-        ({"question": "q", "answer": "\ud800"}, "field 'answer' contains a lone surrogate"),
-        ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices' = ['a']; expected a list of 2 to 10 texts"),
-        ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices' = 'ab'; expected a list"),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "field 'answer' = 2; expected one of the 2 choices"),
-        ({"question": "q", "choices": ["x", "y"], "answer": "C"}, "field 'answer' = 'C'; expected one of the 2"),
-        ({"question": "q", "answer": float("nan")}, "field 'answer' = nan; expected a finite number"),
-        ({"messages": [{"role": "user"}], "answer": "1"}, "field 'messages' has the message {'role': 'user'}"),
-        ({"messages": [], "answer": "1"}, "field 'messages' is empty"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("row", "message"), [
+    ([1], "field '(row)' is of type list; expected an object"),
+    ({}, "field 'question' is missing; the row has no fields"),
+    ({"q": "x", "answer": "1"}, "field 'question' is missing; the row has q, answer"),
+    ({"question": None, "answer": "1"}, "field 'question' is missing"),
+    ({"question": "", "answer": "1"}, "field 'question' is empty; expected text"),
+    ({"question": 5, "answer": ["1", "2"]}, "field 'answer' = ['1', '2']; expected text or a number, or a list of"),
+    ({"question": "q", "answer": {"value": 1}}, "field 'answer' = {'value': 1}; expected text or a number"),
+    ({"question": "q"}, "field 'answer' is missing, and there is no solution; the row has question"),
+    ({"question": "q", "answer": "so\n####"}, "field 'answer' has nothing after '####'"),
+    ({"problem": "q", "solution": "It is hard."}, "field 'solution' states no answer; expected \\boxed{...}"),
+    ({"problem": "q", "solution": {"steps": [1]}}, "field 'solution' = {'steps': [1]}; expected text"),
+    ({"question": "q", "answer": "\ud800"}, "field 'answer' contains a lone surrogate"),
+    ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices' = ['a']; expected a list of 2 to 10 texts"),
+    ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices' = 'ab'; expected a list"),
+    ({"question": "q", "choices": ["a", "b"], "answer": 2}, "field 'answer' = 2; expected one of the 2 choices"),
+    ({"question": "q", "choices": ["x", "y"], "answer": "C"}, "field 'answer' = 'C'; expected one of the 2"),
+    ({"question": "q", "answer": float("nan")}, "field 'answer' = nan; expected a finite number"),
+    ({"messages": [{"role": "user"}], "answer": "1"}, "field 'messages' has the message {'role': 'user'}"),
+    ({"messages": [], "answer": "1"}, "field 'messages' is empty"),
+], ids=str)  # fmt: skip
 def test_a_broken_row_names_its_field(row, message):
     with pytest.raises(RowFault) as caught:
         problem_of(row)

@@ -18,3 +18,9 @@ def play(world: Any, turns: list[str], prompt_id: str) -> tuple[str, list[float]
         observation, reward, terminated, _, info = world.step(turn)
         rewards.append(reward)
     return observation, rewards, terminated, info
+
+
+def played(world: Any, prompt_id: str, turns: list[str]) -> list[Any]:
+    """Return what the environment answers to each turn."""
+    world.reset(options={"prompt_id": prompt_id})
+    return [world.step(turn) for turn in turns]

@@ -335,15 +335,11 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"loss": "bapo"},
-        {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
-        {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
-    ],
-    ids=["batch statistics", "gspo", "critic"],
-)
+@pytest.mark.parametrize("given", [
+    {"loss": "bapo"},
+    {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
+    {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
+], ids=["batch statistics", "gspo", "critic"])  # fmt: skip
 def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here, given):
     """Also where the second learner has no group at all, and must join every sum all the same."""
     runs = []

@@ -132,21 +132,17 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
         assert report[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
-        pytest.param(
-            lambda config: config.training(fsdp=True).learners(
-                num_learners=2, num_cpus_per_learner=0, learner_class=Gathering
-            ),
-            marks=pytest.mark.slow,
+@pytest.mark.parametrize("change", [
+    lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
+    pytest.param(
+        lambda config: config.training(fsdp=True).learners(
+            num_learners=2, num_cpus_per_learner=0, learner_class=Gathering
         ),
-        lambda config: config.training(prefix_sharing=False),
-        lambda config: config.training(micro_batch_tokens=10_000),
-    ],
-    ids=["two learners", "sharded learners", "padded", "one pass"],
-)
+        marks=pytest.mark.slow,
+    ),
+    lambda config: config.training(prefix_sharing=False),
+    lambda config: config.training(micro_batch_tokens=10_000),
+], ids=["two learners", "sharded learners", "padded", "one pass"])  # fmt: skip
 def test_the_split_changes_nothing(run, change):
     one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held_answers(4))
     other, _, others, reports = run(GROUPS, ADVANTAGES, held_answers(4), change=change)
