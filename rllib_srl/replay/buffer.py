@@ -109,7 +109,7 @@ class SRLReplayBuffer:
             )
         self._decode, self._seed, self._model_dir, self._max_prompt_tokens = decode, seed, model_dir, max_prompt_tokens
         self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
-        self._settings_dict = settings.as_dict()
+        self._settings_dict, self._embedding = settings.as_dict(), settings.embedding_used
         self._discounting = (settings.history_by, settings.history_half_life)
         self.tracker: DiversityTracker | None = None
         self.store = Store(None if directory is None else Path(directory), run)
@@ -170,7 +170,7 @@ class SRLReplayBuffer:
         Raises:
             ValueError: the items were stored with another embedding, or without one.
         """
-        name, written = self.settings.embedding_used, state.get("embedding")
+        name, written = self._embedding, state.get("embedding")
         if has_items and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
@@ -224,9 +224,9 @@ class SRLReplayBuffer:
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
-            "rated": self.rated.get_state(),
+            "rated": self.rated.get_state() if self.rated.source else "",
             "unstored": self.unstored.get_state(),
-            "embedding": self.settings.embedding_used,
+            "embedding": self._embedding,
             **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
         }
 

@@ -80,8 +80,9 @@ class Intake:
     max_prompt_tokens: int | None  # of a history that becomes an item
 
     def __post_init__(self) -> None:
-        """Gather the settings of the discount."""
+        """Gather what every call reads of the settings."""
         self._discounting = (self.settings.history_by, self.settings.history_half_life)
+        self._reads_recall = self.settings.reads_recall
 
     def histories(self, groups: Sequence[Group], policy_kl: float) -> list[History]:
         """Return the history of each group's prompt as a visit by its policy finds it."""
@@ -183,7 +184,7 @@ class Intake:
         fields |= self.place({slot: entry.measured for slot, entry in zip(slots, entries)}, variance_N, changes)
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1
-        if settings.reads_recall:
+        if self._reads_recall:
             for entry, graded in zip(entries, self.recall.visit(slots, facts, now, **fields), strict=True):
                 entry.graded = graded
         else:  # nothing reads grades: the item rests, and is then due at any time
