@@ -34,9 +34,6 @@ def planner(**settings) -> Planner:
     return Planner(PlannerSettings(**settings).checked(), fractions=(0.25, 0.25))
 
 
-# --- formulas, by hand ------------------------------------------------------------------------------
-
-
 def test_recap_weights_are_the_published_ones():
     score_K = 0.5 * np.array([1 + 0.1, 0.8 + 0.3, 0.5 + 0.05])
     assert scaled_softmax(score_K, 5) == pytest.approx([1.018, 1.018, 0.964], abs=5e-4)
@@ -85,9 +82,6 @@ def test_forgetting_uses_measured_recall_before_training():
     plans.observe({"a": [Result(1, 1)] * 99}, 2)
     plans.recalled("a", 0.25)
     assert plans.forgetting() == 0.5
-
-
-# --- every setting acts -----------------------------------------------------------------------------
 
 
 def trace(**settings) -> list:
@@ -151,9 +145,6 @@ def test_a_state_goes_on_exactly(settings):
     assert steps(other, 18, 20) == want
 
 
-# --- bad input --------------------------------------------------------------------------------------
-
-
 def test_defaults_have_no_faults_and_plan_nothing():
     settings = PlannerSettings().checked()
     assert not settings.is_on
@@ -193,9 +184,6 @@ def test_validate_reports_the_planner(random_llama_dir, tmp_path):
     )
     with pytest.raises(TypeError, match=r"planner\(\) got .*\n  adopt; .*did you mean adapt\?"):
         config.planner(adopt="both")
-
-
-# --- the real path ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

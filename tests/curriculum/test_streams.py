@@ -44,9 +44,6 @@ def domains(prompts) -> list[str]:
     return [prompt.domain for prompt in prompts]
 
 
-# --- weights, by hand -------------------------------------------------------------------------------
-
-
 def test_stages_follow_one_another_and_the_last_one_stays():
     stream = make_stream([{"world": "a", "iterations": 2}, {"world": "b", "iterations": 3}, {"world": "a"}])
     seen = [stream.weights(Progress(done, 999)) for done in range(7)]
@@ -103,9 +100,6 @@ def test_weights_are_a_pure_function_of_progress(iterations, tokens, name):
     weights = one.weights(Progress(iterations, tokens))
     assert weights == other.weights(Progress(iterations, tokens))
     assert sum(weights.values()) == pytest.approx(1) and min(weights.values()) >= 0
-
-
-# --- prompts ----------------------------------------------------------------------------------------
 
 
 def test_prompts_follow_the_stream():
@@ -198,8 +192,6 @@ def test_probes_are_held_out_fixed_and_apart_from_evaluation():
         stages.probes("odd", 37, num_evaluated=8)
 
 
-# --- bad input --------------------------------------------------------------------------------------
-
 BAD = [
     ("cpu", r"stream = 'cpu'; expected a list of stages"),
     ([], r"stream = \[\]; expected a list of stages"),
@@ -251,9 +243,6 @@ def test_validate_reports_a_stream(random_llama_dir, tmp_path):
     assert sum("lasts" in line for line in faults_of(config)) == 2
 
 
-# --- the table --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["cpu", "cpu_drawn", "cpu_heldout", "cpu_heldout_2", "cpu_pretrained"])
 def test_the_worlds_of_a_stream_have_thousands_of_questions(name):
     paths = entry_points()
@@ -271,9 +260,6 @@ def test_a_stream_is_scaled():
     for name, length in (("cpu", {}), ("cpu", {"iterations": 1, "tokens": 1}), ("cpu_drift", {"tokens": 1})):
         with pytest.raises(ValueError, match="expected one of"):
             scaled(name, **length)
-
-
-# --- the real path ----------------------------------------------------------------------------------
 
 
 class Noted(SRLCallback):

@@ -99,9 +99,6 @@ def test_kinds_and_stems_by_hand(text, kind, stem) -> None:
     assert (kind_of(text), stem_of(text)) == (kind, stem)
 
 
-# --- folders and splits
-
-
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None:
     folder = tmp_path / "data" / "shards"
@@ -199,9 +196,6 @@ def test_all_parts_of_a_split_of_the_hub_are_read(tmp_path, monkeypatch) -> None
     monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names[::-1])
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: str(tmp_path / name))
     assert asked(QuestionFile({"hub_id": "AI-MO/NuminaMath-CoT", "path": "train", "num_shots": 0})) == WHOLE
-
-
-# --- rows that are broken, long or doubtful
 
 
 def test_a_long_field_of_csv_is_a_row_like_any_other(tmp_path) -> None:

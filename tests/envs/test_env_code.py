@@ -79,9 +79,6 @@ def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypat
     assert asked == [False, True]
 
 
-# --- python_tool ---------------------------------------------------------------------------------
-
-
 def test_a_tool_episode_by_hand():
     world = PythonTool({"num_shots": 0})
     observations, rewards, ended, _ = played(
@@ -140,9 +137,6 @@ def test_every_number_template_prints_what_it_solves():
     assert number_problems.parsed("divisible 100 3 11")[0].solve(100, 3, 11) == 33 + 9 - 3
     assert number_problems.parsed("collatz 7")[0].solve(7) == 16
     assert number_problems.parsed("growth 100 10 5")[0].solve(100, 10, 5) == 160  # 110 121 133 146 160
-
-
-# --- code_task, functions --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -281,9 +275,6 @@ def test_how_code_is_found_in_a_turn():
 )  # fmt: skip
 def test_is_same(value, wanted, same):
     assert is_same(value, wanted) is same
-
-
-# --- code_task, pipelines --------------------------------------------------------------------------
 
 
 def test_a_pipeline_is_refused_where_scikit_learn_is_missing(monkeypatch):

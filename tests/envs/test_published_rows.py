@@ -37,9 +37,6 @@ def reward_of(world, turn: str) -> float:
     return world.step(f" {turn}\n")[1]
 
 
-# --- choices
-
-
 @pytest.mark.parametrize(("row", "letter"), [
     (ARC, "B"),
     ({**ARC, "answerKey": "2", "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),
@@ -78,9 +75,6 @@ def test_arc_is_graded_without_settings(tmp_path) -> None:
 
 def test_numbers_named_a_and_b_are_no_choices() -> None:
     assert problem_of({"question": "3 + 4?", "a": 3, "b": 4, "answer": "7"}).answer == "7"
-
-
-# --- answers
 
 
 @pytest.mark.parametrize(("row", "answer", "right", "wrong"), [
@@ -151,9 +145,6 @@ def test_decimals_of_a_database_arrive_by_file_and_by_object(tmp_path, monkeypat
     for place in ({"path": str(tmp_path / "t.parquet")}, data_settings(rows), data_settings(pandas.DataFrame(rows))):
         world = QuestionFile({**place, "num_shots": 0})
         assert dict(map(world.data_question, world._ids)) == expected
-
-
-# --- conversations
 
 
 @pytest.mark.parametrize("prompt", [

@@ -80,9 +80,6 @@ def small_config(settings: dict[str, Any], log_directory: Path) -> SRLConfig:
     )
 
 
-# --- what the library's environments say is respected
-
-
 @needs_verifiers
 def test_one_turn_and_its_rubric(make: Any) -> None:
     env = make("single", args={"num": 60, "weight": 0.5}, high=1.5)
@@ -159,9 +156,6 @@ def test_splits_are_its_own_or_a_fixed_share(make: Any) -> None:
         own.reset(options={"prompt_id": "x"})
 
 
-# --- endings
-
-
 @needs_verifiers
 def test_how_rollouts_end(make: Any) -> None:
     env = make("single", args={"num": 20})
@@ -215,9 +209,6 @@ def test_handlers_of_signals_stay(make: Any) -> None:
     assert make("single", args={"num": 21})._loaded is make("single", args={"num": 21})._loaded  # once a process
 
 
-# --- what is refused
-
-
 @needs_verifiers
 @pytest.mark.parametrize(("load", "message"), [
     (HERE + "group", "scores the rollouts of a group together"),
@@ -248,9 +239,6 @@ def test_it_trains(which: str, tmp_path: Path) -> None:
         assert played["agent/num_calls"] >= played["reward/num_turns"] > 0  # an empty answer is no turn of the library
         assert played["agent/num_conversations"] == 1
         assert played["agent/num_rewritten"] == 0
-
-
-# --- tasksets of version 0.4
 
 
 @pytest.fixture
@@ -348,9 +336,6 @@ def test_a_taskset_trains(tmp_path: Path) -> None:
         assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
         assert played["reward/correct"] == pytest.approx(played["episode_return_mean"])
         assert 1 <= played["agent/num_calls"] <= 2 and played["agent/num_conversations"] == 1
-
-
-# --- without the library
 
 
 @pytest.mark.parametrize(("settings", "message"), [

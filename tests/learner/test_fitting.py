@@ -34,9 +34,6 @@ def changed(config, **settings):
     return config.copy(copy_frozen=False).training(**grouped(settings))
 
 
-# --- activation checkpointing -----------------------------------------------------------------------
-
-
 def test_computing_activations_again_changes_no_gradient(config, ray_here):
     plain, again = learner_group(config), learner_group(changed(config, activation_checkpointing=True))
     calls = []
@@ -68,9 +65,6 @@ def test_activations_on_the_host_change_no_gradient(config, ray_here, monkeypatc
     passes = moved._learner._micro_batches[False]
     # One tensor a layer and pass, the layer's input; the rest is computed again.
     assert kept == [(1, len(one["token_ids"][0]), 128) for one in passes for _ in policy.model.base_model.layers]
-
-
-# --- adapters ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -136,9 +130,6 @@ def test_adapters_are_saved_restored_and_exported(config, ray_here, tmp_path):
     assert all(torch.equal(loaded[name], merged_now[name]) for name in merged_now)
 
 
-# --- shards -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(config, ray_here):
     # Adam divides by the gradient's own size: at a large rate it would blow up rounding in gradients near 0.
@@ -187,9 +178,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
         for one in own:
             assert relative_gap(one, wanted[0]) < 1e-5
     sharded.shutdown()
-
-
-# --- settings that do not go together ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("settings", "message"), [

@@ -250,9 +250,6 @@ def one_turn_only(group):
     return mask_N
 
 
-# --- GAE with a value head --------------------------------------------------------------------------------------
-
-
 def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its_value_off(gradient, learners):
     """With lambda = 1 the advantage is the return less the value: the slow loss with each advantage less V by hand."""
     critic = learners._learner.critic
@@ -277,9 +274,6 @@ def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its
     critic.head.load_state_dict(state)
 
 
-# --- what is not finite -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", [{}, {"correction": "mis_po"}, {"correction": "mis"}, {"off_policy_mask": 0.1}])
 @pytest.mark.parametrize("side", ["played", "stored"])
 def test_a_log_prob_that_is_not_finite_skips_the_step_and_is_counted(gradient, given, side):
@@ -299,9 +293,6 @@ def test_a_finite_batch_counts_nothing(gradient):
 def test_masked_tokens_are_reported(gradient):
     _, stats, _ = gradient(correction="mis", correction_window=(0.999, 1.001))
     assert 0.9 < stats["masked"] <= 1
-
-
-# --- references that move ---------------------------------------------------------------------------------------
 
 
 def test_a_reference_follows_the_policy_and_is_saved(learners):
@@ -329,9 +320,6 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
                 parameter.copy_(base[name])
     assert "reference" not in learner.get_state()
     assert DEFAULT_MODULE_ID in learner.module
-
-
-# --- several learners -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
