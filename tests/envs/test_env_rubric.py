@@ -21,6 +21,7 @@ from rllib_srl.envs.people.judge import (
     EndpointJudge,
     JudgeError,
     JudgeTimeoutError,
+    address_of,
     checked,
     fault_of,
     grades_in,
@@ -289,8 +290,10 @@ def test_what_is_allowed_by_hand(url, key, allowed, is_right, monkeypatch):
 ])  # fmt: skip
 def test_what_is_no_address_is_refused(url, fault):
     with pytest.raises(ValueError, match=fault) as caught:
-        EndpointJudge(url, "m", 30.0)
+        address_of(url)
     assert "pass" not in str(caught.value)
+    with pytest.raises(ValueError, match=fault):
+        EndpointJudge(url, "m", 30.0)
 
 
 def test_a_wrong_entry_is_named_and_a_key_is_not_printed(monkeypatch):
