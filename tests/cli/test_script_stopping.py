@@ -37,9 +37,6 @@ TINY = [
 ]
 
 
-# --- any script -----------------------------------------------------------------------------------
-
-
 @contextmanager
 def running(command: list[str], home: Path, **options: object) -> Iterator[subprocess.Popen]:
     """Start a command in a session of its own, without the repository on its path; nothing of it is left behind."""
@@ -201,9 +198,6 @@ def test_what_is_started_apart_outlives_the_signal_and_handlers_stay() -> None:
         spared.wait(timeout=60)
     with pytest.raises(Terminated), spared_from_sigterm():
         raise SystemExit(1)  # as Ray's handler ends a process
-
-
-# --- a run on real Ray ----------------------------------------------------------------------------
 
 
 def train(*flags: str) -> list[str]:
