@@ -74,13 +74,14 @@ def address_of(url: str) -> Address:
     Raises:
         ValueError: it is not the URL of an endpoint.
     """
+    shown = repr(url) if "@" not in url else "a URL with a user"  # a message must not hold a password
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is not a URL ({error})") from error
+        raise ValueError(f"{shown} is not a URL ({str(error).partition(':')[0]})") from error
     if parts.scheme not in _PORTS or not host or re.search(r"[\s,]", url):
-        raise ValueError(f"{url!r}; expected a URL with a host, as in https://host/v1")
+        raise ValueError(f"{shown}; expected a URL with a host, as in https://host/v1")
     if "@" in parts.netloc or "?" in url or "#" in url:
         raise ValueError(f"{parts.scheme}://{host}...; expected a URL without a user, a query or a fragment")
     return Address(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
@@ -249,7 +250,7 @@ class EndpointJudge:
         try:
             fault = fault_of(url, key_variable)
         except ValueError as error:
-            fault = f"judge = {url!r}: {error}"
+            fault = f"judge = {error}"
         if fault:
             faults.append(fault)
         elif key_variable and not os.environ.get(key_variable):

@@ -176,7 +176,7 @@ def _loaded(point: EntryPoint) -> Creator:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise WorldError(
             f"environment {point.name!r}: module {module_name!r} cannot be imported ({reason}); "
-            f"{_moved(module_name, attribute) or _EXPECTED_MODULE}"
+            f"{_EXPECTED_MODULE}"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -185,15 +185,6 @@ def _loaded(point: EntryPoint) -> Creator:
     if not callable(found):
         raise WorldError(f"environment {point.name!r} is a {type(found).__name__}; expected a class or a callable")
     return _taking_config(found, point.name)
-
-
-def _moved(module_name: str, attribute: str) -> str:
-    """Return a hint for an import path that earlier versions of this package used for an environment, else ""."""
-    if module_name.partition(".")[0] != "envs":
-        return ""
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    names = [point.name for point in points if point.value.startswith("rllib_srl.") and point.attr == attribute]
-    return f"the environments of this package have moved to rllib_srl.envs; use {names[0]!r}" if names else ""
 
 
 def _taking_config(make: Callable[..., Environment], name: str) -> Creator:

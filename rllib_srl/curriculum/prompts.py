@@ -373,7 +373,7 @@ class PromptSource:
         self._progress = Progress(*state["progress"])
         self._domains = {env_id: dict.fromkeys(domains) for env_id, domains in state["domains"].items()}
         self._carry = dict(state["carry"])
-        self._epoch = tuple(state.get("epoch", (0, 0)))  # earlier versions had none
+        self._epoch = tuple(state["epoch"])
         for env_id in self._ids:
             self._passes[env_id] = state["passes"][env_id]
             self._open(env_id)

@@ -481,12 +481,11 @@ class GRPOTorchLearner(TorchLearner):
         """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
         self._weights_seq_no = -1
         super().set_state(state)
-        own = state.get("companions", state)  # their place in checkpoints written before the learner was composed
-        if "critic" in own and self.critic is not None:
-            self.critic.set_state(own["critic"])
-        if "reference" in own and self.reference is not None:
-            self.reference.set_state(own["reference"])
-        self.regularisers.set_state(own.get("regularisers", {}))
+        if "critic" in state and self.critic is not None:
+            self.critic.set_state(state["critic"])
+        if "reference" in state and self.reference is not None:
+            self.reference.set_state(state["reference"])
+        self.regularisers.set_state(state.get("regularisers", {}))
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return self._state.gathered_optimizers() if self.config.is_sharded else super()._get_optimizer_state()

@@ -16,13 +16,11 @@ import hmac
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from rllib_srl.storage.disk import writing
 from rllib_srl.storage.seal_key import VARIABLE, key_id, key_place, read_key
@@ -46,7 +44,7 @@ def seal(path: Path, about: Mapping[str, Any] | None = None, key: bytes | None =
         about: metadata in JSON's types, which `verify_sealed` and `verify_own` return.
         key: key of the signature; without one the manifest has digests but no signature.
     """
-    files = {str(file.relative_to(path)): _describe(file, DIGEST) for file in sorted(_files(path))}
+    files = {str(file.relative_to(path)): _describe(file) for file in sorted(_files(path))}
     content: dict[str, Any] = {"about": dict(about or {}), "digest": DIGEST, "files": files}
     if key is not None:
         content["signature"] = {"key": key_id(key), "hmac": _signature(content, key)}
@@ -133,7 +131,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} is damaged ({error}); use an earlier one") from error
     parts = [listed.get(name) for name in ("about", "files")] if isinstance(listed, dict) else []
-    if not parts or not all(isinstance(part, dict) for part in parts) or _digest_of(listed) not in DIGESTS:
+    if not parts or not all(isinstance(part, dict) for part in parts) or listed.get("digest") != DIGEST:
         raise CheckpointError(f"checkpoint {path}: {MANIFEST} was not written by save_to_path; use an earlier one")
     manifest: dict[str, Any] = listed
     return manifest
@@ -160,14 +158,14 @@ def _signature(content: Mapping[str, Any], key: bytes) -> str:
 
 
 def _verify_content(path: Path, listed: Mapping[str, Any]) -> dict[str, Any]:
-    files, digest = listed["files"], _digest_of(listed)
+    files = listed["files"]
     more = sorted({str(file.relative_to(path)) for file in _files(path)} - set(files))
     if more:
         raise CheckpointError(
             f"checkpoint {path} has files that its {MANIFEST} does not list: {', '.join(more[:5])}; remove them, or "
             "use another checkpoint"
         )
-    damaged = sorted(name for name, described in files.items() if not _is_intact(path / name, described, digest))
+    damaged = sorted(name for name, described in files.items() if not _is_intact(path / name, described))
     if damaged:
         raise CheckpointError(f"checkpoint {path} is damaged: {', '.join(damaged[:5])}; use an earlier one")
     return dict(listed["about"])
@@ -194,29 +192,15 @@ def _tree_sha256(file: Path) -> str:
         return hashlib.sha256(b"".join(pool.map(digest, range(0, file.stat().st_size, CHUNK)))).hexdigest()
 
 
-def _xxh3(file: Path) -> str:
-    """Return the digest of older checkpoints: it detects damage, but not tampering."""
-    digest = xxhash.xxh3_64()
-    with file.open("rb") as stream:
-        while block := stream.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 DIGEST = "sha256 of the sha256 of each 16 MiB"
-DIGESTS: dict[str, Callable[[Path], str]] = {DIGEST: _tree_sha256, "xxh3": _xxh3}
 
 
-def _digest_of(listed: Mapping[str, Any]) -> str:
-    return str(listed.get("digest", "xxh3"))
+def _describe(file: Path) -> list[Any]:
+    return [file.stat().st_size, _tree_sha256(file)]
 
 
-def _describe(file: Path, digest: str) -> list[Any]:
-    return [file.stat().st_size, DIGESTS[digest](file)]
-
-
-def _is_intact(file: Path, described: Any, digest: str) -> bool:
+def _is_intact(file: Path, described: Any) -> bool:
     """Return whether a file matches its manifest entry; a symbolic link never does, since its target can change."""
     if file.is_symlink() or not file.is_file() or not isinstance(described, list):
         return False
-    return [file.stat().st_size] == described[:1] and _describe(file, digest) == described
+    return [file.stat().st_size] == described[:1] and _describe(file) == described

@@ -42,10 +42,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     if not path.is_file():
-        raise CheckpointError(
-            f"{path} does not exist: earlier versions stored weights in a pickle, which is not read here; resume that "
-            "run once with srl train --resume --trust-checkpoint, or use another checkpoint"
-        )
+        raise CheckpointError(f"{path} does not exist; use another checkpoint")
     try:
         weights = load_file(path)
     except (SafetensorError, KeyError, OSError) as error:

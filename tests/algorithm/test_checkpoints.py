@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-import xxhash
 
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.checkpoints import CheckpointError, verify_own, verify_sealed
@@ -108,7 +107,6 @@ def changed(path, **parts):
     (lambda path, to: (to / "seal.key").unlink(), "was sealed with a key, but .*seal.key has no key"),
     (lambda path, to: changed(path, about={"version": 4}), "has a manifest.json that was changed after it was"),
     (lambda path, to: changed(path, files={}), "has a manifest.json that was changed after it was sealed"),
-    (lambda path, to: changed(path, digest="xxh3"), "has a manifest.json that was changed after it was sealed"),
     (lambda path, to: changed(path, signature={}), "was sealed with another key than"),
     (lambda path, to: changed(path, signature="mine"), "is not signed"),
 ])  # fmt: skip
@@ -127,19 +125,6 @@ def test_whoever_changes_a_file_can_write_its_digest_but_not_the_signature(seale
     assert verify_sealed(sealed) == {"version": 3}
     with pytest.raises(CheckpointError, match="was changed after it was sealed"):
         verify_own(sealed, tmp_path / "seal.key")
-
-
-def test_a_manifest_of_earlier_versions_still_finds_damage_and_is_nobodys(sealed, tmp_path):
-    names = ["learner/state.pkl", "algorithm_state.pkl"]
-    contents = [(sealed / name).read_bytes() for name in names]
-    files = {name: [len(one), xxhash.xxh3_64_hexdigest(one)] for name, one in zip(names, contents, strict=True)}
-    (sealed / checkpoints.MANIFEST).write_text(json.dumps({"about": {"version": 1}, "files": files}))
-    assert verify_sealed(sealed) == {"version": 1}
-    with pytest.raises(CheckpointError, match="is not signed"):
-        verify_own(sealed, tmp_path / "seal.key")
-    (sealed / "algorithm_state.pkl").write_bytes(b"statE")
-    with pytest.raises(CheckpointError, match="is damaged: algorithm_state.pkl"):
-        verify_sealed(sealed)
 
 
 @pytest.mark.parametrize("size", [0, 1, checkpoints.CHUNK, 2 * checkpoints.CHUNK + 3])

@@ -97,14 +97,6 @@ def test_what_cannot_be_resolved_is_one_clear_line(installed, spec, message):
     assert "\n" not in str(caught.value)
 
 
-def test_the_old_path_of_an_environment_says_which_name_to_use():
-    with pytest.raises(worlds.WorldError) as caught:
-        worlds.resolve("envs.compare:Compare")
-    assert str(caught.value).endswith("the environments of this package have moved to rllib_srl.envs; use 'compare'")
-    with pytest.raises(worlds.WorldError, match="expected a module that every env runner can import"):
-        worlds.resolve("envs.mine:Mine")
-
-
 def test_a_module_that_raises_when_imported_is_one_clear_line(tmp_path, monkeypatch):
     (tmp_path / "broken_world.py").write_text("raise RuntimeError('no luck\\nat all')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -306,13 +306,10 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
             torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
         state = learner.get_state()
         assert {"critic", "reference"} <= set(state)
-        parts = {name: state[name] for name in ("critic", "reference")}
-        older = {name: value for name, value in state.items() if name not in parts} | {"companions": parts}
-        for saved in (state, older):  # older: as checkpoints of version 0.1 before the learner was composed have them
-            learner.follow_policy(1.0)
-            learner.set_state(saved)
-            for name, parameter in learner.reference.model.named_parameters():
-                torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
+        learner.follow_policy(1.0)
+        learner.set_state(state)
+        for name, parameter in learner.reference.model.named_parameters():
+            torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
     finally:
         learner.config = kept
         with torch.no_grad():
