@@ -40,6 +40,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,6 +90,7 @@ _ASKS = {
     "phrase": 'Write "The answer is" and then the final answer.',
 }
 _MAX_FAULTS_SHOWN = 20
+_PLACE = re.compile(r"row \d+( of [^,]+)?")
 CONTRADICTION = "differs from that of an earlier row with the same question"
 _MAX_ANSWER_CHARS = 1_000_000  # a longer answer earns 0 without a call of a reward function
 
@@ -221,12 +223,13 @@ class QuestionFile(Listed, QuestionWorld):
                       for file in local_files(self.settings.hub_id, path))  # fmt: skip
         others = tuple(name for name in self._template.fields if name != QUESTION)
         fields = (self.settings.question_field, self.settings.answer_field)
-        held = _problems_in(files, *fields, others, self._rewards is not None)
+        is_skipping = self.settings.bad_rows == "skip"
+        held = _problems_in(files, *fields, others, self._rewards is not None, is_skipping)
         known_names = {name.casefold() for name in held.names}
         if held.names and (unknown := [name for name in others if name.casefold() not in known_names]):
             known, named = ", ".join(sorted(known_names)), ", ".join(f"{{{name}}}" for name in unknown)
             raise ValueError(f"prompt_template names {named}; expected question, or a field of {path!r}: {known}")
-        if held.faults and (self.settings.bad_rows == "refuse" or not held.problems):
+        if held.faults and not (is_skipping and held.problems):
             raise ValueError(f"file {path!r}: {_told(held.faults)}; fix them, or set bad_rows = 'skip'")
         if not held.problems:
             raise ValueError(f"file {path!r} has no rows; expected questions")
@@ -468,6 +471,7 @@ def _problems_in(
     answer_field: str,
     others: tuple[str, ...] = (),
     has_reward: bool = False,
+    is_skipping: bool = False,
 ) -> _Read:
     """Read data files once for all environments of a runner; time and size are cache keys that detect changes.
 
@@ -490,7 +494,7 @@ def _problems_in(
         except RowFault as fault:
             faults.append(f"{place}, {fault}")
     path = files[0][0] if len(files) == 1 else files[0][0].parent
-    if faults:
+    if faults and is_skipping:
         logger.warning("file %s: %d rows cannot be used: %s", path, len(faults), _told(faults))
     if notes:
         logger.warning("file %s: %d rows deserve a look: %s", path, len(notes), _told(notes))
@@ -521,5 +525,12 @@ def _id(question: str, row: Mapping[str, Any] | None = None) -> str:
 
 
 def _told(faults: Sequence[str]) -> str:
-    more = f"; and {len(faults) - _MAX_FAULTS_SHOWN} more rows" if len(faults) > _MAX_FAULTS_SHOWN else ""
-    return "; ".join(faults[:_MAX_FAULTS_SHOWN]) + more
+    """Return the lines of rows in one; of those that say the same the first, and the number of the others."""
+    alike: dict[str, list[str]] = {}
+    for line in faults:
+        alike.setdefault(line.removeprefix(place[0]) if (place := _PLACE.match(line)) else line, []).append(line)
+    shown = list(alike.values())[:_MAX_FAULTS_SHOWN]
+    left = len(faults) - sum(map(len, shown))
+    more = [f" (the same in {len(one) - 1} more row{'s' * (len(one) > 2)})" if len(one) > 1 else "" for one in shown]
+    lines = [one[0] + also for one, also in zip(shown, more, strict=True)]
+    return "; ".join(lines) + (f"; and {left} more rows" if left else "")

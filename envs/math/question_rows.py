@@ -135,15 +135,18 @@ def problem_of(
     choices = _choices_of(fields)
     known = _OF_CHOICES if choices[0] else ANSWER_FIELDS
     answer_name, answer = _first(fields, (_key(answer_field),) if answer_field else known)
+    if answer_field and not answer_name:
+        remedy = "set answer_field to the one that holds the answer"
+        raise RowFault(answer_field, f"is missing; the row has {_listed(row)}; {remedy}")
     kept = {name: _other(fields, name, row) for name in others}
     about |= {"fields": kept, "notes": notes}
     if choices[0] and answer_name:
         return replace(_with_choices(question, choices, answer_name, answer, solution), **about)
     try:
-        answer, solution, more = _answer(answer_name, answer, solution, answer_field or "answer", row)
+        answer, solution, more = _answer(answer_name, answer, solution, solution_name, row)
         about["notes"] += more
     except RowFault:
-        if not has_reward or (answer_field and not answer_name):
+        if not has_reward:
             raise
         answer = ""  # the function reads what it needs from the row
     return Problem(question, answer, _ANNOTATION.sub("", solution).strip(), **about)
@@ -170,7 +173,7 @@ def _other(fields: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> str:
 
 
 def _answer(
-    name: str, answer: Any, solution: str, wanted: str, row: Mapping[str, Any]
+    name: str, answer: Any, solution: str, solution_name: str, row: Mapping[str, Any]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return the answer and the solution of a row without choices, and notes."""
     word = str(answer).strip().casefold()
@@ -187,10 +190,13 @@ def _answer(
         return stated, solution, ()
     if not solution:
         remedy = "set answer_field to the one that holds the answer"
-        raise RowFault(wanted, f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
+        raise RowFault("answer", f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
     found = final_answer(solution)
     if not found.answer or found.marker == "bare":
-        raise RowFault("solution", r"states no answer; expected \boxed{...}, '#### ...' or 'the answer is ...' in it")
+        stated = r"\boxed{...}, '#### ...' or 'the answer is ...'"
+        remedy = f"if it is the answer itself, set answer_field = {solution_name!r}" if solution_name else ""
+        message = f"states no answer; expected {stated} in it" + (f"; {remedy}" if remedy else "")
+        raise RowFault(solution_name or "solution", message)
     if found.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
         solution_text = without_thoughts(solution)
         boxes = boxes_in(solution_text)

@@ -286,11 +286,27 @@ def test_broken_rows_are_named_all_at_once_or_left_out_and_counted(tmp_path, cap
     assert "3 rows cannot be used" in caplog.text and "row 2" in caplog.text
 
 
-def test_many_broken_rows_are_counted_and_the_first_shown(tmp_path):
-    path = write(tmp_path / "broken.jsonl", [{"a": n} for n in range(50)])
+def test_many_broken_rows_are_counted_and_those_that_differ_shown(tmp_path):
+    different = write(tmp_path / "broken.jsonl", [{f"a{n}": n} for n in range(50)])
+    alike = write(tmp_path / "alike.jsonl", [{"a": n} for n in range(50)])
     for bad_rows in ("refuse", "skip"):  # with no good row there is nothing to use
         with pytest.raises(ValueError, match="row 20, .*; and 30 more rows"):
-            QuestionFile({"path": path, "bad_rows": bad_rows})
+            QuestionFile({"path": different, "bad_rows": bad_rows})
+        with pytest.raises(ValueError, match=r"row 1, .* \(the same in 49 more rows\); fix them"):
+            QuestionFile({"path": alike, "bad_rows": bad_rows})
+
+
+def test_a_column_that_the_user_names_must_be_there(tmp_path):
+    """A misspelt name must not fall back on another column: its answers would be paid."""
+    rows = [{"prompt": "1 + 4", "truth": "9", "solution": "so \\boxed{5}"}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ValueError, match="row 1, field 'truht' is missing; the row has prompt, truth, solution; set"):
+        QuestionFile({"path": path, "num_shots": 0, "answer_field": "truht"})
+    world = QuestionFile({"path": path, "num_shots": 0, "answer_field": "truth"})
+    assert [world.data_question(one) for one in world.prompt_ids("train", 0)] == [("1 + 4", "9")]
+    bare = write(tmp_path / "bare.jsonl", [{"prompt": "1 + 4", "solution": "5"}])
+    with pytest.raises(ValueError, match="if it is the answer itself, set answer_field = 'solution'"):
+        QuestionFile({"path": bare, "num_shots": 0})
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [

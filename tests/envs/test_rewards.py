@@ -418,7 +418,7 @@ def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> N
     ({"on_reward_error": "ignore"}, "on_reward_error = 'ignore'; expected one of stop, drop"),
     ({"reward": "", "reward_timeout_s": 3.0}, "reward_timeout_s = 3.0; expected 8.0 without reward"),
     ({"num_shots": 1}, "num_shots = 1; expected 0: rows without an answer show none"),
-    ({"answer_field": "golden"}, "field 'golden' is missing, and there is no solution; the row has question, gold"),
+    ({"answer_field": "golden"}, "field 'golden' is missing; the row has question, gold; set answer_field"),
 ])  # fmt: skip
 def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
