@@ -182,7 +182,7 @@ def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
     assert np.isnan(report._metrics.reduce(compile=True)["replay"]["surprise_mean"])
 
 
-def test_the_first_iteration_of_a_run_tells_it(tmp_path):
+def test_a_run_says_what_could_not_be_parsed_and_when_it_did_not_learn(tmp_path):
     played = {"stop_reason/terminated": 4, "stop_reason/unparsable": 4, "num_episodes_lost": 0, "num_unparsed": 4}
     played |= {"episode_return_mean": 0.0, "num_generated_tokens": 8}
 
@@ -190,18 +190,23 @@ def test_the_first_iteration_of_a_run_tells_it(tmp_path):
         iteration = 0
         result_logs = ()
         config = SRLConfig()
-        report = Report(MetricsLogger(root=True), tmp_path)
+        metrics = MetricsLogger(root=True)
+        report = Report(metrics, tmp_path)
 
         def train(self):
             self.iteration += 1
+            num_empty = 3 + (self.iteration == 2)  # since the start: nothing to train on in the second one
             timers = dict.fromkeys(PARTS, 0.1)
-            numbers = {"training_iteration": self.iteration, "time_this_iter_s": 1}
+            numbers = {"training_iteration": self.iteration, "time_this_iter_s": 1, "num_empty_batches": num_empty}
             return {"timers": timers, "env_runners": played, **numbers}
 
     shown = io.StringIO()
+    Algo.report.count("num_empty_batches", 3)
     train_until(Algo(), 2, tmp_path, Progress(2, shown))
     assert shown.getvalue().count("could not be parsed") == 1
     assert "iteration 1: 4 of 8 answers could not be parsed (50%)\n" in shown.getvalue()
+    assert shown.getvalue().count("no update") == 1
+    assert "iteration 2: no update, since no group had anything to learn from\n" in shown.getvalue()
 
 
 @pytest.mark.slow

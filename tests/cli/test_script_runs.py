@@ -39,8 +39,15 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["settings.yaml", "transcripts.jsonl", "metrics.jsonl", "checkpoint_000010"])
 def test_a_directory_in_use_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
-    with pytest.raises(RunError, match=f"--out {tmp_path} already has a run; set another, or resume"):
+    with pytest.raises(RunError, match=f"--out {tmp_path} already has a run; set another, or delete it: no checkpoint"):
         plan_run(tmp_path, None, {"env": "compare"})
+
+
+def test_a_directory_with_a_run_says_how_to_resume_it(run: Path) -> None:
+    with pytest.raises(RunError, match=f"--out {run} already has a run; set another, or resume it: --resume {run}"):
+        plan_run(run, None, {"env": "compare"})
+    with pytest.raises(CheckpointError, match="settings.yaml is a file; expected a checkpoint, or the directory of a"):
+        find_checkpoint(run / "settings.yaml")
 
 
 def test_a_file_is_no_directory_and_an_empty_one_is_fine(tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ def refuse_used(directory: Path) -> None:
         raise RunError(f"--out {directory} is a file; expected a directory, or an unused name")
     names = (SETTINGS_FILE, TRANSCRIPTS, METRICS)
     if any((directory / name).exists() for name in names) or any(directory.glob(PREFIX + "*")):
-        raise RunError(f"--out {directory} already has a run; set another, or resume it: --resume {directory}")
+        has_checkpoint = bool(checkpoints_in(directory))
+        remedy = f"or resume it: --resume {directory}" if has_checkpoint else "or delete it: no checkpoint was finished"
+        raise RunError(f"--out {directory} already has a run; set another, {remedy}")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -162,7 +164,7 @@ def find_checkpoint(path: Path) -> Path:
         return path
     finished = checkpoints_in(path)
     if not finished:
-        reason = "has no finished checkpoint" if path.is_dir() else "does not exist"
+        reason = "has no finished checkpoint" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run with one")
     return finished[-1]
 

@@ -60,6 +60,7 @@ def train_until(
     done: list[Iteration] = []
     others = algo.result_logs
     algo.result_logs = (*others, log.write)  # written before a checkpoint of the iteration
+    num_empty = algo.metrics.peek("num_empty_batches", default=0)
     try:
         while algo.iteration < last and not (request and request.is_made):
             if not done:
@@ -68,6 +69,9 @@ def train_until(
             iteration = Iteration.of(result)
             done.append(iteration)
             progress.iteration(iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds)
+            if result.get("num_empty_batches", 0) > num_empty:
+                num_empty = result["num_empty_batches"]
+                progress.note(f"iteration {iteration.number}: no update, since no group had anything to learn from")
             if iteration.number == 1:
                 progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
             if evaluation := result.get("evaluation"):
