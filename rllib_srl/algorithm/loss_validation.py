@@ -16,6 +16,7 @@ from rllib_srl.losses.corrections import CORRECTIONS
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.losses.settings import LossSettings
 
+WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "bapo", "none")  # clip rules that do not read clip_low and clip_high
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 
 
@@ -48,6 +49,11 @@ def _rules(config: Any) -> Iterator[str]:
 
 def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
     is_clip_high_set = not _is_preset(config.clip_high)
+    for name in ("clip_low", "clip_high"):
+        value = getattr(config, name)
+        if settings.clip_rule in WITHOUT_CLIP_BOUNDS and not _is_preset(value):
+            rule = settings.clip_rule
+            yield f"{name} = {value!r} with clip_rule = {rule!r}; expected no {name}: the rule does not read it"
     if settings.clip_rule == "symmetric" and is_clip_high_set and settings.clip_high != settings.clip_low:
         yield (
             f"clip_high = {settings.clip_high!r} with clip_rule = 'symmetric'; expected clip_low = "

@@ -146,6 +146,8 @@ CONTRADICTIONS = [
     ({"use_critic": True, "advantage": "leave_one_out"}, "the group is the baseline"),
     ({"ratio_anchor": "bypass"}, "rollout_is_correction = 'tis' with ratio_anchor = 'bypass'; expected 'none'"),
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
+    ({"clip_rule": "cispo", "clip_low": 0.1}, "clip_low = 0.1 with clip_rule = 'cispo'; expected no clip_low"),
+    ({"loss": "cispo", "clip_high": 0.1}, "clip_high = 0.1 with clip_rule = 'cispo'; expected no clip_high"),
     ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_rule.ratio_cap = 1.2; expected more than 1 + clip_high"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
