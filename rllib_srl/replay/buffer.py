@@ -280,12 +280,12 @@ class SRLReplayBuffer:
             without: keys of prompts that are already in this batch.
         """
         if (answer := self._answer(request)) is not None:
-            return list(map(prompt_of, answer))
+            return [prompt_of(fields) for _, fields in answer]
         with self._transaction(request) as changes:
             taken = [slot for key in without if (slot := self.tables.slot_of(int(key, 16))) is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken).tolist()
             prompts = [self.tables.prompt_of(slot) for slot in drawn]
-            changes.answer = list(map(prompt_fields, prompts))
+            changes.answer = [(prompt.key, prompt_fields(prompt)) for prompt in prompts]  # `remove` looks for keys
             self.counts["num_revisits"] += len(prompts)
             self.intake.count_by_domain("num_revisits", prompts)
         return prompts

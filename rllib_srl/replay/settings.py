@@ -12,14 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import Field
 
 from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, setting, where
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
-DIVERSITY_ON: tuple[Literal["interval", "draw"], ...] = ("interval", "draw")
 
 
 @cache
@@ -85,9 +84,6 @@ def _fault_of_directory(value: Any) -> str:
 
 
 _BY_NAME = "parameters by name"
-Effects = Annotated[
-    tuple[Literal["interval", "draw"], ...], Strict(False), where(lambda *names: len(set(names)) == len(names))
-]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -220,7 +216,6 @@ class ReplaySettings(Settings):
     )
     # fixed, for users of SRLConfig
     min_graded: int = Field(default=2, ge=1, description="least valid episodes for a visit to be graded")
-    diversity_on: Effects = Field(default=DIVERSITY_ON, description="effects of diversity")
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds", gt=0)
 
     @property

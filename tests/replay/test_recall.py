@@ -91,7 +91,7 @@ def test_timing_by_hand():
 
 
 def test_visits_say_how_they_fell():
-    buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_on=())
+    buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_coeff=0.0)
     visits = [visit(buffer, now) for now in (1, 4, 12, 23)]
     assert [one.timing for one in visits] == ["new", "early", "on_time", "late"]
     lapse = visit(buffer, 31, NONE)

@@ -88,6 +88,5 @@ class Recall:
         """Return effective intervals, in iterations."""
         settings = self._settings
         interval_N = rows_N["interval"] * settings.iterations_per_day
-        if "interval" in settings.diversity_on:
-            interval_N = interval_N * interval_factor(rows_N["diversity"], settings.diversity_coeff)
+        interval_N = interval_N * interval_factor(rows_N["diversity"], settings.diversity_coeff)
         return np.maximum(float(settings.min_recall_interval), interval_N)

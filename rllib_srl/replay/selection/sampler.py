@@ -49,7 +49,7 @@ class Draws:
         self._measures_diversity = settings.embedding_used is not None
         self._filter = domain_filter(settings.domains)
         self._sees_entries = sees_entries(self._filter)
-        self._diversity_coeff = settings.diversity_coeff if "draw" in settings.diversity_on else 0.0
+        self._diversity_coeff = settings.diversity_coeff
         self._rules = {
             "items": SELECTIONS.make(settings.selection, settings.selection_config),
             "groups": SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
