@@ -87,6 +87,7 @@ class Recall:
     def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals, in iterations."""
         settings = self._settings
-        interval_N = rows_N["interval"] * settings.iterations_per_day
-        interval_N = interval_N * interval_factor(rows_N["diversity"], settings.diversity_coeff)
-        return np.maximum(float(settings.min_recall_interval), interval_N)
+        factor_N = interval_factor(rows_N["diversity"], settings.diversity_coeff)
+        interval_N: np.ndarray = rows_N["interval"] * settings.iterations_per_day * factor_N
+        effective_N: np.ndarray = np.maximum(float(settings.min_recall_interval), interval_N)
+        return effective_N
