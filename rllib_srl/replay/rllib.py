@@ -38,7 +38,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        rules: Mapping[str, bytes] | None = None,
+        rules: Sequence[ray.ObjectRef[dict[str, Any]]] = (),
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:

@@ -1,48 +1,54 @@
 """Send rules that a script registered to the buffer's process, which may be unable to import them.
 
-    sent(settings) -> bytes by name, functions and classes of the user's modules by value -> received(...) -> rules
+    sent(settings) -> a reference to them, functions and classes of the user's modules by value -> received(...)
 """
 
 from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
+import ray
 from ray import cloudpickle
 
 from rllib_srl.replay.settings import ReplaySettings, users_rules
 
+TIMEOUT_S = 60.0
 
-def sent(settings: ReplaySettings) -> dict[str, bytes]:
-    """Return the rules that the settings name and only this process has registered, pickled by value.
+
+def sent(settings: ReplaySettings) -> list[ray.ObjectRef[dict[str, Any]]]:
+    """Return a reference to the rules that the settings name and only this process has registered; [] without any.
+
+    In a list only the constructor of an actor fetches it; Ray passes it again to every restarted actor.
 
     Raises:
         ValueError: a rule cannot be pickled; the message names it and the reason.
     """
-    pickled: dict[str, bytes] = {}
-    for name, rule in users_rules(settings).items():
-        with _by_value(rule):
+    rules = users_rules(settings)
+    with ExitStack() as by_value:
+        for name, rule in rules.items():
+            by_value.enter_context(_by_value(rule))
             try:
-                pickled[name] = cloudpickle.dumps(rule)
+                cloudpickle.dumps(rule)
             except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
                 fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
                 raise ValueError(f"replay_{name} = {rule!r}; {fault}") from error
-    return pickled
+        return [ray.put(rules)] if rules else []
 
 
-def received(rules: Mapping[str, bytes]) -> dict[str, Any]:
+def received(rules: Sequence[ray.ObjectRef[dict[str, Any]]]) -> dict[str, Any]:
     """Return the rules that another process sent.
 
     Raises:
         ValueError: a module that a rule needs cannot be imported here.
     """
     try:
-        return {name: cloudpickle.loads(rule) for name, rule in rules.items()}
-    except ImportError as error:
+        return ray.get(rules[0], timeout=TIMEOUT_S) if rules else {}
+    except ray.exceptions.RaySystemError as error:
         raise ValueError(
             f"rules registered in the script cannot be loaded in the buffer's process: {error}; expected rules that "
             'need nothing it cannot import, or "module:rule"'

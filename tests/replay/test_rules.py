@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 
 import numpy as np
 import pytest
 import ray
-from ray import cloudpickle
 
 from rllib_srl.replay.admission.admission import ADMISSIONS, Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
@@ -134,18 +134,25 @@ def is_of_words(domain):
     return domain == "words"
 
 
-def test_rules_reach_a_process_that_does_not_know_them():
+class Gone:
+    """Something that no other process can load."""
+
+    def __reduce__(self):
+        return importlib.import_module, ("no_such_module",)
+
+
+@pytest.mark.slow
+def test_rules_reach_a_process_that_does_not_know_them(ray_here):
     settings = ReplaySettings.from_dict({"selection": "theirs", "admit": None})
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         RLlibReplayBuffer(settings)
     try:
-        RLlibReplayBuffer(settings, rules={"selection": cloudpickle.dumps(by_number)}).close()
+        RLlibReplayBuffer(settings, rules=[ray.put({"selection": by_number})]).close()
         assert SELECTIONS["theirs"] is by_number
     finally:
         SELECTIONS.pop("theirs", None)
-    gone = {"selection": b"cno_such_module\nrule\n."}
     with pytest.raises(ValueError, match="rules registered in the script cannot be loaded .* No module named"):
-        RLlibReplayBuffer(settings, rules=gone)
+        RLlibReplayBuffer(settings, rules=[ray.put({"selection": Gone()})])
 
 
 def test_names_that_are_nowhere_are_named_early():
