@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from rllib_srl.common.loading import load_function
 from rllib_srl.envs.agents.endpoint import Ended
 from rllib_srl.envs.agents.environment import HISTORY, CallingEnvironment
 from rllib_srl.envs.agents.programs import CommandProgram, FunctionProgram, Program
 from rllib_srl.envs.agents.tasks import Tasks
 from rllib_srl.envs.question import read_settings
-from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from rllib_srl.common.loading import load_function
 from rllib_srl.envs.agents.programs import async_client
 from rllib_srl.envs.agents.tasks import Tasks, ids_of
 from rllib_srl.envs.agents.verifiers_parts import Played, RolloutError
 from rllib_srl.envs.agents.web import MODEL
-from rllib_srl.envs.rewards.loading import load_function
 
 # Errors of a rollout that the policy has caused; it then has the reward that the rubric gives it.
 POLICY_ERRORS = ("EmptyModelResponseError", "OverlongPromptError", "ToolError", "ToolParseError", "ToolCallError")

@@ -15,11 +15,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rllib_srl.common.loading import load_function
 from rllib_srl.envs.agents.endpoint import endpoint
 from rllib_srl.envs.agents.tasks import Tasks
 from rllib_srl.envs.agents.verifiers_parts import Played, RolloutError
 from rllib_srl.envs.agents.web import MODEL
-from rllib_srl.envs.rewards.loading import load_function
 
 # Of the environment variable with the key. The library keeps names with API_KEY from the programs that it starts.
 KEY_VARIABLE = "SRL_ENDPOINT_API_KEY"

@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_srl.common.loading import load_function
 from rllib_srl.envs.posting import seconds_left
 from rllib_srl.envs.rewards.batching import Gathered, gathered
 from rllib_srl.envs.rewards.calling import (
@@ -42,7 +43,6 @@ from rllib_srl.envs.rewards.calling import (
     listed,
     parameters_of,
 )
-from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.remote import RemoteReward
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 

@@ -28,7 +28,7 @@ from ray.rllib.core import (
 from ray.tune import Checkpoint
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from rllib_srl.algorithm.config import SRLConfig
+from rllib_srl.algorithm.config import NAME_CODE, SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
@@ -243,7 +243,7 @@ class SavedAlgorithm(Algorithm):
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
-        about |= {"functions": functions_in(self.config.world_configs())}
+        about |= {"functions": functions_in({name: getattr(self.config, name) for name in NAME_CODE})}
         checkpoints.seal(Path(saved), about, key)
         return saved
 

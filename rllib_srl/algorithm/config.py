@@ -56,7 +56,7 @@ from rllib_srl.algorithm.validation import faults_of, warnings_of
 from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
 from rllib_srl.common.foreign_names import in_place_of
-from rllib_srl.common.import_paths import AGENT, with_whole_paths
+from rllib_srl.common.import_paths import AGENT, LOSS_RULES, MEMORY_RULES, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_checks import is_number
 from rllib_srl.curriculum.settings import PlannerSettings
@@ -68,7 +68,8 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
 # Settings whose relative paths are made absolute.
-_NAME_FILES = ("env_config", "worlds", "stream", "regularisers")
+_NAME_FILES = ("env_config", "worlds", "stream", *LOSS_RULES, *MEMORY_RULES)
+NAME_CODE = ("env", *_NAME_FILES)  # settings that name functions and classes of a user
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +274,7 @@ class SRLConfig(AlgorithmConfig):
         """
         if place := place_of(name):
             raise ValueError(f"{name} = {value!r}; expected {place}")
-        super().__setattr__(name, with_whole_paths(value) if name in _NAME_FILES else value)
+        super().__setattr__(name, with_whole_paths({name: value})[name] if name in _NAME_FILES else value)
 
     def __getattr__(self, name: str) -> Any:
         """Return a parameter by its flat name; called for missing attributes only."""

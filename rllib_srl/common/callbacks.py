@@ -11,12 +11,15 @@ callback methods as usual. Like RLlib's callbacks, the classes are also instanti
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 
+from rllib_srl.common.loading import PREFIX
 from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.types import GroupMeta, Prompt
 
@@ -202,4 +205,6 @@ def _callback(name: str) -> type[RLlibCallback]:
     found = CALLBACKS.named(name)
     if not isinstance(found, type) or not issubclass(found, RLlibCallback):
         raise ValueError(f"callbacks = {name!r}; expected a subclass of RLlibCallback, got {found!r}")
+    if found.__module__.startswith(PREFIX):  # a file that other processes cannot import by its name
+        cloudpickle.register_pickle_by_value(sys.modules[found.__module__])
     return found

@@ -1,7 +1,7 @@
 """Resolves environments by name, checks them, and lists their prompts: `resolve`, `check_world`, `prompts_of`.
 
     creator = resolve("chain_sum")        an entry point of the group "rllib_srl.envs"
-    creator = resolve("my.module:MyEnv")  an import path
+    creator = resolve("my.module:MyEnv")  an import path; "my_env.py:MyEnv" is a class of a file
     creator = resolve(MyEnv)              a class, or any callable that takes the env_config
     creator = resolve("compare#small")    the environment before the "#"; the part after it names a separate domain
     env = creator({"num_shots": 4})
@@ -25,7 +25,6 @@ Without `prompt_ids`, `reset(seed=...)` is the prompt and "seed:<number>" its pr
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import random
 import sys
@@ -37,6 +36,7 @@ from typing import Any
 import gymnasium
 
 from rllib_srl.common.foreign_names import nearest
+from rllib_srl.common.loading import load_module, reason
 
 ENTRY_POINT_GROUP = "rllib_srl.envs"
 SPLITS = ("train", "heldout")
@@ -157,7 +157,7 @@ def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
         yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
 
 
-_EXPECTED_MODULE = "expected a module that every env runner can import: installed, or on PYTHONPATH"
+_EXPECTED_MODULE = "expected a module that every env runner can import: in this directory, installed, or on PYTHONPATH"
 _WAYS = '"package.module:Class", a class, a callable, or a name registered with ray.tune.register_env'
 
 
@@ -171,11 +171,10 @@ def _imported(spec: str) -> Creator:
 def _loaded(point: EntryPoint) -> Creator:
     module_name, _, attribute = point.value.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = load_module(module_name)
     except Exception as error:  # user code can raise anything during import
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise WorldError(
-            f"environment {point.name!r}: module {module_name!r} cannot be imported ({reason}); "
+            f"environment {point.name!r}: module {module_name!r} cannot be imported ({reason(error)}); "
             f"{_EXPECTED_MODULE}"
         ) from error
     for part in attribute.split("."):

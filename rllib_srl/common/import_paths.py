@@ -18,12 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.common.loading import PREFIX, local_file
+
 REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
 FILES = "files"  # setting that lists files of data: paths, or mappings with "data"
 LOAD = "load"  # setting that names what returns an environment of another library
+LOSS_RULES = ("advantage", "clip_rule", "rollout_is_correction", "regularisers")
+MEMORY_RULES = (
+    *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_grade", "replay_domains"),
+    *("replay_embedding", "replay_eviction", "replay_admit", "replay_on_group"),
+)
+_RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", {"name": ...}, a list, or a mapping with names as keys
+_WORLDS = ("env", "world", "worlds")  # settings that name environments, `worlds` by its keys
+_CONTRIB = "contrib."
 _NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
-_PREFIX = "srl_file_"  # of the names under which environments import files (envs/rewards/loading.py)
 
 
 def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
@@ -40,7 +49,7 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
     if not name or "<" in name or not module:
         what = f"function {name}" if name else f"a {type(function).__name__}"
         raise ValueError(f"{setting} = {what}; expected a function with a name at the top level of a file")
-    if module.startswith(_PREFIX):
+    if module.startswith(PREFIX):
         file = getattr(sys.modules.get(module), "__file__", module)
         raise ValueError(
             f"{setting} = {name}: {file} starts a run while it is imported for its {setting} function; put what it "
@@ -65,11 +74,25 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
 def with_whole_paths(settings: Any) -> Any:
     """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Changed are, at any depth, the files of `reward`, `agent` and `load` ("file.py:f"), of `agent_command` and `files`,
-    and values of `path`, `directory`, `..._path` and `..._dir` that exist in the working directory. Paths within a data
-    set of the hub (beside `hub_id`), URLs and names of modules stay as they are.
+    Changed are, at any depth, the files of `reward`, `agent`, `load` and rules ("file.py:f", and "module:f" if there is
+    module.py in the working directory), of `agent_command` and `files`, and values of `path`, `directory`, `..._path`
+    and `..._dir` that exist in the working directory. Paths within a data set of the hub (beside `hub_id`), URLs and
+    names of installed modules stay as they are.
     """
     return _with_paths(settings, _whole)
+
+
+def with_whole_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with the rules, and nothing else, as in `with_whole_paths`."""
+    return {name: _with_rule_paths(value, _whole) if name in _RULES else value for name, value in settings.items()}
+
+
+def without_users_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run that does not train, without rules that are import paths: such a run calls none."""
+    idle = {"advantage": "group", "clip_rule": "none", "rollout_is_correction": "none"}
+    is_users = {name for name in _RULES if any(_rules_in(settings.get(name)))}
+    kept = {name: idle[name] if name in is_users else value for name, value in settings.items() if name in idle}
+    return {**{name: value for name, value in settings.items() if name not in is_users}, **kept}
 
 
 def with_file_names(settings: Any) -> Any:
@@ -93,6 +116,8 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
         for name, value in settings.items():
             if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is an environment, too
                 changed[name] = _with_reward_paths(value, change)
+            elif name in _RULES:
+                changed[name] = _with_paths(_with_rule_paths(value, change), change)
             elif name == COMMAND and isinstance(value, list | tuple):
                 changed[name] = [change(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
             elif name == FILES:
@@ -114,9 +139,36 @@ def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
         return {**given, "function": _with_reward_paths(given["function"], change)}
     if not isinstance(given, str):
         return given
-    file, _, name = given.rpartition(":")
-    is_file = file.endswith(".py") and not file.startswith(("http://", "https://"))
-    return f"{change(file)}:{name}" if is_file else given
+    return _with_function_path(given, change)
+
+
+def _with_function_path(given: str, change: Callable[[str], str]) -> str:
+    place, _, name = given.rpartition(":")
+    if not place or given.startswith(("http://", "https://", _CONTRIB)):
+        return given
+    file = place if place.endswith(".py") else local_file(place)
+    return f"{change(str(file))}:{name}" if file else given
+
+
+def _with_rule_paths(given: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(given, str):
+        return _with_function_path(given, change)
+    if isinstance(given, list | tuple):
+        return type(given)(_with_rule_paths(one, change) for one in given)
+    if isinstance(given, Mapping):  # regularisers are keys, other rules the value of "name"
+        changed = {name: _with_rule_paths(one, change) if name == "name" else one for name, one in given.items()}
+        return {_with_function_path(str(name), change): one for name, one in changed.items()}
+    return given
+
+
+def _rules_in(given: Any) -> Iterator[str]:
+    if isinstance(given, list | tuple):
+        for one in given:
+            yield from _rules_in(one)
+    elif isinstance(given, Mapping):
+        yield from _rules_in([*given, given.get("name")])
+    elif isinstance(given, str) and ":" in given and not given.startswith(_CONTRIB):
+        yield given
 
 
 def _with_file_paths(given: Any, change: Callable[[str], str]) -> Any:
@@ -128,10 +180,10 @@ def _with_file_paths(given: Any, change: Callable[[str], str]) -> Any:
 
 
 def functions_in(settings: Any) -> list[str]:
-    """Return the functions that settings of environments name, at any depth, sorted; URLs are none.
+    """Return the functions that settings name, at any depth, sorted; URLs are none.
 
-    Those are rewards, agents and what loads an environment; the command of an agent counts as one, written as a shell
-    command.
+    Those are rewards, agents, what loads an environment, and the rules and environments that are import paths; the
+    command of an agent counts as one, written as a shell command.
     """
     return sorted(set(_functions_in(settings)))
 
@@ -141,6 +193,11 @@ def _functions_in(value: Any) -> Iterator[str]:
         for name, one in value.items():
             if name == REWARD:
                 yield from _entries(one)
+            elif name in _RULES:
+                yield from _rules_in(one)
+            elif name in _WORLDS:
+                yield from _rules_in(list(one) if isinstance(one, Mapping) else one)
+                yield from _functions_in(one)
             elif isinstance(one, str) and ((name == AGENT and ":" in one) or (name == LOAD and one)):
                 yield one
             elif name == COMMAND and isinstance(one, list | tuple) and one:

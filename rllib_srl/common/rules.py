@@ -1,7 +1,8 @@
 """Looks up rules by name: the package's own, those registered by a user's script, and those given by import path.
 
     SELECTIONS["mine"] = rule       in the script that starts the run      replay_selection="mine"
-    my_rules.py: def rule(...)      where every process can import it      replay_selection="my_rules:rule"
+    my_rules.py: def rule(...)      of the current directory, or installed replay_selection="my_rules:rule"
+    dir/my_rules.py: def rule(...)  a file                                 replay_selection="dir/my_rules.py:rule"
     rllib_srl/contrib/greso.py      optional methods, loaded only if named replay_selection="contrib.greso"
 
 `contrib.greso` stands for the object `greso` of that file, `contrib.bands:failing` for `failing` of its file.
@@ -14,12 +15,12 @@ register them again before resuming a run, and use an import path to read the me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rllib_srl.common.foreign_names import nearest
+from rllib_srl.common.loading import load, reason
 from rllib_srl.common.setting_model import Settings
 
 R = TypeVar("R")
@@ -45,7 +46,7 @@ class Rules(dict[str, R]):
         """
         if fault := self.fault(name):
             raise ValueError(f"{self.kind} = {name!r}; {fault}")
-        return self[name] if name in self else _imported(import_path(name))
+        return self[name] if name in self else cast(R, load(import_path(name)))
 
     def make(self, name: Any, parameters: Mapping[str, Any]) -> Any:
         """Return a rule with its parameters: an instance of a subclass of `Settings`, or a function, which has none.
@@ -77,9 +78,9 @@ class Rules(dict[str, R]):
             return fault
         if ":" in path:
             try:
-                rule = _imported(path)
+                rule = load(path)
             except Exception as error:  # the user's module can raise anything during import
-                return f"expected a rule that can be imported: {type(error).__name__}: {error}"
+                return f"expected a rule that can be imported: {reason(error)}"
             return "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
         known = sorted(set(self) - set(without))
         near = nearest(name, known) if isinstance(name, str) else ""
@@ -114,11 +115,3 @@ def _contrib_fault(name: str) -> str:
         return ""
     near = nearest(module, files)
     return f"expected one of {', '.join(map(repr, files))}" + (f"; did you mean {near!r}?" if near else "")
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    found: Any = import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

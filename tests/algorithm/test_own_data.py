@@ -148,7 +148,7 @@ def test_a_program_that_runs_while_it_is_imported_for_its_function_is_named(tmp_
     assert "program.py starts a run while it is imported for its reward function; put what it runs" in str(caught.value)
     assert caught.value.ends_run
     by_name = program + f"SRLConfig().data('x.jsonl').reward({str(tmp_path / 'other.py')!r} + ':own')\n"
-    load = "from rllib_srl.envs.rewards.loading import load_function\n"
+    load = "from rllib_srl.common.loading import load_function\n"
     (tmp_path / "other.py").write_text(by_name + load + "load_function(__file__ + ':own')\n")
     with pytest.raises(RewardError, match="other.py starts a run while it is imported; put what it runs under if"):
         Rewards.load(f"{tmp_path}/other.py:own", timeout_s=1.0)

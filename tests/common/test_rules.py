@@ -36,5 +36,5 @@ def test_a_method_of_contrib_is_loaded_when_it_is_named(tmp_path: Path, monkeypa
     assert rules.fault("doubling") == "expected one of 'single', 'module:rule'; did you mean 'contrib.doubling'?"
     listed = ", ".join(map(repr, contrib_files()))
     assert rules.fault("contrib.dubling") == f"expected one of {listed}; did you mean 'contrib.doubling'?"
-    assert "has no attribute 'other'" in rules.fault("contrib.doubling:other")
+    assert "has no 'other'; it has doubling, tripling" in rules.fault("contrib.doubling:other")
     sys.modules.pop("rllib_srl.contrib.doubling")

@@ -82,7 +82,7 @@ def test_the_registry_is_asked_last(installed):
             "chian_sum",
             r"environment 'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class",
         ),
-        ("stale", r"environment 'stale': module 'envs.gone' cannot be imported \(ModuleNotFoundError: No module named"),
+        ("stale", r"'stale': module 'envs.gone' cannot be imported \(there is no module 'envs.gone', neither in"),
         ("no_such.module:World", r"module 'no_such.module' cannot be imported"),
         ("rllib_srl.envs.math.compare:Contrast", r"module 'rllib_srl.envs.math.compare' has no 'Contrast'"),
         ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_resolved_is_one_clear_line(installed, spec, message):
 def test_a_module_that_raises_when_imported_is_one_clear_line(tmp_path, monkeypatch):
     (tmp_path / "broken_world.py").write_text("raise RuntimeError('no luck\\nat all')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(WorldError, match=r"'broken_world' cannot be imported \(RuntimeError: no luck\); expected") as e:
+    with pytest.raises(WorldError, match=r"'broken_world' cannot be imported \(RuntimeError: no luck at all\)") as e:
         resolve("broken_world:World")
     assert "\n" not in str(e.value)
     assert "broken_world" not in sys.modules

@@ -14,9 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from rllib_srl.common.loading import load_function
 from rllib_srl.envs import posting
 from rllib_srl.envs.math.question_file import QuestionFile
-from rllib_srl.envs.rewards.loading import load_function
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 from rllib_srl.rollout.replies import reset, step
@@ -227,7 +227,7 @@ def test_wrong_settings_are_named(given, fault: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "fault"), [
-    ("no_such_module_:f", "there is no module 'no_such_module_', neither installed nor as no_such_module_.py in"),
+    ("no_such_module_:f", "there is no module 'no_such_module_', neither in the current directory /"),
     ("{dir}/gone.py:f", "gone.py is not a file"),
     ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
     ("{dir}/functions.py:number", "is a int; expected a function"),

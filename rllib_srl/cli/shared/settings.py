@@ -28,6 +28,7 @@ from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, place_of
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.common.import_paths import with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Group, Setting, Settings, setting
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: they contradict other settings.
     """
-    values = without_names(values)
+    values = with_whole_rules(without_names(values))
     rest = {name: value for name, value in values.items() if name not in SHORTHANDS}
     data, reward = values.get("data"), values.get("reward")
     if data is None and reward is None:

@@ -1,0 +1,115 @@
+"""What a user names is found in the current directory, kept as an absolute file, and belongs to the sealed code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.common.environments import resolve
+from rllib_srl.common.import_paths import functions_in, with_whole_paths, with_whole_rules, without_users_rules
+from rllib_srl.common.loading import LoadError, load, load_function
+from rllib_srl.common.rules import Rules
+
+REPO = Path(__file__).resolve().parent.parent.parent
+WORLD = "class World:\n    def __init__(self, env_config):\n        self.c = env_config\n"
+RULE = "def double(x, settings=None):\n    return 2 * x\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current directory, with my_rule.py and my_world.py."""
+    (tmp_path / "my_rule.py").write_text(RULE)
+    (tmp_path / "my_world.py").write_text(WORLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["my_rule:double", "my_rule.py:double", "{here}/my_rule.py:double"])
+def test_a_rule_and_a_reward_are_found_in_the_same_ways(here: Path, form: str) -> None:
+    rules, name = Rules("kind", {"single": lambda x: x}), form.format(here=here)
+    assert rules.fault(name) == "" and rules.named(name)(4) == 8
+    assert load_function(name) is rules.named(name)  # one file is imported once
+
+
+@pytest.mark.parametrize("form", ["my_world:World", "my_world.py:World"])
+def test_an_environment_is_found_too(here: Path, form: str) -> None:
+    assert resolve(form)({"a": 1}).c == {"a": 1}
+
+
+def test_a_file_of_the_current_directory_comes_before_an_installed_module(here: Path) -> None:
+    (here / "colorsys.py").write_text(RULE)
+    assert load("colorsys:double")(3) == 6
+    with pytest.raises(LoadError, match=r"colorsys has no 'hls_to_rgb'; it has double"):
+        load("colorsys:hls_to_rgb")
+
+
+def test_a_missing_module_says_where_it_was_looked_for(here: Path) -> None:
+    said = Rules("kind", {}).fault("my_rulle:double")
+    assert said.endswith(f"no module 'my_rulle', neither in the current directory {here} nor installed")
+    (here / "needy.py").write_text("import not_there_\n")
+    assert Rules("kind", {}).fault("needy:f").endswith("imported: ModuleNotFoundError: No module named 'not_there_'")
+
+
+def test_settings_keep_the_absolute_file(here: Path) -> None:
+    whole = f"{here}/my_rule.py:double"
+    given = {
+        "clip_rule": {"name": "my_rule:double", "bounds": [0, 5]},
+        "rollout_is_correction": "my_rule.py:double",
+        "regularisers": {"my_rule:double": {"coeff": 1.0}, "l2": 0.1, "contrib.gere:x": 1.0},
+        "replay_admit": ["secrets", "my_rule:double"],
+        "replay_selection": "math:sqrt",
+        "seed": 1,
+    }
+    expected = {
+        "clip_rule": {"name": whole, "bounds": [0, 5]},
+        "rollout_is_correction": whole,
+        "regularisers": {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.gere:x": 1.0},
+        "replay_admit": ["secrets", whole],
+        "replay_selection": "math:sqrt",
+        "seed": 1,
+    }
+    assert with_whole_rules(given) == expected == with_whole_paths(given)
+    assert functions_in(expected) == [whole, "math:sqrt"]
+    assert with_whole_paths({"reward": "my_rule:double"}) == {"reward": whole}
+
+
+def test_code_that_a_checkpoint_must_list() -> None:
+    settings = {"env": "my_world.py:World", "worlds": {"a": {"reward": "r:f"}, "b:W": {}}, "advantage": "contrib.x:y"}
+    assert functions_in(settings) == ["b:W", "my_world.py:World", "r:f"]
+
+
+def test_a_run_that_does_not_train_has_none_of_the_users_rules() -> None:
+    given = {"clip_rule": {"name": "a.py:f"}, "advantage": "mean_only", "regularisers": {"a:R": 1.0}, "seed": 1}
+    assert without_users_rules(given) == {"clip_rule": "none", "advantage": "mean_only", "seed": 1}
+
+
+COMMAND_LINE = """
+import sys, yaml
+from pathlib import Path
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.cli.shared.settings import build_config, expanded, given_settings, read_values, read_yaml
+from rllib_srl.cli.train import parse
+from rllib_srl.losses.clip import CLIP_RULES
+file, *words = sys.argv[1:]
+values = given_settings(parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
+Path(file).write_text(yaml.safe_dump(values))
+config = build_config(values)
+print(faults_of(config), CLIP_RULES.named(config.rule_of("clip_rule"))(21, None))
+"""
+
+
+def test_a_rule_of_the_command_line_is_found_again_from_another_directory(here: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir()
+    words = ["--env", "compare", "--model", "tiny", "--max_episode_tokens", "256", "--clip_rule", "my_rule:double"]
+    for directory, more in ((here, words), (other, [])):
+        program = [sys.executable, "-P", "-c", COMMAND_LINE, str(tmp_path / "settings.yaml"), *more]
+        environment = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(
+            program, cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
+        )
+        assert done.stdout == "[] 42\n", done.stderr[-2000:]
