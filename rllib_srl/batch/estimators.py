@@ -99,14 +99,13 @@ def group_relative(
         batch_rewards: rewards whose standard deviation "batch" divides by; None: `rewards_PG`.
 
     Raises:
-        ValueError: an unknown rule, or a group of fewer than two episodes.
+        ValueError: an unknown rule, a user's rule that raises an exception, or a group of fewer than two episodes.
     """
-    of_group = ADVANTAGES.named(rule)
     for rewards_G in rewards_PG:
         if len(rewards_G) < 2:
             raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
     rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
-    advantages = [of_group(rewards_G) for rewards_G in rewards_PG]
+    advantages = [ADVANTAGES.call(rule, rewards_G) for rewards_G in rewards_PG]
     if not rewards_PG:
         return []
     if rule == "batch":

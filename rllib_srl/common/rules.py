@@ -14,7 +14,7 @@ register them again before resuming a run, and use an import path to read the me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any, TypeVar, cast
@@ -27,16 +27,32 @@ R = TypeVar("R")
 CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
 
 
+_MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(NameError, RuntimeError, TypeError, ValueError),
+)
+
+
+class RuleError(ValueError):
+    """A rule raised an exception, which is the cause."""
+
+
 class Rules(dict[str, R]):
     """Rules of one kind, by name.
 
     Invariant: `own` holds the package's rules; every other entry was registered by a user.
     """
 
-    def __init__(self, kind: str, own: Mapping[str, R]) -> None:
-        """Start with the package's own rules; `kind` is the name of the setting that selects one."""
+    def __init__(self, kind: str, own: Mapping[str, R], inputs: str = "") -> None:
+        """Start with the package's own rules.
+
+        Args:
+            kind: the name of the setting that selects one.
+            own: the package's rules.
+            inputs: what a rule is given, for the message if a user's rule raises an exception.
+        """
         super().__init__(own)
-        self.kind, self.own = kind, dict(own)
+        self.kind, self.own, self.inputs = kind, dict(own), inputs
 
     def named(self, name: Any) -> R:
         """Return a rule by its name, as "contrib.file", or by its import path "module:rule".
@@ -47,6 +63,18 @@ class Rules(dict[str, R]):
         if fault := self.fault(name):
             raise ValueError(f"{self.kind} = {name!r}; {fault}")
         return self[name] if name in self else cast(R, load(import_path(name)))
+
+    def call(self, name: Any, *arguments: Any) -> Any:
+        """Return what a rule that is a function returns.
+
+        Raises:
+            RuleError: a user's rule raised an exception.
+            ValueError: as `named`.
+        """
+        rule: Any = self.named(name)
+        if rule is self.own.get(name):
+            return rule(*arguments)
+        return called(f"{self.kind} = {name!r}", rule, *arguments, inputs=self.inputs)
 
     def make(self, name: Any, parameters: Mapping[str, Any]) -> Any:
         """Return a rule with its parameters: an instance of a subclass of `Settings`, or a function, which has none.
@@ -92,6 +120,22 @@ class Rules(dict[str, R]):
     def is_users(self, name: Any) -> bool:
         """Return whether a user registered this name or replaced the package's rule of this name."""
         return isinstance(name, str) and name in self and self.own.get(name) is not self[name]
+
+
+def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = "") -> Any:
+    """Return what a rule returns; exceptions of the machine, such as a lack of memory, pass unchanged.
+
+    Raises:
+        RuleError: the rule raised an exception; the message begins with `title`.
+    """
+    try:
+        return rule(*arguments)
+    except _MISTAKES as error:
+        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:  # torch.OutOfMemoryError is one
+            raise
+        text = " ".join(str(error).split())
+        about = "; ".join(filter(None, [f"{title} raised {type(error).__name__}: {text}", inputs]))
+        raise RuleError(about) from error
 
 
 def import_path(name: str) -> str:

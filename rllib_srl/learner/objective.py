@@ -84,7 +84,8 @@ def surrogate_of(
     """
     ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
     tokens = Tokens(ratio_N, batch["advantage"], logp_N, batch.get("bapo_bounds"))
-    return CLIP_RULES.named(settings.clip_rule)(tokens, settings)
+    surrogate: Surrogate = CLIP_RULES.call(settings.clip_rule, tokens, settings)
+    return surrogate
 
 
 def anchor_of(batch: MicroBatch[torch.Tensor], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:

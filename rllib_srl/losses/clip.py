@@ -24,7 +24,7 @@ Gao et al. 2025 (SAPO), arXiv 2511.20347; Xi et al. 2025 (BAPO), arXiv 2510.1892
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -107,4 +107,5 @@ CLIP_RULES: Rules[Callable[[Tokens, LossSettings], Surrogate]] = Rules(
         "bapo": _bapo,
         "none": _none,
     },
+    inputs=f"Tokens has {', '.join(field.name for field in fields(Tokens))}",
 )

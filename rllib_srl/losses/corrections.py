@@ -102,9 +102,10 @@ def correction_of(
         episode_N: episode of each token; episodes must be whole.
     """
     prox_logp_N = prox_logp_N.detach()
-    return CORRECTIONS.named(settings.correction)(
-        lambda level: ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N), settings
+    weight_N: torch.Tensor = CORRECTIONS.call(
+        settings.correction, lambda level: ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N), settings
     )
+    return weight_N
 
 
 # --- reused tokens --------------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
-"""Rules by name: those of `contrib` are found by file, and a misspelt one lists the files there are."""
+"""Rules by name: those of `contrib` are found by file, and what goes wrong names the rule, or the files there are."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from rllib_srl import contrib
-from rllib_srl.common.rules import Rules, contrib_files, import_path
+from rllib_srl.batch.estimators import ADVANTAGES, group_relative
+from rllib_srl.common.rules import RuleError, Rules, contrib_files, import_path
+from rllib_srl.losses.clip import CLIP_RULES
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,30 @@ def test_a_method_of_contrib_is_loaded_when_it_is_named(tmp_path: Path, monkeypa
     assert rules.fault("contrib.dubling") == f"expected one of {listed}; did you mean 'contrib.doubling'?"
     assert "has no 'other'; it has doubling, tripling" in rules.fault("contrib.doubling:other")
     sys.modules.pop("rllib_srl.contrib.doubling")
+
+
+def test_an_exception_of_a_users_rule_names_the_rule_and_its_inputs() -> None:
+    def wrong(tokens: object) -> float:
+        return tokens.ratios  # type: ignore[attr-defined]
+
+    def full(tokens: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rules = Rules("kind", {"own": lambda tokens: tokens.ratios}, inputs="Tokens has a, b")
+    rules["wrong"], rules["full"] = wrong, full
+    with pytest.raises(RuleError) as caught:
+        rules.call("wrong", 1)
+    assert str(caught.value) == (
+        "kind = 'wrong' raised AttributeError: 'int' object has no attribute 'ratios'; Tokens has a, b"
+    )
+    with pytest.raises(torch.OutOfMemoryError):  # the learner reacts to it
+        rules.call("full", 1)
+    with pytest.raises(AttributeError):
+        rules.call("own", 1)
+
+
+def test_the_fields_of_clip_rules_and_the_name_of_an_advantage_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CLIP_RULES.inputs == "Tokens has ratio_N, advantage_N, logp_N, bapo_bounds"
+    monkeypatch.setitem(ADVANTAGES, "wrong", lambda rewards_G: rewards_G["mean"])
+    with pytest.raises(RuleError, match="^advantage = 'wrong' raised IndexError: only integers"):
+        group_relative([np.array([0.0, 1.0])], "wrong")

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rllib_srl.common.rules import Rules
+from rllib_srl.common.rules import Rules, called
 from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 
@@ -309,7 +309,7 @@ def apply(
     """Draw exactly min(num, N) distinct candidates by a rule, or from each domain as many as `nums` says.
 
     Raises:
-        ValueError: a rule that breaks its contract; the message begins with `title`.
+        ValueError: a rule that breaks its contract or raises an exception; the message begins with `title`.
     """
     every = np.arange(len(candidates))
     parts = [(every, min(num, len(every)))]
@@ -319,7 +319,8 @@ def apply(
     for inside, count in parts:
         if count == 0:
             continue
-        indices = np.asarray(rule(candidates if nums is None else candidates.take(inside), count, generator))
+        some = candidates if nums is None else candidates.take(inside)
+        indices = np.asarray(called(title, rule, some, count, generator))
         distinct = np.unique(indices)
         if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(inside):
             raise ValueError(
