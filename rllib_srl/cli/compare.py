@@ -30,7 +30,6 @@ from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table
 from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, build_config, check, given_settings
-from rllib_srl.common.import_paths import without_users_rules
 from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
 
@@ -176,7 +175,7 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
     checkpoints = [checkpoint_named(name) for name in names]
     for sealed in filter(None, checkpoints):
         verify_sealed(sealed)
-    earlier = [runs.settings_of(c, trust, given.get("seal_key_file")) if c else {} for c in checkpoints]
+    earlier = [runs.settings_of(c, trust, given.get("seal_key_file"), trains=False) if c else {} for c in checkpoints]
     for checkpoint, values in zip(checkpoints, earlier, strict=True):
         if checkpoint and not values:
             raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
@@ -187,7 +186,7 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
     refuse_different(own, given)
     common = {"seed": SEED, **{name: own[0][name] for name in FIRSTS if name in own[0]}}
     sides = [
-        Side(name, checkpoint, {**without_users_rules(values), **common, **given})
+        Side(name, checkpoint, {**values, **common, **given})
         for name, checkpoint, values in zip(names, checkpoints, own, strict=True)
     ]
     for side in sides:

@@ -30,7 +30,6 @@ from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
-from rllib_srl.common.import_paths import without_users_rules
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
 
 
@@ -56,10 +55,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     checkpoint = checkpoint_named(arguments.what)
     if checkpoint:
         verify_sealed(checkpoint)
-        earlier = runs.settings_of(checkpoint, arguments.trust_checkpoint, given.get("seal_key_file"))
+        earlier = runs.settings_of(checkpoint, arguments.trust_checkpoint, given.get("seal_key_file"), trains=False)
         if not earlier and "env" not in given and "worlds" not in given:
             raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected its settings by --config")
-        values = {**without_users_rules(earlier), **given}
+        values = {**earlier, **given}
     else:
         values = {**given, "model": arguments.what}
     is_silent = arguments.json == Path("-")

@@ -42,7 +42,8 @@ def load(spec: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            functions = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+            public = {each: value for each, value in vars(module).items() if not each.startswith("_")}
+            functions = [each for each, f in public.items() if getattr(f, "__module__", None) == module.__name__]
             raise LoadError(f"{place} has no {name!r}; it has {', '.join(functions[:8]) or 'no functions'}")
         found = getattr(found, part)
     return found

@@ -327,7 +327,7 @@ def _side(what: str, trust: bool, key_file: str | None) -> Side:
     if checkpoint is None:
         check_model_name(what)
         return Side(what, None, {})
-    settings = runs.settings_of(checkpoint, trust, key_file)
+    settings = runs.settings_of(checkpoint, trust, key_file, trains=False)
     if not settings:
         raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
     return Side(what, checkpoint, settings)

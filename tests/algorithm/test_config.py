@@ -327,7 +327,7 @@ def test_engines_share_the_cores_unless_openmp_is_told_otherwise(monkeypatch, gi
     ("name", "fault"),
     [
         ("contrib.tracker:wandb", "did you mean 'contrib.trackers'?"),
-        ("contrib.trackers:wand", "has no attribute 'wand'"),
+        ("contrib.trackers:wand", "has no 'wand'; it has "),
         ("math:sqrt", "expected a subclass of RLlibCallback, got"),
     ],
 )

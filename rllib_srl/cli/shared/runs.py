@@ -27,7 +27,7 @@ from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
-from rllib_srl.common.import_paths import functions_in, with_file_names
+from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,
@@ -169,7 +169,9 @@ def find_checkpoint(path: Path) -> Path:
     return finished[-1]
 
 
-def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | None = None) -> dict[str, Any]:
+def settings_of(
+    checkpoint: Path, trust: bool = False, key_file: str | Path | None = None, *, trains: bool = True
+) -> dict[str, Any]:
     """Return the settings of the run that wrote a checkpoint, without `NOT_INHERITED`; {} without a settings file.
 
     A settings file is not sealed, and a reward function or an agent that it names is code. So a checkpoint must have
@@ -179,6 +181,7 @@ def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | No
         checkpoint: of the run.
         trust: accept functions that are not listed.
         key_file: the setting `seal_key_file`.
+        trains: False leaves out a user's own rules, which only training needs.
 
     Raises:
         RunError: the settings name such a function.
@@ -186,6 +189,7 @@ def settings_of(checkpoint: Path, trust: bool = False, key_file: str | Path | No
     path = checkpoint.parent / SETTINGS_FILE
     read = expanded(read_values(read_yaml(path))) if path.is_file() else {}
     values = {name: value for name, value in folded(read).items() if name not in NOT_INHERITED}
+    values = values if trains else without_users_rules(values)
     if not trust and (named := functions_in(values)):
         try:
             listed = verify_own(checkpoint, key_file).get("functions", ())
