@@ -89,7 +89,7 @@ def with_whole_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_users_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run that does not train, without rules that are import paths: such a run calls none."""
-    idle = {"advantage": "group", "clip_rule": "none", "rollout_is_correction": "none"}
+    idle = {"advantage": "group", "clip_rule": "higher", "rollout_is_correction": "none"}  # no bound contradicts them
     is_users = {name for name in _RULES if any(_rules_in(settings.get(name)))}
     kept = {name: idle[name] if name in is_users else value for name, value in settings.items() if name in idle}
     return {**{name: value for name, value in settings.items() if name not in is_users}, **kept}

@@ -72,7 +72,8 @@ class Rules(dict[str, R]):
             ValueError: as `named`.
         """
         rule: Any = self.named(name)
-        if rule is self.own.get(name):
+        is_own: bool = rule is self.own.get(name)
+        if is_own:
             return rule(*arguments)
         return called(f"{self.kind} = {name!r}", rule, *arguments, inputs=self.inputs)
 

@@ -85,7 +85,7 @@ def test_code_that_a_checkpoint_must_list() -> None:
 
 def test_a_run_that_does_not_train_has_none_of_the_users_rules() -> None:
     given = {"clip_rule": {"name": "a.py:f"}, "advantage": "mean_only", "regularisers": {"a:R": 1.0}, "seed": 1}
-    assert without_users_rules(given) == {"clip_rule": "none", "advantage": "mean_only", "seed": 1}
+    assert without_users_rules(given) == {"clip_rule": "higher", "advantage": "mean_only", "seed": 1}
 
 
 COMMAND_LINE = """
