@@ -27,7 +27,6 @@ from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
 from rllib_srl.cli.shared.flags import Parser
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.peak_memory import PeakMemory
 from rllib_srl.cli.shared.plot import plot_run
 from rllib_srl.cli.shared.run_log import PARTS, Iteration, RunLog
 from rllib_srl.cli.shared.settings import build_config, check
@@ -64,7 +63,6 @@ class Outcome:
     after: dict[str, Any] = field(default_factory=dict)
     baselines: baselines.Baselines | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # "start", "evaluation", "training", "checkpoint"
-    peak_bytes: int | None = None
     checkpoint: Path | None = None
     plot: Path | None = None
 
@@ -122,7 +120,7 @@ def measured(outcome: Outcome, verbose: bool) -> Outcome:
     check(config)
     outcome.dtype, outcome.world = config.compute_dtype, ", ".join(config.world_configs())
     print("Computing in bfloat16." if outcome.dtype == "bfloat16" else "No bf16 support: computing in fp32.")
-    with showing_progress(last) as progress, PeakMemory() as memory:
+    with showing_progress(last) as progress:
         progress.begin("starting Ray ...")
         outcome.timed("start", lambda: start_ray(verbose))
         algo = outcome.timed("start", lambda: start(config, plan, last, verbose))
@@ -146,7 +144,6 @@ def measured(outcome: Outcome, verbose: bool) -> Outcome:
         finally:
             progress.end()
             algo.stop()
-    outcome.peak_bytes = memory.peak_bytes
     return outcome
 
 
@@ -189,8 +186,6 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     shares = seconds_by_part(outcome)
     total = sum(shares.values())
     yield "  " + "  ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
-    if outcome.peak_bytes:
-        yield f"peak memory          {outcome.peak_bytes / 2**30:.1f} GiB, all processes"
     yield f"training + evaluation took {duration(total)}, the start {duration(outcome.seconds['start'])}"
     yield "files"
     yield table(
@@ -255,7 +250,6 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "memory": [iteration.memory for iteration in outcome.iterations],
         "seconds": outcome.seconds,
         "seconds_by_part": seconds_by_part(outcome),
-        "peak_bytes": outcome.peak_bytes,
         "directory": str(outcome.plan.directory),
     }
 

@@ -126,13 +126,13 @@ def _reaped() -> dict[int, int]:
 
 def _end_what_is_left() -> None:
     """Kill all descendants, and wait until they are gone."""
-    from rllib_srl.cli.shared.peak_memory import descendants
+    import psutil
 
     deadline = time.monotonic() + LEFT_S
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(0.05)
         _reaped()
 

@@ -67,7 +67,6 @@ def train(arguments: argparse.Namespace) -> int:
     from rllib_srl.cli import supervisor
     from rllib_srl.cli.shared import runs
     from rllib_srl.cli.shared.display import showing_progress
-    from rllib_srl.cli.shared.pool_hint import pool_hint
     from rllib_srl.cli.shared.training import empty_or_new, start
     from rllib_srl.common.remote_calls import is_loss
 
@@ -92,8 +91,6 @@ def train(arguments: argparse.Namespace) -> int:
         supervisor.report(plan.directory, max_failures)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
         try:
-            if plan.checkpoint is None and (hint := pool_hint(config, algo.source, last)):
-                progress.note(hint)
             if arguments.export:
                 algo.check_export(arguments.export)
             return run(algo, plan, last, progress, arguments.export)

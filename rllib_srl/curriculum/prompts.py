@@ -275,15 +275,6 @@ class PromptSource:
             domains.update(self._domain(env_id, str(prompt_id)) for prompt_id in ids)
         return frozenset(domains)
 
-    def num_training_prompts(self, limit: int) -> int | None:
-        """Return the number of training prompts of all environments; None for a stream, or above `limit`."""
-        if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
-            return None
-        num = 0
-        for env_id in self._ids:
-            num += sum(1 for _ in islice(self._all_ids(env_id, 0), limit + 1 - num))
-        return num if num <= limit else None
-
     def measured_pool(self) -> list[Prompt]:
         """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.
 

@@ -8,8 +8,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rllib_srl.cli.shared import peak_memory as memory
 from rllib_srl.cli.shared.cluster import message_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
@@ -116,23 +113,6 @@ def test_evaluations_before_and_after_are_in_the_one_event_file(tmp_path: Path) 
     assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]
     assert events.Tags()["scalars"] == ["evaluation/accuracy", "evaluation/by_domain/a/accuracy", "loss"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1  # a line an iteration
-
-
-def test_memory_is_the_proportional_size_of_a_process_tree() -> None:
-    assert memory.proportional_bytes("Rss:  900 kB\nPss:  300 kB\nPss_Anon: 5 kB\n") == 300 * 1024
-    assert memory.proportional_bytes("") == 0
-    if memory.memory_of_tree(os.getpid()) == 0:
-        pytest.skip("this system has no /proc")
-    source = "print(flush=True); input(); held = b'1' * (32 << 20); print(flush=True); input()"
-    # A tree of its own: other tests' processes come and go under this one.
-    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        sizes = []
-        for _ in range(2):
-            child.stdout.readline()
-            sizes.append(memory.memory_of_tree(child.pid))
-            child.stdin.write(b"\n")
-            child.stdin.flush()
-    assert 0.9 * 2**25 < sizes[1] - sizes[0] < 1.5 * 2**25
 
 
 def test_a_remote_traceback_is_cut_to_what_it_says() -> None:

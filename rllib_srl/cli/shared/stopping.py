@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
-from rllib_srl.cli.shared.peak_memory import descendants
+import psutil
 
 GRACE_S = 25.0  # Kubernetes and Slurm send SIGKILL 30 seconds after SIGTERM
 SWALLOWED_S = 1.0  # between two attempts to deliver a SIGTERM whose handler had no effect
@@ -113,9 +113,9 @@ WATCH = Watch()
 
 def leave(status: int, clean_up: Callable[[], object] = bool) -> None:
     """End this process and all its descendants at once: a local Ray, engines, environments."""
-    for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
     with suppress(Exception):
         clean_up()
     os._exit(status)
