@@ -38,7 +38,7 @@ def test_weights_are_read_as_they_were_written_and_what_is_no_weights_is_refused
         (tmp_path / WEIGHTS).write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{WEIGHTS} (cannot be read|contains no weights)"):
             read_weights(tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match="stored weights in a pickle, which is not read here"):
+    with pytest.raises(CheckpointError, match="does not exist; use another checkpoint"):
         read_weights(tmp_path / "nowhere")
     assert not (tmp_path / "marker").exists()
 
@@ -158,7 +158,7 @@ def test_adapters_are_read_without_a_pickle_too(config, tmp_path):
     assert same(weights_of(algo), weights) and not (tmp_path / "marker").exists()
     (tmp_path / "one" / MODULE / WEIGHTS).unlink()  # a reader does not fall back on the pickle
     seal(tmp_path / "one", {"version": 1})
-    with pytest.raises(CheckpointError, match="stored weights in a pickle, which is not read here"):
+    with pytest.raises(CheckpointError, match="does not exist; use another checkpoint"):
         algo.restore_weights(tmp_path / "one")
     assert not (tmp_path / "marker").exists() and (tmp_path / "own.key").is_file()
     algo.stop()
