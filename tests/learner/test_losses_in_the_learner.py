@@ -11,6 +11,7 @@ import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.losses.clip import CLIP_RULES
@@ -59,6 +60,8 @@ def gradient(learners):
     def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
         off = {"advantage": "preset", "use_critic": False, "kl_coeff": 0.0}
+        if given.get("clip_rule") in WITHOUT_CLIP_BOUNDS:
+            given |= dict.fromkeys(("clip_low", "clip_high"), "preset")
         learner.config = kept.copy(copy_frozen=False).training(**grouped({**off, **given}))
         learner.config.replay(**grouped(replay, "replay_"))
         assert faults_of(learner.config) == []
