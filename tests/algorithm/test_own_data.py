@@ -262,7 +262,8 @@ def test_a_run_reports_each_function_and_one_that_raises_ends_it(place: Path) ->
     finally:
         algo.stop()
     said = str(caught.value)
-    assert "environment 'question_file': reward 'own_rewards:breaks' raised KeyError: 'gone'; row {" in said
+    file = place / "own_rewards.py"
+    assert f"environment 'question_file': reward '{file}:breaks' raised KeyError: 'gone'; row {{" in said
     assert "on_reward_error = 'drop' leaves such episodes out" in said
 
     dropping = small(place).training(log_directory=str(place / "three")).reward("own_rewards:breaks", on_error="drop")
