@@ -126,13 +126,10 @@ def _reaped() -> dict[int, int]:
 
 def _end_what_is_left() -> None:
     """Kill all descendants, and wait until they are gone."""
-    import psutil
+    from rllib_srl.cli.shared.stopping import kill_descendants
 
     deadline = time.monotonic() + LEFT_S
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
+    while kill_descendants() and time.monotonic() < deadline:
         time.sleep(0.05)
         _reaped()
 

@@ -26,7 +26,6 @@ from rllib_srl.common.setting_model import Settings
 R = TypeVar("R")
 CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
 
-
 _MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(NameError, RuntimeError, TypeError, ValueError),

@@ -113,12 +113,19 @@ WATCH = Watch()
 
 def leave(status: int, clean_up: Callable[[], object] = bool) -> None:
     """End this process and all its descendants at once: a local Ray, engines, environments."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
+    kill_descendants()
     with suppress(Exception):
         clean_up()
     os._exit(status)
+
+
+def kill_descendants() -> int:
+    """Kill all processes below this one; return their number."""
+    found = psutil.Process().children(recursive=True)
+    for process in found:
+        with suppress(psutil.Error):
+            process.kill()
+    return len(found)
 
 
 class StopRequest:
