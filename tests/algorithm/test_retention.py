@@ -14,6 +14,7 @@ from tests.small_memory import memory_config
 
 EVEN, ODD = ({"world": f"tests.small_worlds:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
 STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 30}]
+MOST_ITERATIONS = 60
 COUNTS = ("num_held", "num_held_tokens", "num_taken", "num_scored")
 RETAIN = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
 
@@ -144,12 +145,22 @@ def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["lora", "max_lag"])
 def test_adapters_and_rollouts_ahead_hold_by_the_same_path(config, build, how):
-    config = retaining(config, **FRESH)
+    stages = [{**world, "iterations": 6} for _ in range(MOST_ITERATIONS // 12) for world in (EVEN, ODD)]
+    config = retaining(config, **FRESH).environment(stream=stages)
     if how == "lora":
         config.training(lora={"rank": 4})
     else:
         config.env_runners(num_env_runners=1, max_lag=1)
     algo = build(config)
-    results = [algo.train() for _ in range(7)]
-    assert sum(result["retention"]["num_taken"] > 0 for result in results) >= 4
-    assert learner_of(results[6])["retention/gradient_share"] > 0
+    num_taking, is_held = 0, False
+    for _ in range(MOST_ITERATIONS):  # which groups end in time for an update depends on the machine with `max_lag`
+        result = algo.train()
+        if "retention" not in result:
+            continue  # no update so far
+        found, share = result["retention"], learner_of(result)["retention/gradient_share"]
+        assert 0 <= found["num_stored"] <= found["num_taken"] and (share > 0) <= (found["num_held"] > 0)
+        num_taking += found["num_stored"] > 0
+        is_held |= share > 0
+        if num_taking >= 3 and is_held:
+            return
+    pytest.fail(f"{num_taking} updates gave targets, held by one: {is_held}; expected 3 and True")
