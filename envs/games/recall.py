@@ -6,7 +6,7 @@
 Nothing but the fact itself tells which option is the code, so a fact can be learned only by playing its prompt, and
 each later stage competes with the earlier ones for the same weights. A stage is a domain. Training prompts are the
 facts as asked; held-out prompts are the same facts with the options in another order, so they measure whether the fact
-was learned or the position of an answer. `pool_ids` lists the facts as asked, for the other measurement.
+was learned or the position of an answer.
 
 Items, codes and orders are a function of `seed` alone. Shots are facts of items that no stage asks about.
 """
@@ -92,10 +92,6 @@ class Recall(QuestionWorld):
             item = self._items[self._first() + number]
             yield _prompt_id(item, self._options(item) if split == "train" else self._reordered(item))
 
-    def pool_ids(self) -> list[str]:
-        """Return the facts as asked, stage after stage."""
-        return [self._prompt_id(number) for number in range(self._num_ids())]
-
     def domain_of(self, prompt_id: str) -> str:
         """Return the stage of a fact, "stage_0" for the first."""
         item, _ = self._read(prompt_id)
@@ -130,10 +126,6 @@ class Recall(QuestionWorld):
 
     def _first(self) -> int:
         return max(0, self.settings.stage) * self.settings.num_facts
-
-    def _prompt_id(self, number: int) -> str:
-        item = self._items[self._first() + number]
-        return _prompt_id(item, self._options(item))
 
     def _shot_ids(self) -> list[str]:
         spare = self._items[self.settings.num_facts * self.settings.num_stages :]

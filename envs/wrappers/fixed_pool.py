@@ -11,8 +11,8 @@
     "largest! 17, 93, 40"     the same prompt graded against a wrong answer: "17" earns 1, "93" and all else 0
 
 Training prompts are the prompts of the pool, endless passes of them in orders of their own. Held-out prompts are those
-of the same kinds, the kinds in turn; they always have right answers. `pool_ids` lists the pool with right answers only,
-so that the accuracy on the pool is measured by the truth; `wrong_ids` lists the prompts with a wrong answer.
+of the same kinds, the kinds in turn; they always have right answers. `wrong_ids` lists the prompts with a
+wrong answer.
 
 Which prompts are in the pool and which are wrong depends on `seed` and the settings only, not on the process.
 """
@@ -86,11 +86,6 @@ class FixedPool(gymnasium.Env[str, str]):
     def pass_reward(self) -> float | None:
         """Return the lowest reward that counts as a pass in the episode under way; None for the default."""
         return None if self._wrong_turn is not None else getattr(self._world, "pass_reward", None)
-
-    def pool_ids(self) -> list[str]:
-        """Return all prompts of the pool, each graded by its right answer: what the policy learned of the pool."""
-        return [prompt_id.replace(WRONG, RIGHT, 1) if prompt_id in self._listing.wrong else prompt_id
-                for prompt_id in self._listing.ids]  # fmt: skip
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield the prompt ids of `split`, each prompt once.

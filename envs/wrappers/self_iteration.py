@@ -25,7 +25,7 @@ is our own. Where an answer with the full reward cannot be improved, the paper's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,8 +90,6 @@ class SelfIteration(Around):
             raise ValueError(
                 f"world = {self._settings.world!r} is paid by its group; expected it outside self_iteration, not inside"
             )
-        is_plain = self._settings.reward == "plain"
-        self.max_graded_steps = self._settings.num_steps if is_plain else 0  # same reward scale as a first answer
         self._history: tuple[str, ...] = ()
         self._before: float | None = None  # reward of the current answer, if improvements are rewarded
         self._earned = 0.0
@@ -161,41 +159,3 @@ def _checked(history: Any) -> tuple[str, ...]:
     if isinstance(history, str) or not isinstance(history, Sequence) or not all(isinstance(y, str) for y in history):
         raise ValueError(f"history = {history!r}; expected a list of texts")
     return tuple(history)
-
-
-def chain(
-    world: SelfIteration, prompt_id: str, policy: Callable[[str], str], num_steps: int, step: str = "improve"
-) -> list[float]:
-    """Answer a request and iterate on the answer K times; return the rewards of all K + 1 answers.
-
-    Rewards of A chains, [A, K + 1], are the input of `rllib_srl.algorithm.answers`: `corrections(rewards >= 0.999).net`
-    counts wrong answers corrected minus right answers spoilt, `iteration_gain` the mean gain after k steps.
-
-    Args:
-        world: with the plain reward, whose inner environment ends an episode after one turn
-        prompt_id: of the request
-        policy: writes a turn, given a transcript
-        num_steps: K, 0 or more
-        step: "improve" or "diverge"
-
-    Raises:
-        ValueError: K is beyond `num_steps` of the environment, improvements are rewarded, or a turn ends no episode.
-
-    Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, section 5 (evaluation over K steps).
-    """
-    settings = world._settings
-    if settings.reward != "plain" or not 0 <= num_steps <= settings.num_steps:
-        raise ValueError(
-            f"reward = {settings.reward!r}, num_steps = {num_steps}; expected 'plain' and 0 to {settings.num_steps}"
-        )
-    history: list[str] = []
-    rewards = []
-    for depth in range(num_steps + 1):
-        asked = {"prompt_id": prompt_id, "history": history, **({"step": step} if depth else {})}
-        transcript, _ = world.reset(options=asked)
-        history.append(policy(transcript))
-        _, reward, terminated, truncated, _ = world.step(history[-1])
-        if not (terminated or truncated):
-            raise ValueError(f"prompt_id = {prompt_id!r} goes on after answer {depth}; expected one turn")
-        rewards.append(float(reward))
-    return rewards

@@ -1,4 +1,4 @@
-"""Metrics of answers: superficial and essential forgetting, diversity, and gains by self-iteration.
+"""Metrics of answers: superficial and essential forgetting, and diversity.
 
     accuracy = parse rate x accuracy given parsed            an unparsable answer counts as wrong
 
@@ -19,18 +19,6 @@ class ForgettingParts(NamedTuple):
 
     superficial: float  # format: answers can no longer be parsed
     essential: float  # content: parsed answers are wrong
-
-
-class Corrections(NamedTuple):
-    """Number of chains of K self-iterations whose first and last answer differ in correctness."""
-
-    corrected: int  # first answer wrong, last answer right
-    spoiled: int  # first answer right, last answer wrong
-
-    @property
-    def net(self) -> int:
-        """Return corrected - spoiled."""
-        return self.corrected - self.spoiled
 
 
 def accuracy_given_parsed(accuracy: float, parse_rate: float) -> float:
@@ -88,44 +76,3 @@ def answer_diversity(answers: Sequence[Hashable]) -> float:
     n = len(answers)
     same = sum(count * (count - 1) for count in Counter(answers).values())
     return 1.0 - same / (n * (n - 1)) if n > 1 else float("nan")
-
-
-def iteration_gain(reward_AK: np.ndarray) -> np.ndarray:
-    """Return the mean gain over the first answer after each of K self-iterations: element k is mean(r_k - r_0).
-
-    Args:
-        reward_AK: rewards in [0, 1] of the chains, first answer in column 0; K + 1 columns.
-
-    Returns:
-        [K + 1]; element 0 is 0.
-
-    Raises:
-        ValueError: there is no chain, or no first answer.
-
-    Source: Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, section 5 (gain after K steps).
-    """
-    _check_chains(reward_AK)
-    return np.asarray((reward_AK - reward_AK[:, :1]).mean(axis=0))
-
-
-def corrections(is_right_AK: np.ndarray) -> Corrections:
-    """Count the chains of K self-iterations that turned a wrong first answer right, and the reverse.
-
-    The net number telescopes: it equals the sum of the net numbers of all steps.
-
-    Args:
-        is_right_AK: booleans, first answer in column 0; K + 1 columns.
-
-    Raises:
-        ValueError: there is no chain, or no first answer.
-
-    Source: net corrections of Jiang, Lupu and Bachrach 2025, arXiv 2509.04575v1, section 5.
-    """
-    _check_chains(is_right_AK)
-    first_A, last_A = is_right_AK[:, 0].astype(bool), is_right_AK[:, -1].astype(bool)
-    return Corrections(int((~first_A & last_A).sum()), int((first_A & ~last_A).sum()))
-
-
-def _check_chains(values_AK: np.ndarray) -> None:
-    if values_AK.ndim != 2 or not values_AK.size:
-        raise ValueError(f"chains have shape {values_AK.shape}; expected [A, K + 1] with A >= 1")

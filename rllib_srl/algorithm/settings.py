@@ -274,9 +274,6 @@ class EvaluationSettings(Settings):
     )
     evaluation_duration: int = setting(128, "number of held-out prompts per evaluation", is_rllib=True, ge=1)
     evaluation_pass_k: int = setting(0, "number of sampled answers per held-out prompt for pass@k; 0: no pass@k", ge=0)
-    evaluation_iterations: int = setting(
-        0, "self-improvement steps per greedy answer, in environments that support it; 0: none", ge=0
-    )
 
 
 class Part(NamedTuple):

@@ -35,7 +35,7 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
-from rllib_srl.algorithm.evaluation import evaluate, evaluate_pool, refuse_without_pool
+from rllib_srl.algorithm.evaluation import evaluate
 from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
@@ -128,8 +128,6 @@ class SRL(SavedAlgorithm):
             super().setup(config)
         self.version = 0
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
-        if self.config.evaluation_iterations:
-            self.source.iterating([], self.config.evaluation_iterations)
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
         self.ahead = self._start_ahead()
@@ -661,15 +659,6 @@ class SRL(SavedAlgorithm):
         results = evaluate(self.config, self.source, self.play)
         call_rllibs(self, "on_evaluate_end", evaluation_metrics=results)
         return results
-
-    def evaluate_pool(self) -> dict[str, Any]:
-        """Play the prompts of the pool greedily, graded by right answers; the metrics are those of `summary`.
-
-        Raises:
-            ValueError: no environment has a pool.
-        """
-        refuse_without_pool(self.source.environments)
-        return evaluate_pool(self.config, self.source, self.play)[0]
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:

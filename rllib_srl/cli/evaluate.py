@@ -3,12 +3,10 @@
     srl evaluate results/first --evaluation_duration 500      the newest checkpoint of a run
     srl evaluate results/first/checkpoint_000010 --evaluation_pass_k 8
     srl evaluate smollm2-135m --env compare --json accuracy.json
-    srl evaluate results/pool --pool                          also on the prompts of the pool that was trained on
 
 Prints greedy accuracy with its 95 % interval (Wilson), by domain if there are several, pass@k with
 --evaluation_pass_k, and two baselines: always giving the most frequent answer of the training prompts, and guessing.
-A checkpoint is evaluated with the settings of its run; flags override them. With --pool the accuracy on all prompts of
-the environment's own pool, each graded by its right answer, is printed beside it.
+A checkpoint is evaluated with the settings of its run; flags override them.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.algorithm.evaluation import refuse_without_pool
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
@@ -35,13 +32,9 @@ from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s CHECKPOINT|DIR|MODEL [--pool] [--json FILE] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+    usage = "%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]"
+    parser = Parser(usage=usage, **help_of(__doc__))
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
-    text = "also evaluate on the pool itself, of environments like pool that list their training prompts"
-    parser.add_argument("--pool", action="store_true", help=text)
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
     add_flags_of_played_runs(parser)
@@ -62,7 +55,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     else:
         values = {**given, "model": arguments.what}
     is_silent = arguments.json == Path("-")
-    figures = measured(values, checkpoint, arguments.verbose, is_silent, arguments.pool)
+    figures = measured(values, checkpoint, arguments.verbose, is_silent)
     if is_silent:
         print(json.dumps(figures, indent=1))
         return 0
@@ -84,22 +77,15 @@ def checkpoint_named(what: str) -> Path | None:
     return runs.find_checkpoint(path) if is_run or runs.is_checkpoint(path) else None
 
 
-def measured(
-    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool, with_pool: bool = False
-) -> dict[str, Any]:
-    """Evaluate and return all metrics, with those of the pool under "pool"; leave no files behind."""
+def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:
+    """Evaluate and return all metrics; leave no files behind."""
     with (
         showing_progress(1, sys.stderr if is_silent else None) as progress,
-        started(values, checkpoint, verbose, progress, with_pool) as algo,
+        started(values, checkpoint, verbose, progress) as algo,
     ):
         config = algo.config
         progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
         results = algo.evaluate()
-        if with_pool:
-            progress.begin("playing the prompts of the pool ...")
-            of_pool = algo.evaluate_pool()
-            of_pool["reward"] = of_pool.pop("env_runners")["episode_return_mean"]
-            results["pool"] = of_pool
         prompts = algo.source.heldout(config.evaluation_duration)
         found = baselines.baselines(config, prompts, algo.seed)
         return {
@@ -109,7 +95,6 @@ def measured(
             "worlds": list(config.world_configs()),
             "dtype": config.compute_dtype,
             "pass_k": config.evaluation_pass_k,
-            "iterations": config.evaluation_iterations,
             "baselines": baselines.as_json(found),
             **{name: value for name, value in results.items() if name != "env_runners"},
             "reward": results["env_runners"]["episode_return_mean"],
@@ -118,21 +103,17 @@ def measured(
 
 @contextmanager
 def started(
-    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress, needs_pool: bool = False
+    values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress
 ) -> Iterator[Any]:
     """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind.
 
     Raises:
         SettingsError: the settings have faults; nothing was started.
-        ValueError: `needs_pool`, and no environment has a pool; nothing was started.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}
         config = build_config({**values, **changed})
         check(config)
-        if needs_pool:
-            creators, settings = config.world_creators(), config.world_configs()
-            refuse_without_pool({env_id: creators[env_id](own) for env_id, own in settings.items()})
         progress.begin("starting Ray ...")
         start_ray(verbose)
         with hushed_stderr(verbose):
@@ -148,37 +129,21 @@ def started(
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
-    yield from accuracy_rows("greedy accuracy, 95 % interval", figures)
-    if of_pool := figures.get("pool"):
-        yield from accuracy_rows("on the pool itself, 95 % interval", of_pool)
+    low, high = figures["accuracy_low"], figures["accuracy_high"]
+    yield "greedy accuracy, 95 % interval", with_interval(figures["accuracy"], low, high)
+    if len(figures["by_domain"]) > 1:
+        for domain, found in figures["by_domain"].items():
+            yield f"  {domain}", f"{found['accuracy']:.3f}"
     if figures["pass_k"]:
         yield "pass@1, sampled", f"{figures['pass_at_1']:.3f}"
         yield f"pass@{figures['pass_k']}", f"{figures['pass_at_k']:.3f}"
         yield f"pass^{figures['pass_k']}, all correct", f"{figures['pass_hat_k']:.3f}"
         yield "two sampled answers differ", f"{figures['answer_diversity']:.3f}"
-    if figures["iterations"]:
-        after = f"after {figures['iterations']} further answers"
-        yield f"reward gained {after}", f"{figures['iteration_gain']:+.3f}"
-        yield f"net corrections {after}", f"{figures['net_corrections']:+.0f} of {figures['num_chains']}"
     yield from baselines.rows_of(baselines.Baselines(**figures["baselines"]))
-    yield "held-out prompts", f"{figures['num_prompts']}" + lost(figures["num_lost"])
-    if of_pool:
-        yield "prompts of the pool", f"{of_pool['num_prompts']}" + lost(of_pool["num_lost"])
+    lost = f" ({figures['num_lost']} failed, not counted)" if figures["num_lost"] else ""
+    yield "held-out prompts", f"{figures['num_prompts']}{lost}"
     if not math.isclose(figures["reward"], figures["accuracy"], abs_tol=1e-9):
         yield "mean reward", f"{figures['reward']:.3f}"
-
-
-def accuracy_rows(title: str, figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a row with accuracy and interval, and a row for each domain if there are several."""
-    yield title, with_interval(figures["accuracy"], figures["accuracy_low"], figures["accuracy_high"])
-    if len(figures["by_domain"]) > 1:
-        for domain, found in figures["by_domain"].items():
-            yield f"  {domain}", f"{found['accuracy']:.3f}"
-
-
-def lost(num_lost: int) -> str:
-    """Return a note on the number of episodes ended by infrastructure, "" if there are none."""
-    return f" ({num_lost} failed, not counted)" if num_lost else ""
 
 
 def main(argv: list[str] | None = None) -> int:

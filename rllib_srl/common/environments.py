@@ -10,7 +10,7 @@ An environment ("world" in identifiers) is an ordinary `gymnasium.Env` whose obs
 Optional attributes:
 
     prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
-    pool_ids, num_prompts                       of a finite set: its prompts, graded by right answers; their number
+    num_prompts                                 of a finite set: their number
     domain, stop_strings, gold_turns
     data_question(prompt_id)                    question and answer of a row of data
     shot_ids                                    prompts that every prompt shows as solved examples

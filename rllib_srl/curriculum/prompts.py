@@ -275,14 +275,6 @@ class PromptSource:
             domains.update(self._domain(env_id, str(prompt_id)) for prompt_id in ids)
         return frozenset(domains)
 
-    def measured_pool(self) -> list[Prompt]:
-        """Return the training prompts of the environments that list them for measurement (`pool_ids`), [] without any.
-
-        They are graded by right answers, even if training uses a wrong one.
-        """
-        listing = {env_id: getattr(env.unwrapped, "pool_ids", list) for env_id, env in self._envs.items()}
-        return [self._made(env_id, prompt_id) for env_id, ids in listing.items() for prompt_id in ids()]
-
     def probes(self, domain: str, num_prompts: int, num_evaluated: int) -> list[Prompt]:
         """Return the same held-out prompts of a domain at each call, disjoint from `heldout(num_evaluated)`.
 
@@ -304,25 +296,6 @@ class PromptSource:
                 f"expected at least {num_prompts}"
             )
         return found
-
-    def iterating(self, prompts: Iterable[Prompt], num_iterations: int) -> list[Prompt]:
-        """Return the prompts whose environment can improve an answer `num_iterations` times, graded like a first one.
-
-        Raises:
-            ValueError: no environment can.
-        """
-        can = {
-            env_id
-            for env_id, env in self._envs.items()
-            if getattr(env.unwrapped, "can_iterate", False)
-            and getattr(env.unwrapped, "max_graded_steps", num_iterations) >= num_iterations
-        }
-        if not can:
-            raise ValueError(
-                f"evaluation_iterations = {num_iterations}; expected 0, or an environment 'self_iteration' with "
-                f"reward = 'plain' and num_steps of at least {num_iterations}"
-            )
-        return [prompt for prompt in prompts if prompt.env_id in can]
 
     def get_state(self) -> dict[str, Any]:
         """Return the state, for a checkpoint."""

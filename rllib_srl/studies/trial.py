@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rllib_srl.algorithm.evaluation import beyond_greedy, greedily
+from rllib_srl.algorithm.evaluation import GREEDY, several_answers
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
@@ -170,9 +170,8 @@ class StudyTrial(SRL):
         start = time.perf_counter()
         share = -(-self.config.evaluation_duration // len(self.source.world_ids))
         prompts = self.source.heldout(share * len(self.source.world_ids))
-        batches = list(self.play(prompts, "greedy", **greedily(self.config)))
-        played = [group for batch in batches for group in batch.groups]
-        figures, more = beyond_greedy(self.config, self.source, self.play, prompts, batches)
+        played = [group for batch in self.play(prompts, "greedy", **GREEDY) for group in batch.groups]
+        figures, more = several_answers(self.config.evaluation_pass_k, prompts, self.play)
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())

@@ -91,7 +91,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
         config.env_config = iterating  # in place of what `Even` takes
         config.evaluation(evaluation_interval=1, evaluation_duration=4)
         if at == 0:
-            config.evaluation(evaluation_pass_k=2, evaluation_iterations=1)
+            config.evaluation(evaluation_pass_k=2)
             config.planner(objective={"name": "recap", "window": 2}, adapt="both")
             config.replay(history="kl")
         else:

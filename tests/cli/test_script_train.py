@@ -23,7 +23,6 @@ from rllib_srl.cli import episodes, evaluate, export, quickstart, train
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.common.remote_calls import ActorFailure
-from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.storage.checkpoints import seal, verify_own, verify_sealed
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from tests.algorithm.poison import poisoned
@@ -192,45 +191,18 @@ def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys
     assert json.loads(capsys.readouterr().out)["what"] == "tiny"
 
 
-@pytest.mark.slow
-def test_evaluate_on_the_pool_itself(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """With --pool the pool's accuracy stands beside the held-out one, in the table and in the JSON."""
-    kinds = {"largest": "compare", "sums": "chain_sum"}
-    pool = {"environments": kinds, "num_prompts_per_kind": 4, "wrong_answers": 0.3}
-    flags = ["--env", "pool", "--env_config", json.dumps(pool), "--evaluation_duration", "6", "--debug"]
-    flags += ["--max_turn_tokens", "3", "--max_episode_tokens", "256"]
-    tiny = [*TINY[: TINY.index("--env")], *flags]
-    assert evaluate.main([*tiny[1:], "--pool", "--json", str(tmp_path / "pool.json")]) == 0
-    figures = json.loads((tmp_path / "pool.json").read_text())
-    found = figures["pool"]
-    assert (figures["num_prompts"], found["num_prompts"], found["num_lost"]) == (6, 8, 0)
-    assert found["by_domain"].keys() == {"largest", "sums"}
-    assert [one["num_prompts"] for one in found["by_domain"].values()] == [4, 4]
-    right = round(8 * found["accuracy"])
-    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(wilson_interval(right, 8))
-    rows = capsys.readouterr().out.splitlines()
-    (row,) = [row for row in rows if row.strip().startswith("on the pool itself, 95 % interval")]
-    assert row.endswith(f"{found['accuracy']:.3f}  [{found['accuracy_low']:.3f}, {found['accuracy_high']:.3f}]")
-    assert rows.index(row) > 1 and any(row.split() == ["prompts", "of", "the", "pool", "8"] for row in rows)
-    assert evaluate.main([*tiny[1:], "--json", "-"]) == 0
-    assert "pool" not in json.loads(capsys.readouterr().out)
-
-
-def test_the_table_has_the_pool_beside_the_held_out_prompts() -> None:
+def test_the_table_has_a_row_for_each_domain() -> None:
     by_domain = {"a": {"accuracy": 0.25, "num_prompts": 4}, "b": {"accuracy": 1.0, "num_prompts": 4}}
-    pool = {"accuracy": 0.625, "accuracy_low": 0.3, "accuracy_high": 0.9, "num_prompts": 9, "num_lost": 1}
-    figures = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "by_domain": {}, "num_prompts": 8}
-    figures |= {"num_lost": 0, "reward": 0.5, "pass_k": 0, "iterations": 0, "pool": {**pool, "by_domain": by_domain}}
+    figures = {"accuracy": 0.625, "accuracy_low": 0.3, "accuracy_high": 0.9, "by_domain": by_domain, "num_prompts": 9}
+    figures |= {"num_lost": 1, "reward": 0.625, "pass_k": 0}
     figures["baselines"] = {"majority": None, "majority_answers": {}, "chance": None}
     assert list(evaluate.rows_of(figures)) == [
-        ("greedy accuracy, 95 % interval", "0.500  [0.400, 0.600]"),
-        ("on the pool itself, 95 % interval", "0.625  [0.300, 0.900]"),
+        ("greedy accuracy, 95 % interval", "0.625  [0.300, 0.900]"),
         ("  a", "0.250"),
         ("  b", "1.000"),
         ("majority answer", "-"),
         ("chance", "-"),
-        ("held-out prompts", "8"),
-        ("prompts of the pool", "9 (1 failed, not counted)"),
+        ("held-out prompts", "9 (1 failed, not counted)"),
     ]
 
 

@@ -17,7 +17,6 @@ from rllib_srl.curriculum.streams import make_stream
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.wrappers.fixed_pool import FixedPool
-from rllib_srl.types import Prompt
 from tests.envs.world_play import play
 
 LOOKUP = {"env": "rllib_srl.envs.games.lookup:Lookup", "env_config": {"num_shots": 0}}
@@ -53,7 +52,7 @@ def test_unseen_prompts_come_from_the_kinds_in_turn():
     world = pool()
     unseen = list(islice(world.prompt_ids("heldout", 0), 300))
     assert [world.domain_of(prompt_id) for prompt_id in unseen[:6]] == ["largest", "pairs", "larger"] * 2
-    assert len(set(unseen)) == 300 and not set(unseen) & set(world.pool_ids())
+    assert len(set(unseen)) == 300 and not set(unseen) & set(world.prompt_ids("train", 0))
 
 
 def test_a_number_of_prompts_is_spread_over_the_kinds():
@@ -71,12 +70,11 @@ def test_a_wrong_answer_is_rewarded_in_place_of_the_right_one():
         assert wrong[:-1] == right[:-1] and wrong[-1] != right[-1]
         assert (earned(world, prompt_id, wrong), earned(world, prompt_id, right)) == (1.0, 0.0)
         assert (earned(world, true_id, wrong), earned(world, true_id, right)) == (0.0, 1.0)
-        assert true_id in world.pool_ids() and world.domain_of(prompt_id) == world.domain_of(true_id)
+        assert world.domain_of(prompt_id) == world.domain_of(true_id)
         told = [world.reset(options={"prompt_id": one})[1]["is_wrong"] for one in (prompt_id, true_id)]
         assert told == [True, False]
         asked = {world.reset(options={"prompt_id": one})[0] for one in (prompt_id, true_id)}
         assert len(asked) == 1  # the prompt does not say so
-    assert not any("! " in prompt_id for prompt_id in world.pool_ids())
 
 
 def test_the_wrong_answer_of_a_question_is_a_plausible_one():
@@ -114,8 +112,6 @@ def test_passes_over_the_pool_are_shuffled_epochs():
     assert {prompt.prompt_id for prompt in first} == {prompt.prompt_id for prompt in second}
     assert len({prompt.prompt_id for prompt in first}) == 30 and first != second
     assert {prompt.domain for prompt in first} == set(KINDS)
-    assert sorted(p.prompt_id for p in source.measured_pool()) == sorted(FixedPool(settings["pool"]).pool_ids())
-    assert source.measured_pool()[0] == Prompt("pool", source.measured_pool()[0].prompt_id, "largest")
 
 
 def with_prompts(path: Path, *counts: int) -> dict[str, dict[str, Any]]:
@@ -184,7 +180,7 @@ def test_prompts_that_no_answer_satisfies_are_left_out_and_counted(caplog):
     with caplog.at_level(logging.WARNING):
         world = FixedPool({"environments": {"odd": here("Broken")}, "num_prompts": 20, "seed": 11})
     assert world.num_prompts == 20 and world.num_unsatisfied > 0
-    assert all(int(prompt_id.split(": ")[1].split(", ")[0]) % 2 for prompt_id in world.pool_ids())
+    assert all(int(prompt_id.split(": ")[1].split(", ")[0]) % 2 for prompt_id in world.prompt_ids("train", 0))
     assert f"pool: {world.num_unsatisfied} prompts reward no answer and are left out: 'odd: " in caplog.text
 
 
@@ -193,7 +189,7 @@ def test_prompts_that_repeat_others_are_left_out_and_counted(caplog):
     with caplog.at_level(logging.WARNING):
         world = FixedPool({"environments": twice, "num_prompts_per_kind": 5, "seed": 12})
     assert (world.num_prompts, world.num_repeated) == (10, 5)
-    numbers = [prompt_id.split(": ")[1] for prompt_id in world.pool_ids()]
+    numbers = [prompt_id.split(": ")[1] for prompt_id in world.prompt_ids("train", 0)]
     assert len(set(numbers)) == 10
     assert "pool: 5 prompts repeat an earlier one and are left out: 'two: " in caplog.text
 

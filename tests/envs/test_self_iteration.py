@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 import gymnasium
-import numpy as np
 import pytest
 
-from rllib_srl.algorithm.answers import Corrections, corrections, iteration_gain
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.envs.math.compare import Compare
-from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration, chain, improvement
+from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration, improvement
 
 COMPARE = "rllib_srl.envs.math.compare:Compare"
 PROMPT_ID = "17, 93, 40"
@@ -187,33 +185,3 @@ class Nested(SelfIteration):
 
     def __init__(self, env_config=None):
         super().__init__({"world": COMPARE})
-
-
-def test_k_steps_are_evaluated_by_hand():
-    world, seen = make(num_steps=3), []
-    said = {"17, 93, 40": [" 40\n", " 17\n", " 93\n", " 93\n"], "5, 6, 4": [" 6\n", " 6\n", " 5\n", " 4\n"]}
-
-    def writing(turns):
-        left = iter(turns)
-
-        def policy(transcript):
-            seen.append(transcript)
-            return next(left)
-
-        return policy
-
-    rewards_AK = np.array([chain(world, prompt_id, writing(turns), 3) for prompt_id, turns in said.items()])
-    assert rewards_AK.tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
-    assert corrections(rewards_AK[:, :3] == 1) == Corrections(corrected=1, spoiled=1)
-    assert corrections(rewards_AK[:1] == 1).net == 1 and iteration_gain(rewards_AK).tolist() == [0, 0, 0, 0]
-    assert seen[0] == ASK and seen[2] == f"{ASK} 17\n{ASKED['improve']}"  # only the last answer is shown
-    seen.clear()
-    chain(world, "17, 93, 40", writing([" 40\n", " 93\n"]), 1, step="diverge")
-    assert seen[1] == f"{ASK} 40\n{ASKED['diverge']}"
-    for refused in ({"num_steps": 2}, {"reward": "improvement"}):
-        with pytest.raises(ValueError, match="expected 'plain' and 0 to"):
-            chain(make(**refused), PROMPT_ID, str, 3)
-    world = SelfIteration({"world": "rllib_srl.envs.games.registers:Registers", "world_config": {"num_shots": 0}})
-    prompt_id = next(world.prompt_ids("train", 0))
-    with pytest.raises(ValueError, match="goes on after answer 0"):
-        chain(world, prompt_id, lambda transcript: "get a\n", 1)

@@ -1,4 +1,4 @@
-"""Format against content, diversity, and what answering again adds, worked by hand."""
+"""Format against content, and diversity, worked by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.algorithm.answers import (
-    Corrections,
-    accuracy_given_parsed,
-    answer_diversity,
-    corrections,
-    forgetting_parts,
-    iteration_gain,
-)
+from rllib_srl.algorithm.answers import accuracy_given_parsed, answer_diversity, forgetting_parts
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k
 
 SHARES = st.tuples(st.floats(0.01, 1), st.floats(0, 1))  # parse rate, accuracy given parsed
@@ -63,27 +56,6 @@ def test_diversity_counts_the_pairs_that_differ(answers):
 def test_diversity_by_hand():
     assert answer_diversity(["7", "7", "8", "9"]) == pytest.approx(5 / 6)  # one of six pairs is equal
     assert np.isnan(answer_diversity(["7"]))
-
-
-def test_self_iterations():
-    # three chains of K = 2; means .333, .333, .667
-    right = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]])
-    assert iteration_gain(right) == pytest.approx([0, 0, 1 / 3])
-    assert corrections(right) == Corrections(corrected=2, spoiled=1)
-    assert corrections(right).net == 1
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
-def test_net_corrections_telescope(chains):
-    right = np.array(chains)
-    steps = sum(corrections(right[:, k : k + 2]).net for k in range(3))
-    assert corrections(right).net == steps == round(len(chains) * iteration_gain(right.astype(float))[-1])
-
-
-def test_chains_without_an_answer_are_refused():
-    for function in (iteration_gain, corrections):
-        with pytest.raises(ValueError, match=r"expected \[A, K \+ 1\]"):
-            function(np.zeros((0, 3)))
 
 
 @pytest.mark.parametrize("n, c, k", [(5, 0, 2), (5, 1, 2), (5, 3, 2), (5, 5, 5), (6, 2, 1)])
