@@ -424,9 +424,9 @@ class VLLMEngine:
             self._load(update_infos)
             # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
-        except (RuntimeError, ValueError, KeyError, AssertionError, TimeoutError) as error:
+        except Exception as error:  # any: what was loaded is unknown
             self._broken = f"loading version {version} failed: {error}"
-            if _is_of_lost_worker(error):
+            if self._has_lost_worker(error):
                 raise EngineBrokenError(f"vLLM lost a worker: {error}; create a new engine") from error
             raise WeightSyncError(f"vLLM failed to load weights: {error}; create a new engine", version) from error
         if not is_reset:
@@ -547,7 +547,7 @@ class VLLMEngine:
         try:
             yield
         except Exception as error:
-            if not _is_of_lost_worker(error):
+            if not self._has_lost_worker(error):
                 raise
             self._broken = f"{action} failed: {error}"
             raise EngineBrokenError(f"vLLM lost a worker in {action}: {error}; create a new engine") from error
@@ -587,11 +587,13 @@ class VLLMEngine:
         if self._is_asleep:
             raise EngineError(f"{action} was called on a sleeping engine; call wake() first")
 
+    def _has_lost_worker(self, error: Exception) -> bool:
+        """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32).
 
-def _is_of_lost_worker(error: Exception) -> bool:
-    """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32).
-
-    "cancelled" is the error of a call that waits for a worker while vLLM notices its death, and "Executor failed." that
-    of every later call.
-    """
-    return isinstance(error, TimeoutError) or str(error) in ("Executor failed.", "cancelled")
+        What it raises depends on how far vLLM is in ending the other workers: "cancelled", "Executor failed.", an
+        AssertionError, or what a worker says whose connection to the dead one is closed.
+        """
+        executor = self._llm.model_executor
+        workers = getattr(executor, "workers", None) or []
+        is_lost = getattr(executor, "is_failed", False) or any(not worker.proc.is_alive() for worker in workers)
+        return isinstance(error, TimeoutError) or is_lost

@@ -222,8 +222,9 @@ def killed(tmp_path: Path, kinds: list[str], phases: tuple[str, ...] = PHASES) -
         cwd=ROOT, capture_output=True, text=True, timeout=RUNS_S, check=False,
     )  # fmt: skip
     rows = [json.loads(line) for line in said.stdout.splitlines()]
-    assert said.returncode == 0, (rows, said.stderr)
+    print(said.stdout, said.stderr)  # whole where it fails: a run that ends otherwise says why
     assert [(row["kind"], row["kills"], row["faults"]) for row in rows] == [(kind, len(phases), []) for kind in kinds]
+    assert said.returncode == 0
     return [row["new_starts"] for row in rows]
 
 

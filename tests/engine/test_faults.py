@@ -12,6 +12,7 @@ from rllib_srl.algorithm.resources import best_dtype
 from rllib_srl.engine import (
     CanaryGap,
     Engine,
+    EngineBrokenError,
     Sampling,
     WeightBundle,
     WeightSyncError,
@@ -26,6 +27,7 @@ from rllib_srl.engine.sync import torch_dtype
 from rllib_srl.engine.transformers_engine import TransformersEngine
 from tests.engine.conftest import StartEngine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner
+from tests.waiting import wait_until
 
 LAYER = "model.layers.1."
 
@@ -266,5 +268,10 @@ def test_two_workers_follow_too(random_llama_dir) -> None:
             engine.reseed(4)
             runs.append([turn.token_ids.tolist() for turn in engine.generate([[1, 2, 3]] * 4, Sampling(max_tokens=8))])
         assert runs[0] == runs[1]
+        executor = engine._llm.model_executor
+        executor.workers[0].proc.kill()
+        assert wait_until(lambda: executor.rpc_broadcast_mq is None, 60)  # vLLM has ended the other worker as well
+        with pytest.raises(EngineBrokenError, match=r"vLLM lost a worker in reseed: .*; create a new engine"):
+            engine.reseed(5)
     finally:
         engine.close()

@@ -21,6 +21,7 @@ class Llm:
 
     def __init__(self):
         self.params, self.calls = {}, []
+        self.model_executor = SimpleNamespace(is_failed=False, workers=[])
 
     def add_request(self, request_id, prompt, params, lora_request):
         self.params[request_id] = params
@@ -141,6 +142,10 @@ def test_sleep_without_its_allocator_is_refused():
     engine_on(is_cpu=True).sleep()
 
 
+def dead_worker():
+    return SimpleNamespace(proc=SimpleNamespace(is_alive=lambda: False))
+
+
 def failing_with(error):
     def fail(*args, **kwargs):
         raise error
@@ -161,13 +166,21 @@ def test_an_engine_whose_step_failed_is_broken(error):
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError("RPC call timed out."), RuntimeError("Executor failed."), RuntimeError("cancelled")]
+    ("error", "executor"),
+    [
+        (TimeoutError("RPC call timed out."), {}),
+        (RuntimeError("Executor failed."), {"is_failed": True}),
+        (AssertionError("collective_rpc should not be called on follower node"), {"is_failed": True}),
+        (AttributeError("'NoneType' object has no attribute 'enqueue'"), {"is_failed": True}),
+        (RuntimeError("Worker failed with error 'Connection closed by peer'"), {"workers": [dead_worker()]}),
+    ],
 )
 @pytest.mark.parametrize(
     ("action", "arguments"), [("fingerprint", ()), ("sleep", ()), ("receive", ({}, 3)), ("reseed", (1,))]
 )
-def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action, arguments, error):
+def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action, arguments, error, executor):
     engine = engine_on(is_cpu=True, tensor_parallel_size=2)
+    vars(engine._llm.model_executor).update(executor)
     engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(error)
     told = rf"^vLLM lost a worker.*: {re.escape(str(error))}; create a new engine$"
     with pytest.raises(EngineBrokenError, match=told):
