@@ -26,7 +26,7 @@ from rllib_srl.common.setting_model import Settings
 R = TypeVar("R")
 CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
 
-_MISTAKES = (
+MISTAKES = (  # what a rule raises; an exception of the machine, such as a lack of memory, is none of them
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(NameError, RuntimeError, TypeError, ValueError),
 )
@@ -59,9 +59,10 @@ class Rules(dict[str, R]):
         Raises:
             ValueError: the name is unknown, or the import path cannot be imported or is not callable.
         """
-        if fault := self.fault(name):
+        rule, fault = self._found(name)
+        if fault:
             raise ValueError(f"{self.kind} = {name!r}; {fault}")
-        return self[name] if name in self else cast(R, load(import_path(name)))
+        return cast(R, rule)
 
     def call(self, name: Any, *arguments: Any) -> Any:
         """Return what a rule that is a function returns.
@@ -92,30 +93,29 @@ class Rules(dict[str, R]):
             raise ValueError("; ".join(faults))
         return rule(**parameters) if isinstance(rule, type) else rule
 
-    def fault(self, name: Any, without: tuple[str, ...] = ()) -> str:
-        """Return the error message "expected ..." for a name, "" if it is valid.
+    def fault(self, name: Any) -> str:
+        """Return the error message "expected ..." for a name or an import path, "" if it is valid."""
+        return self._found(name)[1]
 
-        Args:
-            name: name of a rule, or its import path.
-            without: names that are not allowed here.
-        """
-        if isinstance(name, str) and name in self and name not in without:
-            return ""
-        path = import_path(name) if isinstance(name, str) else ""
-        if isinstance(name, str) and name.startswith(CONTRIB) and (fault := _contrib_fault(name)):
-            return fault
-        if ":" in path:
-            try:
-                rule = load(path)
-            except Exception as error:  # the user's module can raise anything during import
-                return f"expected a rule that can be imported: {reason(error)}"
-            return "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
-        known = sorted(set(self) - set(without))
+    def _found(self, name: Any) -> tuple[Any, str]:
+        """Return the rule of a name, and "" or the error message."""
+        if isinstance(name, str):
+            if name in self:
+                return self[name], ""
+            if name.startswith(CONTRIB) and (fault := _contrib_fault(name)):
+                return None, fault
+            if ":" in (path := import_path(name)):
+                try:
+                    rule = load(path)
+                except Exception as error:  # the user's module can raise anything during import
+                    return None, f"expected a rule that can be imported: {reason(error)}"
+                return rule, "" if callable(rule) else f"expected a callable, not a {type(rule).__name__}"
+        known = sorted(self)
         near = nearest(name, known) if isinstance(name, str) else ""
         if isinstance(name, str) and f"{CONTRIB}{name}" in contrib_files():
             near = f"{CONTRIB}{name}"
         listed = ", ".join([*map(repr, known), "'module:rule'"])
-        return f"expected one of {listed}" + (f"; did you mean {near!r}?" if near else "")
+        return None, f"expected one of {listed}" + (f"; did you mean {near!r}?" if near else "")
 
     def is_users(self, name: Any) -> bool:
         """Return whether a user registered this name or replaced the package's rule of this name."""
@@ -130,12 +130,16 @@ def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = 
     """
     try:
         return rule(*arguments)
-    except _MISTAKES as error:
-        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:  # torch.OutOfMemoryError is one
-            raise
-        text = " ".join(str(error).split())
-        about = "; ".join(filter(None, [f"{title} raised {type(error).__name__}: {text}", inputs]))
-        raise RuleError(about) from error
+    except MISTAKES as error:
+        raise failure(title, error, inputs) from error
+
+
+def failure(title: str, error: BaseException, inputs: str = "") -> BaseException:
+    """Return the `RuleError` of an exception that a rule raised, or the exception itself if it is the machine's."""
+    if isinstance(error, RuntimeError) and type(error) is not RuntimeError:  # torch.OutOfMemoryError is one
+        return error
+    text = " ".join(str(error).split())
+    return RuleError("; ".join(filter(None, [f"{title} raised {type(error).__name__}: {text}", inputs])))
 
 
 def import_path(name: str) -> str:

@@ -21,15 +21,13 @@ class GroupDiagnostics:
     Invariant: an episode is added at most once to each of the two.
     """
 
-    def __init__(self, groups: Sequence[Group], pass_reward: float = 0.9) -> None:
-        """Number the episodes as `batch.layout.episodes_of` does; a reward of `pass_reward` or more is a success."""
+    def __init__(self, groups: Sequence[Group]) -> None:
+        """Number the episodes as `batch.layout.episodes_of` does."""
         self._ids = [group.group_id for group in groups]
         self._sizes = [group.size for group in groups]
         self._group_of_B = np.repeat(np.arange(len(groups)), self._sizes)
         self._first_P = np.cumsum([0, *self._sizes])
-        self._is_success_B = np.concatenate([np.zeros(0, bool), *(group.is_success_G(pass_reward) for group in groups)])
-        # By group: sum |prox - behaviour|, sum -prox, tokens, episodes left out; over successes: sum prox - behaviour
-        # and tokens.
+        # By group: sum |prox - behaviour|, sum -prox, tokens, episodes left out.
         self._drift: dict[int, np.ndarray] = {}
         self._embeddings: dict[int, np.ndarray] = {}
 
@@ -47,11 +45,9 @@ class GroupDiagnostics:
         for b in np.unique(episode_N):
             at_N = episode_N == b
             prox, behaviour = prox_logp_N[at_N].astype(np.float64), behaviour_logp_N[at_N].astype(np.float64)
-            succeeded = self._is_success_B[b]
             sums = [np.abs(prox - behaviour).sum(), -prox.sum(), at_N.sum(), not is_kept_N[at_N].any()]
-            sums += [(prox - behaviour).sum() * succeeded, at_N.sum() * succeeded]
             p = int(self._group_of_B[b])
-            self._drift[p] = self._drift.get(p, np.zeros(6)) + np.array(sums, np.float64)
+            self._drift[p] = self._drift.get(p, np.zeros(4)) + np.array(sums, np.float64)
 
     def add_embeddings(self, episode_B: np.ndarray, mean_BD: np.ndarray) -> None:
         """Add one vector `mean_BD[b]` for each `Episode.index` in `episode_B`."""
@@ -62,20 +58,14 @@ class GroupDiagnostics:
             self._embeddings[p][b - self._first_P[p]] = mean_D
 
     def take_drift(self) -> dict[str, dict[str, float]]:
-        """Return and clear `drift`, `nll`, `success_change` and `num_over_gap`, by group id.
+        """Return and clear `drift`, `nll` and `num_over_gap`, by group id.
 
-        The first three are token means in nats: `drift` of |prox - behaviour|, `nll` of -prox, `success_change` of
-        prox - behaviour over successes (nan without successes). `num_over_gap` counts episodes.
+        `drift` and `nll` are token means in nats, of |prox - behaviour| and -prox; `num_over_gap` counts episodes.
         """
         taken, self._drift = self._drift, {}
         return {
-            self._ids[p]: {
-                "drift": gap / num,
-                "nll": nll / num,
-                "num_over_gap": int(left_out),
-                "success_change": change / num_right if num_right else float("nan"),
-            }
-            for p, (gap, nll, num, left_out, change, num_right) in ((p, row.tolist()) for p, row in taken.items())
+            self._ids[p]: {"drift": gap / num, "nll": nll / num, "num_over_gap": int(left_out)}
+            for p, (gap, nll, num, left_out) in ((p, row.tolist()) for p, row in taken.items())
         }
 
     def take_embeddings(self) -> dict[str, np.ndarray]:

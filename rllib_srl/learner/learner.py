@@ -158,7 +158,7 @@ class GRPOTorchLearner(TorchLearner):
         self._seconds = dict.fromkeys(TIMERS if self.retention is None else (*TIMERS, "retention_s"), 0.0)
         with self._timed("layout_s"):
             groups = shard.groups()
-            self._diagnostics = GroupDiagnostics(groups, self.config.replay_pass_reward)
+            self._diagnostics = GroupDiagnostics(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = self._of_some_turns(episodes)
             self.regularisers.begin(groups, shard.origins)
@@ -357,8 +357,8 @@ class GRPOTorchLearner(TorchLearner):
 
         Returns:
             By group id, for the reused groups of this learner's shard: `drift`, mean |prox_logp - behaviour_logp|, and
-            `nll`, mean -prox_logp, over its loss tokens in nats; `success_change`, mean prox_logp - behaviour_logp over
-            the loss tokens of its successes; `num_over_gap`, number of episodes above `replay_max_logp_gap`.
+            `nll`, mean -prox_logp, over its loss tokens in nats; `num_over_gap`, number of episodes above
+            `replay_max_logp_gap`.
         """
         return self._diagnostics.take_drift()
 

@@ -49,8 +49,7 @@ from rllib_srl.replay.ratings import (
     rewards_of,
     with_ratings,
 )
-from rllib_srl.replay.schedule.grading import GRADES, Evidence
-from rllib_srl.replay.schedule.recall import Recall
+from rllib_srl.replay.schedule.recall import Recall, grades_of_ratings
 from rllib_srl.replay.selection.sampler import DrawnAnswer, Draws, drawn_in
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import Commit, Store
@@ -424,20 +423,8 @@ class SRLReplayBuffer:
             ValueError: a rating outside its scale; nothing was graded.
         """
         values_N = np.array(list(ratings.values()), np.float64)
-        grades = GRADES["rating"](Evidence(rating_N=values_N), scale=self.settings.rating_scale).tolist()
+        grades = grades_of_ratings(values_N, self.settings.rating_scale).tolist()
         return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
-
-    def rehearse(self, changes: Mapping[str, float], now: int, request: str = "") -> int:
-        """Grade items of reused groups by the likelihood of their stored successes; return the number graded.
-
-        Args:
-            changes: prompt key -> mean of logp - behaviour_logp over the tokens of its successes, in nats.
-            now: the training iteration.
-            request: name of the call.
-        """
-        change_N = np.array(list(changes.values()), np.float64)
-        grades = GRADES["likelihood"](Evidence(logp_change_N=change_N)).tolist()
-        return self._review_all(dict(zip(changes, grades, strict=True)), now, request, "num_rehearsed")
 
     def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
         answer: int | None = self._answer(request)

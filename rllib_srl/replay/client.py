@@ -20,7 +20,7 @@ from rllib_srl.replay.history import Policy
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.ratings import RatedGroup, RatedUntil
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.schedule.slots import Slots
+from rllib_srl.replay.selection.quotas import Slots
 from rllib_srl.replay.settings import AUTO, ReplaySettings
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.replay.visits import Visit
@@ -143,9 +143,7 @@ class ReplayClient:
             self._do("taking embeddings", now, RLlibReplayBuffer.embed_groups, list(vectors), keys, now)
 
     def look_back(self, reused: Sequence[GroupMeta], report: Mapping[str, Mapping[str, float]], now: int) -> None:
-        """Apply the learners' feedback on reused groups: drop drifted groups; with `grade_reuse`, grade items.
-
-        A group has drifted if all its episodes were left out of the update.
+        """Drop the reused groups that have drifted: all their episodes were left out of the update.
 
         Args:
             reused: the stored groups that were trained on.
@@ -155,9 +153,6 @@ class ReplayClient:
         trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
         if gone := [name for name, num in trained.items() if report.get(name, {}).get("num_over_gap", 0) == num]:
             self._do("dropping groups", now, RLlibReplayBuffer.drop, gone)
-        changes = {g.prompt.key: report[g.group_id]["success_change"] for g in reused if g.group_id in report}
-        if changes and self.settings.grade_reuse:
-            self._do("grading reused groups", now, RLlibReplayBuffer.rehearse, changes, now)
 
     def rate(self, ratings: Mapping[str, float], now: int) -> int:
         """Grade items by human ratings; see `SRLReplayBuffer.rate`.

@@ -26,11 +26,9 @@ def rules() -> dict[str, Rules[Any]]:
     """Return setting -> the table of the rules that it chooses from."""
     from rllib_srl.replay.admission.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
-    from rllib_srl.replay.schedule.grading import GRADES
+    from rllib_srl.replay.schedule.recall import GRADES
     from rllib_srl.replay.schedule.spacing import SPACINGS
-    from rllib_srl.replay.selection.eviction import EVICTIONS
-    from rllib_srl.replay.selection.predicates import PREDICATES
-    from rllib_srl.replay.selection.rules import SELECTIONS
+    from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
     from rllib_srl.replay.visits import ON_GROUP
 
     return {
@@ -38,7 +36,7 @@ def rules() -> dict[str, Rules[Any]]:
         "grade": GRADES,
         "selection": SELECTIONS,
         "reuse_selection": SELECTIONS,
-        "domains": PREDICATES,
+        "domains": FILTERS,
         "embedding": EMBEDDINGS,
         "eviction": EVICTIONS,
         "admit": ADMISSIONS,
@@ -48,15 +46,14 @@ def rules() -> dict[str, Rules[Any]]:
 
 def _rule_of(name: str, or_none: bool = False) -> Any:
     def fault(value: Any) -> str:
-        without = ("likelihood",) if name == "grade" else ()  # grades reused groups (`grade_reuse`), not visits
-        text = "" if or_none and value is None else rules()[name].fault(value, without)
+        text = "" if or_none and value is None else rules()[name].fault(value)
         return text and text + (", or None" if or_none else "")
 
     return by(fault)
 
 
 def _fault_of_domains(value: Any) -> str:
-    from rllib_srl.replay.selection.predicates import domain_filter
+    from rllib_srl.replay.selection.rules import domain_filter
 
     try:
         domain_filter(value)
@@ -130,9 +127,6 @@ class ReplaySettings(Settings):
         "pass_rate", 'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"', of="grade.name",
         is_head=True
     )
-    grade_reuse: bool = setting(
-        False, "also grade an item on reuse, by the change in likelihood of stored successes", of="grade.on_reuse"
-    )
     rating_scale: Literal["ordinal", "binary", "normalised"] = setting(
         "normalised", 'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
         of="grade.rating_scale"
@@ -160,7 +154,7 @@ class ReplaySettings(Settings):
         {}, "parameters of the rule for reuse", _BY_NAME, of="reuse_selection.*"
     )
     domains: Annotated[Any, by(_fault_of_domains)] = setting(
-        "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a predicate'
+        "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a function'
     )
     domain_quotas: Annotated[Any, by(_fault_of_quotas)] = setting(
         None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas'
@@ -245,8 +239,7 @@ class ReplaySettings(Settings):
         from rllib_srl.replay.selection.rules import DATELESS
 
         is_plain = {self.selection, self.reuse_selection} <= {*DATELESS} and self.eviction in ("fifo", "least_diverse")
-        is_graded = self.grade_reuse or self.grade != "pass_rate"
-        return self.has_due_dates or is_graded or not is_plain
+        return self.has_due_dates or self.grade != "pass_rate" or not is_plain
 
     @property
     def is_on(self) -> bool:

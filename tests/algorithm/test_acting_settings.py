@@ -49,7 +49,6 @@ OF_THE_CLIENT = {
     "revisit_fraction": {0.25: 2, 0.5: 4},  # of 8 prompts
     "reuse_fraction": {0.2: 2, 0.5: 8},  # beside 8 played ones
     "min_buffer_size": {12: 2, 13: 0},
-    "grade_reuse": {True: 1, False: 0},
 }
 
 
@@ -59,11 +58,6 @@ def test_a_setting_of_the_driver_acts(name, memory_of):
         memory = memory_of(**{name: value})
         if name == "reuse_fraction":
             seen = len(memory.draw_groups(8, 2))
-        elif name == "grade_reuse":
-            reused = memory.draw_groups(8, 2)
-            told = {reused[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
-            memory.look_back(reused, told, 2)
-            seen = memory.stats(2)["num_rehearsed"]
         else:
             seen = len(memory.draw_prompts(8, 2))
         assert seen == expected, value

@@ -264,22 +264,6 @@ def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
 
 
 @pytest.mark.slow
-def test_a_reuse_grades_its_item_where_that_is_asked(config, build):
-    algo = build(config.training(lr=1e-4), grade_reuse=True, max_logp_gap=None)
-    iterations = go(algo, 6)
-    last = iterations[-1].replay
-    num_graded = sum(bool(visit.grade) for one in iterations for visit in one.visits.values())
-    assert last["num_rehearsed"] > 2
-    assert last["num_rehearsed"] + last["num_reviews_of_nothing"] == sum(len(one.reused) for one in iterations)
-    store = buffer_of(algo).tables
-    assert last["num_evicted"] == 0
-    assert store.items["reps"][store.slots()].sum() == num_graded + last["num_rehearsed"]
-    for prompt in {meta.prompt for one in iterations for meta in one.reused}:
-        times = sum(meta.prompt == prompt for one in iterations for meta in one.metas)
-        assert times <= item_of(algo, prompt)["reps"] and item_of(algo, prompt)["visits"] == times
-
-
-@pytest.mark.slow
 def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build, tmp_path):
     """What the failed one stored and drew is no answer to the next; no name of a group comes twice."""
     algo = build(config.training(num_prompts_per_batch=8))

@@ -15,7 +15,7 @@ GOLDEN = {1.0: [0, 0.4863, 0.7597, 0.9135, 1], 0.0: [2, 1.5137, 1.2403, 1.0865, 
 
 def test_priorities_and_weights_as_published():
     for pass_rate, golden in GOLDEN.items():
-        candidates = Candidates.of(5, nll=[0, 0.5, 1, 1.5, 2], pass_rate=[pass_rate] * 5, visits=[1] * 5)
+        candidates = Candidates(5, nll=[0, 0.5, 1, 1.5, 2], pass_rate=[pass_rate] * 5, visits=[1] * 5)
         np.testing.assert_allclose(np.exp(PIER(weight=1.0, alpha=1.0).log_weight(candidates)), golden, atol=5e-5)
     for beta in (0.0, 1.0):
         config = {"weight": 0.0, "beta": beta}

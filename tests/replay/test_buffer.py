@@ -75,7 +75,6 @@ CALLS = {
     "draw_prompts": lambda buffer, name: buffer.draw_prompts(3, 5, name),
     "draw_groups": lambda buffer, name: drawn_groups(buffer, 3, 5, name),
     "rate": lambda buffer, name: buffer.rate({KEYS[0]: 0.2, KEYS[1]: 1.0, "0" * 16: 0.5}, 5, name),
-    "rehearse": lambda buffer, name: buffer.rehearse({KEYS[2]: -1.0, KEYS[3]: 0.0, KEYS[4]: float("nan")}, 5, name),
     "drop": lambda buffer, name: buffer.drop([*buffer.drawn, "unknown"][1:], name),
     "embed": lambda buffer, name: buffer.embed(dict.fromkeys((KEYS[0], "0" * 16), hidden_of(a_group(0))), 5, name),
 }
@@ -203,19 +202,6 @@ def test_a_rating_outside_its_scale_is_refused_whole(scale, bad):
     with pytest.raises(ValueError, match=f"rating = .*{scale}"):
         buffer.rate({a_prompt(0).key: 1, a_prompt(1).key: bad}, 2)
     assert (everything(buffer), buffer.store.position) == (state, position)
-
-
-def test_reused_groups_grade_their_items_by_the_likelihood_of_their_successes():
-    buffer = a_buffer()
-    buffer.add([a_group(i, 1, i, (1.0,) * 4) for i in range(4)], 1)
-    intervals = buffer.tables.items["interval"][:4].copy()
-    changes = {a_prompt(0).key: -0.7, a_prompt(1).key: -0.05, a_prompt(2).key: 0.3, a_prompt(3).key: float("nan")}
-    assert buffer.rehearse(changes, 9) == 3
-    rows = buffer.tables.items[:4]
-    assert rows["interval"][0] < intervals[0] and rows["interval"][2] > rows["interval"][1] > intervals[1]
-    assert rows["lapses"].tolist() == [1, 0, 0, 0] and rows["last_review"].tolist() == [9, 9, 9, 1]
-    stats = buffer.stats(9)
-    assert (stats["num_rehearsed"], stats["num_reviews_of_nothing"]) == (3, 1)
 
 
 def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.replay.schedule.slots import Slots
+from rllib_srl.replay.selection.quotas import Slots
 from rllib_srl.replay.selection.rules import weighted
 from tests.replay.frequencies import fits
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups

@@ -14,8 +14,8 @@ from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, rewards_of
 
 
-def is_of_words(domain):
-    """Say whether a domain is that of words: a predicate that settings can name."""
+def is_of_words(domain, candidates):
+    """Say whether a domain is that of words: a filter that settings can name."""
     return domain == "words"
 
 
@@ -168,7 +168,6 @@ BAD = {
     "fill_with_not_due": (1, "no", None),
     "min_recall_interval": (0, 0.5),
     "grade": ("likelihood", "mood"),
-    "grade_reuse": ("yes", 1),
     "rating_scale": ("stars",),
     "pass_reward": ("high", None),
     "min_graded": (0, 1.5),

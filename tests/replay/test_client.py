@@ -120,20 +120,12 @@ def test_a_run_that_is_started_again_is_not_answered_from_the_past(tmp_path):
     again.stop()
 
 
-def test_a_reuse_grades_its_item_only_if_asked_and_only_if_told(start):
-    memory = start(grade_reuse=True)
+def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
+    memory = start()
     played(memory, range(6), 1)
     groups = memory.draw_groups(4, 2)
-    told = {groups[0].group_id: {"num_over_gap": 0, "success_change": -2.0}}
-    told[groups[1].group_id] = {"num_over_gap": 0, "success_change": float("nan")}  # no success to ask about
-    memory.look_back(groups, told, 2)
-    stats = memory.stats(2)
-    assert (stats["num_rehearsed"], stats["num_reviews_of_nothing"], stats["num_dropped_drifted"]) == (1, 1, 0)
-    quiet = start(grade_reuse=False)
-    played(quiet, range(6), 1)
-    groups = quiet.draw_groups(4, 2)
-    quiet.look_back(groups, {groups[0].group_id: {"num_over_gap": 3, "success_change": -2.0}}, 2)
-    assert quiet.stats(2)["num_rehearsed"] == quiet.stats(2)["num_dropped_drifted"] == 0  # 3 of 4 episodes are not all
+    memory.look_back(groups, {groups[0].group_id: {"num_over_gap": 3}, groups[1].group_id: {"num_over_gap": 4}}, 2)
+    assert memory.stats(2)["num_dropped_drifted"] == 1
 
 
 def test_people_rate_items(start):

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.selection.eviction import EVICTIONS, evict
-from rllib_srl.replay.selection.rules import Candidates
+from rllib_srl.replay.selection.rules import EVICTIONS, Candidates, evict
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -24,7 +23,7 @@ def generator(seed: int = 0) -> np.random.Generator:
     ],
 )
 def test_rules_by_hand(rule, columns, expected):
-    assert EVICTIONS[rule](Candidates.of(4, **columns), 2, generator()).tolist() == expected
+    assert EVICTIONS[rule](Candidates(4, **columns), 2, generator()).tolist() == expected
 
 
 @pytest.mark.slow
@@ -37,7 +36,7 @@ def test_rules_by_hand(rule, columns, expected):
 )
 def test_exactly_as_many_go_as_must(rule, num_candidates, num, seed, weights):
     rng = generator(seed)
-    candidates = Candidates.of(
+    candidates = Candidates(
         num_candidates, domain=rng.integers(0, 3, num_candidates), elapsed=rng.integers(0, 3, num_candidates)
     )
     evicted = evict(rule, EVICTIONS[rule], candidates, num, generator(seed), weights)
@@ -46,7 +45,7 @@ def test_exactly_as_many_go_as_must(rule, num_candidates, num, seed, weights):
 
 
 def test_domains_over_their_quota_pay_first():
-    candidates = Candidates.of(100, domain=[0] * 70 + [1] * 25 + [2] * 5)
+    candidates = Candidates(100, domain=[0] * 70 + [1] * 25 + [2] * 5)
     weights = {0: 1, 1: 1, 2: 1}
 
     def gone(num):
@@ -62,4 +61,4 @@ def test_bad_rules_are_named():
     with pytest.raises(ValueError, match="eviction = 'lru'; expected one of"):
         EVICTIONS.make("lru", {})
     with pytest.raises(ValueError, match="eviction 'mine' returned 2 indices, 1 of them distinct; expected 2"):
-        evict("mine", lambda candidates, num, generator: np.zeros(num, int), Candidates.of(3), 2, generator())
+        evict("eviction 'mine'", lambda candidates, num, generator: np.zeros(num, int), Candidates(3), 2, generator())

@@ -9,21 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.schedule.grading import (
-    GRADES,
-    Evidence,
-    by_likelihood,
-    by_pass_rate,
-    by_rating,
-    by_reward,
-    posterior,
-)
+from rllib_srl.replay.schedule.recall import Evidence, by_pass_rate, by_reward, grades_of_ratings, posterior
+
+
+def an_evidence(**columns) -> Evidence:
+    """Return the columns of some visits; those that are not given hold nothing."""
+    return Evidence(**{**dict.fromkeys(Evidence._fields, np.empty(0)), **columns})
 
 
 def grade_group(num_success, size, alpha=0.5, beta=0.5, min_graded=2) -> SimpleNamespace:
     """Grade one group by its pass rate."""
     alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta)
-    evidence = Evidence(size_N=np.array([size]), alpha_N=alpha_N, beta_N=beta_N)
+    evidence = an_evidence(size_N=np.array([size]), alpha_N=alpha_N, beta_N=beta_N)
     grade = int(by_pass_rate(evidence, min_graded=min_graded)[0])
     (alpha,), (beta,) = alpha_N.tolist(), beta_N.tolist()
     return SimpleNamespace(grade=grade, alpha=alpha, beta=beta, recall=alpha / (alpha + beta))
@@ -58,40 +55,30 @@ def test_many_are_graded_as_one_by_one_and_more_success_is_no_worse(rows) -> Non
     s, extra, s0, f0 = np.array(rows, int).reshape(-1, 4).T
     n, alpha, beta = s + extra, 0.5 + s0, 0.5 + f0
     after = posterior(s, n, alpha, beta)
-    grade_N = by_pass_rate(Evidence(size_N=n, alpha_N=after[0], beta_N=after[1]), min_graded=0)
+    grade_N = by_pass_rate(an_evidence(size_N=n, alpha_N=after[0], beta_N=after[1]), min_graded=0)
     assert grade_N.tolist() == [grade_group(*row, min_graded=0).grade for row in zip(s, n, alpha, beta)]
     better = posterior(s + 1, n + 1, alpha, beta)
-    assert (by_pass_rate(Evidence(size_N=n, alpha_N=better[0], beta_N=better[1]), min_graded=0) >= grade_N).all()
+    assert (by_pass_rate(an_evidence(size_N=n, alpha_N=better[0], beta_N=better[1]), min_graded=0) >= grade_N).all()
 
 
 def test_too_few_episodes_grade_nothing() -> None:
     assert grade_group(1, 1).grade == 0
     assert grade_group(1, 1, min_graded=1).grade == 3  # 1.5 / 2
-    assert by_reward(Evidence(size_N=[1, 2], reward_N=[1.0, 1.0])).tolist() == [0, 4]
+    assert by_reward(an_evidence(size_N=np.array([1, 2]), reward_N=np.ones(2))).tolist() == [0, 4]
 
 
-def test_mean_rewards_and_likelihoods() -> None:
-    evidence = Evidence(size_N=np.full(5, 8), reward_N=np.array([0.0, 0.35, 0.649, 0.65, 0.9]))
+def test_mean_rewards() -> None:
+    evidence = an_evidence(size_N=np.full(5, 8), reward_N=np.array([0.0, 0.35, 0.649, 0.65, 0.9]))
     assert by_reward(evidence).tolist() == [1, 2, 2, 3, 4]
-    change_N = np.array([-2.0, -0.5, -0.2, 0.0, 0.1, np.nan])
-    assert by_likelihood(Evidence(logp_change_N=change_N)).tolist() == [1, 2, 2, 3, 4, 0]
 
 
 def test_ratings() -> None:
     def rated(values, scale):
-        return by_rating(Evidence(rating_N=np.array(values)), scale=scale).tolist()
+        return grades_of_ratings(np.array(values), scale).tolist()
 
-    assert rated([1, 2, 3, 4, 5, np.nan], "ordinal") == [1, 1, 2, 3, 4, 0]
-    assert rated([0, 1, np.nan], "binary") == [1, 3, 0]
+    assert rated([1, 2, 3, 4, 5], "ordinal") == [1, 1, 2, 3, 4]
+    assert rated([0, 1], "binary") == [1, 3]
     assert rated([0, 0.5, 0.7, 1], "normalised") == [1, 2, 3, 4]
-    for values, scale in (([0.0], "ordinal"), ([0.5], "binary"), ([1.1], "normalised")):
+    for values, scale in (([0.0], "ordinal"), ([np.nan], "ordinal"), ([0.5], "binary"), ([1.1], "normalised")):
         with pytest.raises(ValueError, match=rf"rating = \[{values[0]}\]; expected . to . \({scale}\)"):
             rated(values, scale)
-    with pytest.raises(ValueError, match="scale = 'stars'; expected one of"):
-        rated([1.0], "stars")
-
-
-@pytest.mark.parametrize("name", sorted(GRADES))
-def test_every_grade_names_the_evidence_it_lacks(name) -> None:
-    with pytest.raises(ValueError, match=f"grade = '{name}' reads .*_N; expected one value a visit"):
-        GRADES[name](Evidence(num_success_N=np.ones(2)), min_graded=2)

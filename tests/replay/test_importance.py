@@ -26,7 +26,7 @@ def groups_of(now=1):
 
 def test_importance_weights_by_hand():
     # alpha 1: P = .1 .2 .7 (of 1e-6 accuracy); w = (P / .1) ** -.4
-    candidates = Candidates.of(3, are_groups=True, abs_advantage=[0.1, 0.2, 0.7])
+    candidates = Candidates(3, are_groups=True, abs_advantage=[0.1, 0.2, 0.7])
     weights = PER(alpha=1.0).loss_weights(candidates, np.array([2, 0]))
     np.testing.assert_allclose(weights, [7**-0.4, 1], rtol=1e-4)
     assert PER(alpha=1.0, beta=0.0).loss_weights(candidates, np.array([2])).tolist() == [1]
@@ -34,7 +34,7 @@ def test_importance_weights_by_hand():
 
 def test_importance_weights_undo_the_draw_at_beta_one():
     # E[w f] = sum P w f is proportional to the plain sum of f
-    candidates = Candidates.of(4, are_groups=True, abs_advantage=[0.1, 0.5, 1, 2])
+    candidates = Candidates(4, are_groups=True, abs_advantage=[0.1, 0.5, 1, 2])
     probability_N = (candidates.abs_advantage + 1e-6) ** 0.6
     product_N = probability_N * PER(beta=1.0).loss_weights(candidates, np.arange(4))
     np.testing.assert_allclose(product_N, product_N[0])
@@ -54,12 +54,12 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
 def test_quotas_of_domains_are_not_corrected():
     """Inside a domain the weights undo the rule; between domains the quota is wanted. Rewards .2 .6 | .4 .4."""
     rule = PER(by="reward", alpha=1.0, beta=1.0)
-    candidates = Candidates.of(4, are_groups=True, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])
+    candidates = Candidates(4, are_groups=True, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])
     drawn = np.array([3, 1, 0])
     assert loss_weights(rule, candidates, drawn, {0: 1.0, 7: 1.0}) == pytest.approx([1, 1 / 3, 1], rel=1e-4)
     assert loss_weights(rule, candidates, drawn) == pytest.approx([1 / 2, 1 / 3, 1], rel=1e-4)
     assert loss_weights(rule, candidates, drawn[:0]).shape == (0,)
-    items = Candidates.of(4, reward=[0.2, 0.6, 0.4, 0.4])
+    items = Candidates(4, reward=[0.2, 0.6, 0.4, 0.4])
     assert loss_weights(rule, items, drawn).tolist() == [1, 1, 1]  # revisits are played anew
     assert loss_weights(SELECTIONS.make("uniform", {}), candidates, drawn).tolist() == [1, 1, 1]
 

@@ -54,7 +54,7 @@ def operations(buffer: SRLReplayBuffer, tables: Any, is_former: bool = False) ->
         drawn = [one.group for one in reuse(2, now)]
         buffer.rate({played[0].prompt.key: 0.25 * (now % 5)}, now)
         if drawn:
-            buffer.rehearse({drawn[0].prompt.key: 0.1 * (now % 3) - 0.1}, now)
+            buffer.rate({drawn[0].prompt.key: 1.0 if now % 3 == 2 else 0.8}, now)  # recorded as grades 4 and 3
         if now % 4 == 0 and drawn:
             buffer.drop([drawn[-1].group_id])
 

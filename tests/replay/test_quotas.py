@@ -61,7 +61,3 @@ def test_quotas_are_exact_in_total(num, rows, seed):
     spare = any(nums[k] < available[k] for k in available if weights[k] > 0)
     assert not (spare and any(nums[k] for k in available if weights[k] == 0))
 
-
-def test_bad_quotas_are_named_at_once():
-    with pytest.raises(ValueError, match="num = -1; .*weight of domain 3 = -2; .*candidates of domain 4 = -5; "):
-        quotas(-1, {3: -2}, {4: -5}, generator())

@@ -16,11 +16,9 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.schedule.grading import GRADES
+from rllib_srl.replay.schedule.recall import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
-from rllib_srl.replay.selection.eviction import EVICTIONS
-from rllib_srl.replay.selection.predicates import PREDICATES
-from rllib_srl.replay.selection.rules import SELECTIONS
+from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings, check_trusted, rules
 from rllib_srl.replay.store import DATABASE
 from rllib_srl.types import GroupMeta
@@ -72,7 +70,7 @@ OWN = {
     "embedding": (EMBEDDINGS, Unigrams),
     "grade": (GRADES, always_easy),
     "admit": (ADMISSIONS, no_33),
-    "domains": (PREDICATES, lambda domain: domain == "words"),
+    "domains": (FILTERS, lambda domain, candidates: domain == "words"),
 }
 
 
@@ -129,7 +127,7 @@ def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
         assert found == EXPECTED[setting]
 
 
-def is_of_words(domain):
+def is_of_words(domain, candidates):
     """Say whether a domain is that of words."""
     return domain == "words"
 
@@ -242,7 +240,7 @@ def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(
             super().__init__(dim=8, orders=(1,))
 
     own = {"selection": last_first, "grade": only_easy, "embedding": OneWord, "spacing": nine_days}
-    own |= {"eviction": oldest_stays, "domains": lambda domain, entry: entry.prompt.prompt_id != "p7"}
+    own |= {"eviction": oldest_stays, "domains": lambda domain, candidates: candidates.seq != 7}
     for name, rule in own.items():
         monkeypatch.setitem(rules()[name], "mine", rule)
     given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None}

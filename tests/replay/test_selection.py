@@ -59,7 +59,7 @@ def some(num: int, seed: int = 0, are_groups: bool = False) -> Candidates:
         **{name: rng.random(num) for name in floats},
         **{name: rng.integers(0, 9, num) for name in ("age", "elapsed", "uses", "visits", "num_zero_variance")},
     }
-    return Candidates.of(num, are_groups, 0.5, **values)
+    return Candidates(num, are_groups, 0.5, **values)
 
 
 # By hand
@@ -69,19 +69,19 @@ def test_due_items_come_first_by_lateness_learnability_and_diversity():
     # (1 + overdue)(1 + 3 * 4p(1 - p))(1 + .5 d):  2 * 1 * 1 = 2;  1 * 4 * 1 = 4;  1 * 4 * 1.5 = 6;  early; early
     columns = {"overdue": [1, 0, 0, -0.1, -0.5], "retrievability": [0.5, 0.5, 0.5, 0.95, 0.92]}
     columns |= {"posterior_mean": [1, 0.5, 0.5, 0.5, 0.5], "diversity": [0, 0, 1, 1, 1]}
-    assert GREEDY(Candidates.of(5, diversity_coeff=0.5, **columns), 5, generator()).tolist() == [2, 1, 0, 4, 3]
+    assert GREEDY(Candidates(5, diversity_coeff=0.5, **columns), 5, generator()).tolist() == [2, 1, 0, 4, 3]
 
 
 def test_srl_weighs_groups_by_variance_diversity_freshness_and_uses():
     # (.01 + 4 var)(1 + .5 d) exp(-age / 16) / (1 + uses): .51; .765; .51 * e^-1 = .188; .255; .01
     columns = {"variance": [0.125] * 4 + [0], "diversity": [0, 1, 0, 0, 0]}
     columns |= {"age": [0, 0, 16, 0, 0], "uses": [0, 0, 0, 1, 0]}
-    candidates = Candidates.of(5, are_groups=True, diversity_coeff=0.5, **columns)
+    candidates = Candidates(5, are_groups=True, diversity_coeff=0.5, **columns)
     assert GREEDY(candidates, 5, generator()).tolist() == [1, 0, 3, 2, 4]
 
 
 def test_a_temperature_flattens_and_zero_takes_the_top():
-    candidates = Candidates.of(2, overdue=[0, 3])  # priorities 1 : 4 (p = .5 in both)
+    candidates = Candidates(2, overdue=[0, 3])  # priorities 1 : 4 (p = .5 in both)
     for temperature, expected in ((2.0, 2 / 3), (1.0, 4 / 5), (0.5, 16 / 17), (0.0, 1.0)):
         rule, rng = SRL(temperature=temperature), generator(4)
         assert np.mean([rule(candidates, 1, rng)[0] for _ in range(2000)]) == pytest.approx(expected, abs=0.05)
@@ -91,7 +91,7 @@ def test_no_due_item_starves_under_greedy():
     overdue_since, visits, rng = np.zeros(20), np.zeros(20, int), generator(12)
     recall = np.where(np.arange(20) < 4, 0.5, 1.0)  # four are worth four times the others
     for now in range(200):
-        index = GREEDY(Candidates.of(20, overdue=now - overdue_since, posterior_mean=recall), 1, rng)[0]
+        index = GREEDY(Candidates(20, overdue=now - overdue_since, posterior_mean=recall), 1, rng)[0]
         visits[index] += 1
         overdue_since[index] = now + 1
     assert visits.min() >= 2
@@ -99,16 +99,16 @@ def test_no_due_item_starves_under_greedy():
 
 
 def test_rules_that_sort():
-    assert fifo(Candidates.of(4, elapsed=[1, 5, 5, 0], seq=[0, 7, 3, 9]), 3, generator()).tolist() == [2, 1, 0]
-    assert recent(Candidates.of(4, seq=[4, 9, 1, 7]), 3, generator()).tolist() == [1, 3, 0]
+    assert fifo(Candidates(4, elapsed=[1, 5, 5, 0], seq=[0, 7, 3, 9]), 3, generator()).tolist() == [2, 1, 0]
+    assert recent(Candidates(4, seq=[4, 9, 1, 7]), 3, generator()).tolist() == [1, 3, 0]
     assert first(3, generator(), np.array([1, 0, 1]), np.array([0, 9, -1])).tolist() == [1, 2, 0]
-    drawn = [tuple(fifo(Candidates.of(10, seq=[0] * 10), 3, generator(s))) for s in range(20)]
+    drawn = [tuple(fifo(Candidates(10, seq=[0] * 10), 3, generator(s))) for s in range(20)]
     assert len(set(drawn)) > 10  # ties are broken by the generator
 
 
 def test_high_reward_draws_uniformly_among_twice_as_many():
     """Rewards .9 .8 .5 .4 .1: two slots draw any two of the first four alike, one slot one of the first two."""
-    candidates = Candidates.of(5, reward=[0.5, 0.9, 0.1, 0.8, 0.4])
+    candidates = Candidates(5, reward=[0.5, 0.9, 0.1, 0.8, 0.4])
     rule, rng = SELECTIONS["high_reward"], generator(3)
     pairs = Counter(tuple(sorted(rule(candidates, 2, rng).tolist())) for _ in range(6000))
     assert set(pairs) == set(itertools.combinations([0, 1, 3, 4], 2))
@@ -118,7 +118,7 @@ def test_high_reward_draws_uniformly_among_twice_as_many():
 
 
 def test_balanced_gives_domains_equal_slots():
-    candidates = Candidates.of(100, domain=[0] * 90 + [1] * 8 + [2] * 2)
+    candidates = Candidates(100, domain=[0] * 90 + [1] * 8 + [2] * 2)
     drawn = balanced(candidates, 12, generator())
     # 4 each; domain 2 has 2 and lends 2 to the others
     assert np.bincount(candidates.domain[drawn]).tolist() == [5, 5, 2]
@@ -142,14 +142,14 @@ def agrees(draw, probabilities, times=TIMES) -> bool:
 
 
 def test_pairs_are_drawn_in_proportion_to_what_is_left():
-    rng, candidates = generator(7), Candidates.of(5)
+    rng, candidates = generator(7), Candidates(5)
     assert agrees(lambda: weighted(np.log([1.0, 2.0, 5.0]), 2, rng), in_order([1.0, 2.0, 5.0]))
     assert agrees(lambda: uniform(candidates, 2, rng), in_order([1.0] * 5))
     assert not agrees(lambda: uniform(candidates, 2, rng), in_order([1.0] * 4 + [1.25]))
 
 
 def test_balanced_draws_a_domain_and_then_one_of_its_candidates():
-    rng, candidates = generator(8), Candidates.of(6, domain=[0, 0, 0, 0, 5, 5])
+    rng, candidates = generator(8), Candidates(6, domain=[0, 0, 0, 0, 5, 5])
     assert agrees(lambda: balanced(candidates, 1, rng), {(i,): 1 / 8 if i < 4 else 1 / 4 for i in range(6)}, 4000)
     assert agrees(lambda: balanced(candidates, 2, rng), {(i, j): 1 / 8 for i in range(4) for j in (4, 5)})
 
@@ -220,8 +220,8 @@ def test_a_users_rule_is_held_to_the_contract():
 
     error = "selection 'mine' returned 3 indices, 1 of them distinct; expected 3 distinct ones below 5"
     with pytest.raises(ValueError, match=error):
-        apply("selection 'mine'", mine, Candidates.of(5), 3, generator())
-    assert apply("selection 'mine'", mine, Candidates.of(5), 1, generator()).tolist() == [0]
+        apply("selection 'mine'", mine, Candidates(5), 3, generator())
+    assert apply("selection 'mine'", mine, Candidates(5), 1, generator()).tolist() == [0]
 
 
 # Parameters
@@ -266,10 +266,12 @@ def test_a_rule_of_a_user_has_parameters():
 
 
 def test_columns_that_do_not_fit_are_named_with_both_lengths():
-    with pytest.raises(ValueError, match="domain has 3 entries, seq has 4; reward has 1 entries that are not finite"):
-        Candidates.of(4, domain=[0] * 3, reward=[0, 1, np.nan, 1])
-    with pytest.raises(ValueError, match=r"columns = \['colour'\]; expected some of"):
-        Candidates.of(2, colour=[0, 1])
+    with pytest.raises(ValueError, match="domain has 3 entries, expected 4; reward has 1 entries that are not finite"):
+        Candidates(4, domain=[0] * 3, reward=[0, 1, np.nan, 1])
+    with pytest.raises(ValueError, match="colour is not among"):
+        Candidates(2, colour=[0, 1])
+    with pytest.raises(AttributeError, match="no column 'colour'; expected one of"):
+        _ = Candidates(2).colour
 
 
 def test_take_keeps_every_column():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.schedule.slots import Slots
+from rllib_srl.replay.selection.quotas import Slots
 
 
 def test_slots_by_hand():

@@ -1,29 +1,121 @@
-"""Spaced repetition on the item table: grades visits and sets due dates.
+"""Grade visits, and set due dates by a spacing rule: spaced repetition on the item table.
 
-    visit: pass rate -> grade -> rule.review -> base interval (days, stored)
-           due = last review + max(min_recall_interval, interval * iterations_per_day * diversity factor)
+    pass rate -> Beta posterior -> its mean  \\
+    mean reward                               |-> cut at three bounds -> grade -> rule.review -> base interval (days)
+    human rating                             /
+    due = last review + max(min_recall_interval, interval * iterations_per_day * diversity factor)
 
-Diversity acts on the due date only, so its effect on intervals does not compound.
+Grades are 1 (Again), 2 (Hard), 3 (Good) and 4 (Easy), 0 for none; success is 2 and above. Diversity acts on the due
+date only, so its effect on intervals does not compound.
+
+A group of G episodes is a noisy test of recall: 2 successes of 2 are weaker evidence than 8 of 8. The Beta posterior
+of an item's recall accounts for that. It keeps a fraction m = `MEMORY` of earlier evidence, because the policy has
+changed since; s of n episodes are successes:
+
+    alpha' = a + m (alpha - a) + s,    beta' = b + m (beta - b) + (n - s)        a, b: prior
+
+With Jeffreys' prior and no earlier visits, 0 to 2 successes of 8 are Again, 3 to 5 Hard, 6 and 7 Good, 8 Easy; of 4,
+0 and 1 are Again, then one grade each; 2 of 2 are at most Good.
+
+A user-defined grade is one registered function: `GRADES["mine"] = function(evidence, min_graded) -> grade_N`.
+
+Sources: Jeffreys 1946, Proc. R. Soc. A 186, "An invariant form for the prior probability in estimation problems";
+Ye et al., github.com/open-spaced-repetition/py-fsrs (the grades).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rllib_srl.common.rules import Rules
 from rllib_srl.replay.diversity.measures import interval_factor
 from rllib_srl.replay.items import Tables, filled, rows_at
-from rllib_srl.replay.schedule.grading import GRADES, PRIOR, Evidence, posterior
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.visits import GroupFacts, timing_of
 
+PRIOR = (0.5, 0.5)  # Jeffreys': a, b
+MEMORY = 0.25  # fraction of earlier evidence that is kept at a new visit
+BOUNDS = (0.35, 0.65, 0.9)  # lowest recall of Hard, Good and Easy
+RATING_SCALES = {"ordinal": (1.0, 5.0), "binary": (0.0, 1.0), "normalised": (0.0, 1.0)}
 
-@dataclass(frozen=True)
-class Graded:
+
+class Evidence(NamedTuple):
+    """Evidence of N visits, one array a column."""
+
+    num_success_N: np.ndarray
+    size_N: np.ndarray  # valid episodes
+    reward_N: np.ndarray  # mean over the group, in [0, 1]
+    alpha_N: np.ndarray  # posterior after this visit; see `posterior`
+    beta_N: np.ndarray
+
+
+def posterior(
+    num_success_N: np.ndarray, size_N: np.ndarray, alpha_N: Any = PRIOR[0], beta_N: Any = PRIOR[1]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return alpha and beta of the Beta posterior of recall after a visit.
+
+    Args:
+        num_success_N: successful episodes.
+        size_N: valid episodes.
+        alpha_N: before the visit; default: the prior, for a new item.
+        beta_N: before the visit; default: the prior.
+    """
+    (a, b), success_N = PRIOR, np.asarray(num_success_N, np.float64)
+    failure_N = np.asarray(size_N, np.float64) - success_N
+    return a + MEMORY * (np.float64(alpha_N) - a) + success_N, b + MEMORY * (np.float64(beta_N) - b) + failure_N
+
+
+def by_pass_rate(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
+    """Grade by the posterior mean of recall, alpha / (alpha + beta); 0 below `min_graded` valid episodes."""
+    recall_N = evidence.alpha_N / (evidence.alpha_N + evidence.beta_N)
+    return np.where(evidence.size_N >= min_graded, _cut(recall_N), 0)
+
+
+def by_reward(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
+    """Grade by the mean reward of the group, for rewards that are not binary; 0 below `min_graded` valid episodes."""
+    return np.where(evidence.size_N >= min_graded, _cut(evidence.reward_N), 0)
+
+
+def by_people(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
+    """Grade no visit: people's ratings come on their own (`grades_of_ratings`)."""
+    return np.zeros(len(evidence.size_N), np.int64)
+
+
+GRADES: Rules[Callable[..., np.ndarray]] = Rules(
+    "grade", {"pass_rate": by_pass_rate, "reward": by_reward, "rating": by_people}
+)
+
+
+def grades_of_ratings(rating_N: np.ndarray, scale: str = "normalised") -> np.ndarray:
+    """Return the grades of human ratings.
+
+    The ordinal ratings 1 to 5 become the grades 1, 1, 2, 3, 4. A binary rating of 1 is Good, because one bit cannot
+    tell Good from Easy.
+
+    Args:
+        rating_N: ratings.
+        scale: a key of `RATING_SCALES`.
+
+    Raises:
+        ValueError: ratings outside the scale.
+    """
+    low, high = RATING_SCALES[scale]
+    bad_N = ~((rating_N >= low) & (rating_N <= high)) | ((scale == "binary") & ~np.isin(rating_N, (0, 1)))
+    if bad_N.any():
+        raise ValueError(f"rating = {rating_N[bad_N][:5].tolist()}; expected {low:g} to {high:g} ({scale})")
+    return np.where(rating_N > 0, 3, 1) if scale == "binary" else _cut((rating_N - low) / (high - low))
+
+
+def _cut(value_N: np.ndarray) -> np.ndarray:
+    """Return 1 plus the number of bounds that are at most the value."""
+    return 1 + np.searchsorted(np.asarray(BOUNDS), np.asarray(value_N, np.float64), side="right")
+
+
+class Graded(NamedTuple):
     """Result of grading one visit; grade 0 means no review."""
 
     grade: int
@@ -48,16 +140,13 @@ class Recall:
     def visit(self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any) -> list[Graded]:
         """Grade items by the group played for each, and review them at `now`; write `fields`, graded or not."""
         rows_N = rows_at(self._store.items, slots)
-        columns = {name: np.array([getattr(one, name) for one in facts]) for name in ("size", "num_success", "reward")}
+        success_N, size_N, reward_N = (
+            np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size", "reward")
+        )
         is_new_N = rows_N["reps"] == 0
         before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
-        alpha_N, beta_N = posterior(columns["num_success"], columns["size"], *before)
-        evidence = Evidence(
-            alpha_N=alpha_N,
-            beta_N=beta_N,
-            rating_N=np.full(len(facts), np.nan),  # ratings arrive through `rate`
-            **{f"{name}_N": column for name, column in columns.items()},
-        )
+        alpha_N, beta_N = posterior(success_N, size_N, *before)
+        evidence = Evidence(success_N, size_N, reward_N, alpha_N, beta_N)
         grade_N = np.asarray(self._grade(evidence, min_graded=self._settings.min_graded), np.int64)
         fields["alpha"] = np.where(grade_N > 0, alpha_N, rows_N["alpha"])
         fields["beta"] = np.where(grade_N > 0, beta_N, rows_N["beta"])

@@ -1,18 +1,69 @@
-"""Divides slots among domains in proportion to weights, exact in total; short domains lend slots to the others.
+"""Divide slots in exact proportions: of batches to the memory (`Slots`), and among domains (`quotas`).
 
-    weights 3 : 1, 8 slots            -> 6, 2
-    the same, only 4 of the first     -> 4, 4          borrowed
-    weights 9 : 1, 4 slots, 10 times  -> 36, 4         rounding errors are carried, never floored away
+    fraction .2, batches of 4 prompts  -> 0 1 1 1 1, 0 1 1 1 1, ...     fractions of a slot are carried
+    weights 3 : 1, 8 slots             -> 6, 2
+    the same, only 4 of the first      -> 4, 4                          borrowed
+    weights 9 : 1, 4 slots, 10 times   -> 36, 4                         rounding errors are carried, too
 
 Fractions are rounded by largest remainder, ties broken by the generator.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from rllib_srl.common.setting_checks import is_number
+
+
+class Slots:
+    """Number of slots of the memory in a sequence of batches.
+
+    Invariant: the sum of all slots returned is the exact fraction of all batches, rounded down; the carry is in [0, 1).
+    Slots that the caller cannot fill are not carried over.
+    """
+
+    def __init__(self, fraction: float, is_added: bool = False) -> None:
+        """Start with nothing carried.
+
+        Args:
+            fraction: in [0, 1], taken as a decimal, so that .2 is exactly 1/5.
+            is_added: whether the slots R come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
+
+        Raises:
+            ValueError: a fraction out of range; 1 is, for slots that are added.
+        """
+        self._is_added, self._carry = is_added, Fraction(0)
+        self.change(fraction)
+
+    def change(self, fraction: float) -> None:
+        """Set another fraction; what is carried, less than one slot, stays."""
+        if not is_number(fraction) or not 0 <= fraction <= 1:
+            raise ValueError(f"fraction = {fraction!r}; expected a number in [0, 1]")
+        if self._is_added and fraction == 1:
+            raise ValueError(f"fraction = {fraction!r}; expected less than 1: stored groups are never all of a batch")
+        rate = Fraction(repr(float(fraction)))
+        self._rate = rate / (1 - rate) if self._is_added else rate
+
+    def owed(self, num: int) -> int:
+        """Return the memory's slots in the next batch of `num`: floor(carry + rate num)."""
+        total = self._carry + self._rate * num
+        count = math.floor(total)
+        self._carry = total - count
+        return count
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the carry, as JSON types."""
+        return {"carry": str(self._carry)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the state that `get_state` returned; a resumed run may have another fraction."""
+        self._carry = Fraction(state["carry"])
+
 
 Carry = Mapping[int, float]  # rounding error of each domain, in [-1, 1]; below 0: it got too much
 
@@ -39,28 +90,15 @@ def quotas(
 
     Args:
         num: slots; if there are fewer candidates, all of them are taken.
-        weights: domain -> weight >= 0; a domain without a weight has weight 0.
+        weights: domain -> finite weight >= 0; a domain without a weight has weight 0.
         available: domain -> number of candidates.
         generator: breaks ties.
         carry: of the previous call.
-
-    Raises:
-        ValueError: naming every weight below 0 or not finite, and every negative number of slots or candidates.
     """
-    errors = [] if num >= 0 else [f"num = {num}; expected at least 0"]
-    errors += [
-        f"weight of domain {domain} = {weight!r}; expected a number of at least 0"
-        for domain, weight in weights.items()
-        if not np.isfinite(weight) or weight < 0
-    ]
-    negative = {domain: count for domain, count in available.items() if count < 0}
-    errors += [f"candidates of domain {domain} = {count}; expected at least 0" for domain, count in negative.items()]
-    if errors:
-        raise ValueError("; ".join(errors))
-    domains = sorted(available)
+    carry, domains = carry or {}, sorted(available)
     available_K = np.array([available[domain] for domain in domains], np.int64)
     weight_K = np.array([weights.get(domain, 0.0) for domain in domains], float)
-    carry_K = np.array([(carry or {}).get(domain, 0.0) for domain in domains], float)
+    carry_K = np.array([carry.get(domain, 0.0) for domain in domains], float)
     num = min(num, int(available_K.sum()))
     exact_K, is_short_K = _fill_up(num, weight_K, available_K)
     # Only rounding errors are carried: the carry of a domain that lent slots or had none is reset.
@@ -73,8 +111,8 @@ def quotas(
         ties = np.flatnonzero(below_K == below_K.max())
         num_K[ties[0] if len(ties) == 1 else generator.choice(ties)] += 1
     left_K = np.where(is_rounded_K, np.clip(target_K - num_K, -1.0, 1.0), 0.0)
-    carried = dict(zip(domains, left_K.tolist(), strict=True))
-    return Quotas(dict(zip(domains, num_K.tolist(), strict=True)), {**(carry or {}), **carried})
+    carried = {**carry, **dict(zip(domains, left_K.tolist(), strict=True))}
+    return Quotas(dict(zip(domains, num_K.tolist(), strict=True)), carried)
 
 
 def _fill_up(num: int, weight_K: np.ndarray, available_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

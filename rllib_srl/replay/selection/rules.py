@@ -1,32 +1,37 @@
-"""Select items to revisit and groups to reuse: named rules, functions of a table of columns.
+"""Rules of the memory as functions of a table of columns: what is drawn, what is evicted, what may be drawn at all.
 
     Candidates (N items, or N groups), num, a generator ──rule──> exactly min(num, N) distinct indices into the N
 
 A rule is a function without parameters, or a class of `Settings` whose fields are its parameters:
 
-    def mine(candidates, num, generator) -> indices            SELECTIONS["mine"] = mine
+    def mine(candidates, num, generator) -> indices            SELECTIONS["mine"] = mine, also EVICTIONS
 
     class Mine(Settings):                                      SELECTIONS["mine"] = Mine
         floor: float = setting(0.1, "least weight")            replay_selection = {"name": "mine", "floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
-With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. An import path or
-"contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule, the others are baselines.
+With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. A filter is called
+with each domain and its candidates; it returns one truth value, or one for each of them:
+
+    def kept(domain, candidates): return candidates.reward < 0.9             replay_domains = "my_rules:kept"
+
+An import path or "contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule.
 
 Sources: Kool et al. 2019, arXiv 1903.06059 section 2.3 (`weighted`: the num largest of log w + Gumbel noise); Schaul et
-al. 2016, arXiv 1511.05952 (priorities, importance weights); arXiv 2601.02648 (p(1 - p) for problems).
+al. 2016, arXiv 1511.05952 (priorities, importance weights); arXiv 2601.02648 (p(1 - p) for problems); Jiang, Lupu and
+Bachrach 2025, arXiv 2509.04575 section 3 (ExIt's minimum replacement: `least_diverse`).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 
-from rllib_srl.common.rules import Rules, called
+from rllib_srl.common.rules import MISTAKES, Rules, failure
 from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 
@@ -36,89 +41,78 @@ AGE_SCALE = 16.0  # of `SRL`: iterations in which the priority of a group falls 
 HIGH_REWARD_FACTOR = 2.0  # `high_reward` draws among so many times the slots
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
+COLUMNS: dict[str, Any] = {
+    "seq": np.int64,  # order of insertion; the smallest came first
+    "domain": np.int64,
+    "pass_rate": np.float64,  # fraction of the episodes of the last visit that passed
+    "reward": np.float64,  # mean of the last visit, in [0, 1]
+    "variance": np.float64,  # of its rewards (population), in [0, .25]
+    "abs_advantage": np.float64,  # mean |advantage| of a group; of an item: deviation of the rewards of its last visit
+    "nll": np.float64,  # mean -log-prob of the policy's tokens, nats per token
+    "num_success": np.int64,  # episodes that passed, of ...
+    "group_size": np.int64,  # ... the episodes of the last visit
+    "diversity": np.float64,  # in [0, 1]
+    "age": np.int64,  # iterations since a group was played; of an item: since it was created
+    "elapsed": np.int64,  # iterations since the last visit; of a group: since it was played
+    "overdue": np.float64,  # (now - due) / interval; below 0: not due yet
+    "retrievability": np.float64,  # predicted recall, in [0, 1]
+    "uses": np.int64,  # number of reuses of a group
+    "visits": np.int64,  # of the item
+    "is_new": np.bool_,  # never revisited; of a group: never reused
+    "posterior_mean": np.float64,  # of recall, in [0, 1]
+    "num_zero_variance": np.int64,  # groups of equal rewards in a row, at most 8
+    "history_sum": np.float64,  # discounted sum of the rewards of all visits ...
+    "history_count": np.float64,  # ... and their discounted number
+}
+_HALF = ("pass_rate", "reward", "retrievability", "posterior_mean")  # .5 where they are not known; all others 0
 
-@dataclass(frozen=True)
+
 class Candidates:
-    """The items (revisit, eviction) or groups (reuse) among which a rule chooses.
+    """The items (revisit, eviction) or groups (reuse) among which a rule chooses; each of `COLUMNS` is an attribute.
 
-    Invariant: every column has as many entries as `seq`, all of them finite.
+    Invariant: every column has N entries, all of them finite.
     """
 
-    seq: np.ndarray  # order of insertion, int64; the smallest came first
-    domain: np.ndarray  # int64
-    pass_rate: np.ndarray  # fraction of the episodes of the last visit that passed
-    reward: np.ndarray  # mean of the last visit, in [0, 1]
-    variance: np.ndarray  # of its rewards (population), in [0, .25]
-    abs_advantage: np.ndarray  # mean |advantage| of a group; of an item: deviation of the rewards of its last visit
-    nll: np.ndarray  # mean -log-prob of the policy's tokens, nats per token
-    num_success: np.ndarray  # episodes that passed, of ...
-    group_size: np.ndarray  # ... the episodes of the last visit
-    diversity: np.ndarray  # in [0, 1]
-    age: np.ndarray  # iterations since a group was played; of an item: since it was created
-    elapsed: np.ndarray  # iterations since the last visit; of a group: since it was played
-    overdue: np.ndarray  # (now - due) / interval; below 0: not due yet
-    retrievability: np.ndarray  # predicted recall, in [0, 1]
-    uses: np.ndarray  # number of reuses of a group
-    visits: np.ndarray  # of the item
-    is_new: np.ndarray  # never revisited; of a group: never reused
-    posterior_mean: np.ndarray  # of recall, in [0, 1]
-    num_zero_variance: np.ndarray  # groups of equal rewards in a row, at most 8
-    history_sum: np.ndarray  # discounted sum of the rewards of all visits ...
-    history_count: np.ndarray  # ... and their discounted number
-    are_groups: bool = False
-    diversity_coeff: float = 0.0  # strength of diversity in draws, a setting of the memory
-
-    def __post_init__(self) -> None:
-        """Check the invariant.
+    def __init__(self, num: int, are_groups: bool = False, diversity_coeff: float = 0.0, **columns: Any) -> None:
+        """Build `num` candidates; `seq` defaults to 0, 1, 2, ...
 
         Raises:
-            ValueError: naming every column that is too long, too short or not finite.
+            ValueError: naming every column that is unknown, too long, too short or not finite.
         """
-        errors = []
-        for name in COLUMNS:
-            column = getattr(self, name)
-            if len(column) != len(self.seq):
-                errors.append(f"{name} has {len(column)} entries, seq has {len(self.seq)}")
-            # The sum takes half the time of looking at each entry; a stride of 0 marks a default, which is finite.
-            elif column.dtype.kind == "f" and column.strides != (0,) and not np.isfinite(column.sum()):
+        self.num, self.are_groups = num, are_groups
+        self.diversity_coeff = diversity_coeff  # strength of diversity in draws, a setting of the memory
+        self.columns: dict[str, np.ndarray] = {"seq": np.arange(num)}
+        errors = [f"{name} is not among {[*COLUMNS]}" for name in sorted(columns.keys() - COLUMNS.keys())]
+        for name, values in columns.items():
+            self.columns[name] = column = np.asarray(values, COLUMNS.get(name))
+            if len(column) != num:
+                errors.append(f"{name} has {len(column)} entries, expected {num}")
+            elif column.dtype.kind == "f" and not np.isfinite(column.sum()):  # faster than a look at each entry
                 errors.append(f"{name} has {np.count_nonzero(~np.isfinite(column))} entries that are not finite")
         if errors:
             raise ValueError("candidates do not fit together: " + "; ".join(errors))
 
-    @classmethod
-    def of(cls, num: int, are_groups: bool = False, diversity_coeff: float = 0.0, **columns: Any) -> Candidates:
-        """Build `num` candidates from some columns.
-
-        `seq` defaults to 0, 1, 2, ...; `pass_rate`, `reward` and the columns of recall to .5; all others to 0.
+    def __getattr__(self, name: str) -> np.ndarray:
+        """Return a column.
 
         Raises:
-            ValueError: unknown columns, or columns that break the class invariant.
+            AttributeError: unknown column.
         """
-        if unknown := sorted(set(columns) - set(COLUMNS)):
-            raise ValueError(f"columns = {unknown}; expected some of {list(COLUMNS)}")
-        columns.setdefault("seq", np.arange(num))
-        filled = {
-            name: np.asarray(columns[name], dtype)
-            if name in columns
-            else np.broadcast_to(np.array(_DEFAULTS.get(name, 0), dtype), num)  # takes no memory
-            for name, dtype in COLUMNS.items()
-        }
-        return cls(**filled, are_groups=are_groups, diversity_coeff=diversity_coeff)
+        if name not in COLUMNS:
+            raise AttributeError(f"candidates have no column {name!r}; expected one of {[*COLUMNS]}")
+        if name not in self.columns:
+            self.columns[name] = np.full(self.num, 0.5 if name in _HALF else 0, COLUMNS[name])
+        return self.columns[name]
 
     def take(self, indices: np.ndarray) -> Candidates:
         """Return the candidates at `indices`, in that order."""
-        columns = {name: getattr(self, name)[indices] for name in COLUMNS}
-        return Candidates(**columns, are_groups=self.are_groups, diversity_coeff=self.diversity_coeff)
+        columns = {name: column[indices] for name, column in self.columns.items()}
+        return Candidates(len(indices), self.are_groups, self.diversity_coeff, **columns)
 
     def __len__(self) -> int:
         """Return N."""
-        return len(self.seq)
+        return self.num
 
-
-_NAMES = [column.name for column in fields(Candidates) if column.name not in ("are_groups", "diversity_coeff")]
-_INTEGERS = ("seq", "domain", "num_success", "group_size", "age", "elapsed", "uses", "visits", "num_zero_variance")
-COLUMNS: dict[str, Any] = dict.fromkeys(_NAMES, np.float64) | dict.fromkeys(_INTEGERS, np.int64) | {"is_new": np.bool_}
-_DEFAULTS = dict.fromkeys(("pass_rate", "reward", "retrievability", "posterior_mean"), 0.5)
 
 Rule = Callable[[Candidates, int, np.random.Generator], np.ndarray]
 
@@ -279,21 +273,74 @@ def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -
     nums = quotas(num, dict.fromkeys(available, 1.0), available, generator).num
     return apply("selection 'balanced'", uniform, candidates, num, generator, nums)
 
-
-_OWN: dict[str, Any] = {
-    "srl": SRL,
-    "uniform": uniform,
-    "fifo": fifo,
-    "recent": recent,
-    "high_reward": high_reward,
-    "balanced": balanced,
-    "per": PER,
-}
-SELECTIONS: Rules[Any] = Rules("selection", _OWN)  # rules without parameters, and classes of rules
+SELECTIONS: Rules[Any] = Rules(
+    "selection",
+    {
+        "srl": SRL,
+        "uniform": uniform,
+        "fifo": fifo,
+        "recent": recent,
+        "high_reward": high_reward,
+        "balanced": balanced,
+        "per": PER,
+    },
+)  # rules without parameters, and classes of rules
 
 # Rules of prompts to which it matters how long an item is due; with a user's rule only a spacing rule says so.
 BY_DUE = ("srl", "fifo")
-DATELESS = tuple(name for name in _OWN if name != "srl")  # rules that read neither due dates nor predicted recall
+DATELESS = tuple(name for name in SELECTIONS if name != "srl")  # rules that read neither due dates nor predicted recall
+
+# --- eviction: new items are among the candidates, so a rule may evict them at once ----------------
+
+
+def first_inserted(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Evict the first inserted."""
+    return first(num, generator, candidates.seq)
+
+
+def mastered_first(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Evict the highest posterior mean of recall, then the highest retrievability."""
+    return first(num, generator, -candidates.posterior_mean, -candidates.retrievability)
+
+
+def least_diverse(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Evict the lowest diversity."""
+    return first(num, generator, candidates.diversity)
+
+
+EVICTIONS: Rules[Any] = Rules(
+    "eviction", {"fifo": first_inserted, "mastered_first": mastered_first, "least_diverse": least_diverse}
+)
+
+# --- filters --------------------------------------------------------------------------------------
+
+FILTERS: Rules[Any] = Rules("domains", {})
+
+
+def domain_filter(domains: Any) -> Any:
+    """Parse the setting `domains`: return None (all), "last", "earlier", a frozenset of names, or a function.
+
+    Raises:
+        ValueError: an invalid value, or a function that cannot be imported.
+    """
+    if domains == "all":
+        return None
+    if isinstance(domains, str) and domains in ("last", "earlier"):
+        return domains
+    if isinstance(domains, list | tuple | set | frozenset) and domains and all(isinstance(d, str) for d in domains):
+        return frozenset(domains)
+    if not callable(domains) and (fault := FILTERS.fault(domains)):
+        if not (isinstance(domains, str) and ":" in domains):
+            registered = "".join(f", {name!r}" for name in sorted(FILTERS))
+            fault = f"expected 'all', 'last', 'earlier'{registered}, a list of names or 'module:function'"
+        raise ValueError(f"domains = {domains!r}; {fault}")
+    chosen = domains if callable(domains) else FILTERS.named(domains)
+    try:
+        inspect.signature(chosen).bind("domain", None)
+    except TypeError:
+        raise ValueError(f"domains = {domains!r}; expected a function of a domain and its candidates") from None
+    return chosen
+
 
 # --- rules within domain quotas -------------------------------------------------------------------
 
@@ -320,7 +367,10 @@ def apply(
         if count == 0:
             continue
         some = candidates if nums is None else candidates.take(inside)
-        indices = np.asarray(called(title, rule, some, count, generator))
+        try:
+            indices = np.asarray(rule(some, count, generator))
+        except MISTAKES as error:
+            raise failure(title, error) from error
         distinct = np.unique(indices)
         if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(inside):
             raise ValueError(
@@ -331,6 +381,26 @@ def apply(
     return np.concatenate(drawn)
 
 
+def evict(
+    title: str,
+    rule: Rule,
+    candidates: Candidates,
+    num: int,
+    generator: np.random.Generator,
+    weights: Mapping[int, float] | None = None,
+) -> np.ndarray:
+    """Return exactly min(num, N) distinct indices to evict by a rule; with `weights` from domains over their quota.
+
+    The places that remain are divided among domains by these weights, domain -> weight, as slots are.
+    """
+    num, nums = min(num, len(candidates)), None
+    if weights is not None:
+        available = num_by_domain(candidates)
+        places = quotas(len(candidates) - num, weights, available, generator).num
+        nums = {domain: count - places[domain] for domain, count in available.items()}
+    return apply(title, rule, candidates, num, generator, nums)
+
+
 def num_by_domain(candidates: Candidates) -> dict[int, int]:
     """Return domain -> number of its candidates, in order."""
     domains, counts = np.unique(candidates.domain, return_counts=True)
@@ -338,7 +408,7 @@ def num_by_domain(candidates: Candidates) -> dict[int, int]:
 
 
 def loss_weights(
-    rule: Rule, candidates: Candidates, indices: np.ndarray, domain_weights: Mapping[int, float] | None = None
+    rule: Rule, candidates: Candidates, indices: np.ndarray, is_by_domain: bool = False
 ) -> np.ndarray:
     """Return the loss weight of each drawn group, in (0, 1]: 1 for a rule without the method `loss_weights`.
 
@@ -348,13 +418,13 @@ def loss_weights(
         rule: as `SELECTIONS.make` returns it.
         candidates: among which it has drawn.
         indices: what it has drawn.
-        domain_weights: of the quotas; None: there were none.
+        is_by_domain: whether it has drawn from each domain apart, by quotas.
     """
-    of_rule: Callable[[Candidates, np.ndarray], np.ndarray] | None = getattr(rule, "loss_weights", None)
     weight_N = np.ones(len(indices))
+    of_rule: Callable[[Candidates, np.ndarray], np.ndarray] | None = getattr(rule, "loss_weights", None)
     if not candidates.are_groups or not len(indices) or of_rule is None:
         return weight_N
-    if domain_weights is None:
+    if not is_by_domain:
         return of_rule(candidates, indices)
     for domain in np.unique(candidates.domain[indices]):
         inside, is_drawn_N = np.flatnonzero(candidates.domain == domain), candidates.domain[indices] == domain

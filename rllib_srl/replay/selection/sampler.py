@@ -1,6 +1,6 @@
 """Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
 
-    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> rule, within domain quotas -> slots
+    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> filter -> rule, within domain quotas -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
 """
@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rllib_srl.common.rules import called
 from rllib_srl.replay.history import discounts
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
-from rllib_srl.replay.selection.eviction import EVICTIONS, evict
-from rllib_srl.replay.selection.predicates import Entry, domain_filter, sees_entries
 from rllib_srl.replay.selection.quotas import Carry, quotas
 from rllib_srl.replay.selection.rules import (
     BY_DUE,
     DATELESS,
+    EVICTIONS,
     SELECTIONS,
     Candidates,
     apply,
+    domain_filter,
+    evict,
     loss_weights,
     num_by_domain,
 )
@@ -43,13 +45,10 @@ class Draws:
     def __init__(self, settings: ReplaySettings, store: Tables, recall: Recall) -> None:
         """Draw from `store`, whose schedule is `recall`, by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
-        self._reads_recall, self._has_due_dates = settings.reads_recall, settings.has_due_dates
+        self._reads_recall = settings.reads_recall
         self._is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
         self._is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
-        self._measures_diversity = settings.embedding_used is not None
         self._filter = domain_filter(settings.domains)
-        self._sees_entries = sees_entries(self._filter)
-        self._diversity_coeff = settings.diversity_coeff
         self._rules = {
             "items": SELECTIONS.make(settings.selection, settings.selection_config),
             "groups": SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
@@ -66,8 +65,7 @@ class Draws:
             generator: of this draw.
             without: slots that are already in the batch.
         """
-        store, settings = self._store, self._settings
-        domains = self._domains()
+        store, settings, domains = self._store, self._settings, self._domains()
 
         def pool_of(size: int) -> np.ndarray:
             interval = settings.min_recall_interval
@@ -75,13 +73,10 @@ class Draws:
             others_N: np.ndarray = slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
             return others_N
 
-        def entry_of(slot: int) -> Entry:
-            return Entry.of(store.items[slot], store.prompt_of(slot), now)
-
-        pool_N = self._filtered(pool_of, entry_of, num, num + len(without), len(store))
+        least = num + len(without)
+        pool_N, candidates = self._filtered(pool_of, self.item_candidates, now, num, least, len(store))
         if not len(pool_N) or num < 1:
             return np.empty(0, np.int64)
-        candidates = self.item_candidates(pool_N, now)
         if not settings.fill_with_not_due:
             due = np.flatnonzero(candidates.overdue >= 0)
             pool_N, candidates = pool_N[due], candidates.take(due)
@@ -100,29 +95,23 @@ class Draws:
             generator: of this draw.
             must_vary: leave out groups whose rewards are all equal.
         """
-        store, settings = self._store, self._settings
-        domains = self._domains(are_groups=True)
+        store, settings, domains = self._store, self._settings, self._domains(are_groups=True)
 
         def pool_of(size: int) -> np.ndarray:
             return store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
 
-        def entry_of(group: int) -> Entry:
-            row = store.groups[group]
-            return Entry.of(row, store.prompt_of(row["slot"]), now, store.items[row["slot"]])
-
-        pool_N = self._filtered(pool_of, entry_of, num, num, store.num_groups)
+        pool_N, candidates = self._filtered(pool_of, self.group_candidates, now, num, num, store.num_groups)
         if not len(pool_N) or num < 1:
             return np.empty(0, np.int64), np.empty(0)
-        candidates = self.group_candidates(pool_N, now)
         indices, weight_N = self._select("groups", settings.reuse_selection, candidates, num, generator)
         return pool_N[indices], weight_N
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
         pool_N = self._store.any_items(MOST_CANDIDATES, generator)
-        candidates = self.item_candidates(pool_N, now)
-        name, weights = self._settings.eviction, self._weights(candidates)
-        slots_K: np.ndarray = pool_N[evict(name, self._eviction, candidates, num, generator, weights)]
+        candidates, title = self.item_candidates(pool_N, now), f"eviction {self._settings.eviction!r}"
+        weights = self._weights(candidates)
+        slots_K: np.ndarray = pool_N[evict(title, self._eviction, candidates, num, generator, weights)]
         return slots_K
 
     # --- candidates ------------------------------------------------------------------------------
@@ -133,9 +122,9 @@ class Draws:
         newest_N = np.full(len(rows_N), rows_N["version"].max(initial=0))
         clock = float(rows_N["history_clock"].max(initial=0.0))
         rho_N = discounts(settings.history_by, settings.history_half_life, rows_N, newest_N, clock)
-        return Candidates.of(
+        return Candidates(
             len(slots_N),
-            diversity_coeff=self._diversity_coeff,
+            diversity_coeff=settings.diversity_coeff,
             **self._columns(rows_N, rows_N, now),
             pass_rate=rows_N["pass_rate"],
             group_size=rows_N["group_size"],
@@ -152,10 +141,10 @@ class Draws:
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of groups."""
         rows_N = rows_at(self._store.groups, groups_N)
-        return Candidates.of(
+        return Candidates(
             len(groups_N),
             are_groups=True,
-            diversity_coeff=self._diversity_coeff,
+            diversity_coeff=self._settings.diversity_coeff,
             **self._columns(rows_N, rows_at(self._store.items, rows_N["slot"]), now),
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
             group_size=rows_N["size"],
@@ -182,41 +171,47 @@ class Draws:
     def _domains(self, are_groups: bool = False) -> Collection[int] | None:
         """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
         chosen, names = self._filter, self._store.domains
-        if chosen is None or self._sees_entries:
+        if chosen is None or callable(chosen):
             return None
         if chosen == "last":
             return range(len(names))[-2:][:1]
         if chosen == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
             newest = None if are_groups else self._store.newest_domain
             return [number for number, name in enumerate(names) if name != newest]
-        is_chosen: Callable[[str], bool] = chosen if callable(chosen) else chosen.__contains__
-        return [number for number, name in enumerate(names) if is_chosen(name)]
+        return [number for number, name in enumerate(names) if name in chosen]
 
     def _filtered(
-        self, pool_of: Callable[[int], np.ndarray], entry_of: Callable[[int], Entry], num: int, size: int, total: int
-    ) -> np.ndarray:
-        """Return a pool without what the predicate rejects; if too few pass, the pool is everything.
+        self,
+        pool_of: Callable[[int], np.ndarray],
+        candidates_of: Callable[[np.ndarray, int], Candidates],
+        now: int,
+        num: int,
+        least: int,
+        total: int,
+    ) -> tuple[np.ndarray, Candidates]:
+        """Return a pool of at least `least`, and its candidates, without what a user's filter leaves out.
 
-        Args:
-            pool_of: size -> slots.
-            entry_of: slot -> entry.
-            num: slots wanted.
-            size: least size of the pool.
-            total: size of everything.
+        If fewer than `num` are left, the pool is everything, `total` in all.
         """
-        size = max(size, MOST_CANDIDATES)
-        pool_N = pool_of(size)
-        if not self._sees_entries:
-            return pool_N
+        pool_N = pool_of(size := max(least, MOST_CANDIDATES))
+        candidates = candidates_of(pool_N, now)
+        if not callable(self._filter):
+            return pool_N, candidates
+        kept = self._kept(candidates)
+        if len(kept) < num and size < total:
+            pool_N = pool_of(total)
+            candidates = candidates_of(pool_N, now)
+            kept = self._kept(candidates)
+        return pool_N[kept], candidates.take(kept)
 
-        def passing(slots_N: np.ndarray) -> np.ndarray:
-            entries = map(entry_of, slots_N.tolist())
-            is_chosen_N = [bool(self._filter(entry.prompt.domain, entry)) for entry in entries]
-            passing_N: np.ndarray = slots_N[np.array(is_chosen_N, bool)]
-            return passing_N
-
-        pool_N = passing(pool_N)
-        return passing(pool_of(total)) if len(pool_N) < num and size < total else pool_N
+    def _kept(self, candidates: Candidates) -> np.ndarray:
+        """Return the indices that a user's filter keeps."""
+        is_kept_N = np.zeros(len(candidates), bool)
+        for domain in num_by_domain(candidates):
+            inside = np.flatnonzero(candidates.domain == domain)
+            answer = called("domains", self._filter, self._store.domains[domain], candidates.take(inside))
+            is_kept_N[inside] = answer
+        return np.flatnonzero(is_kept_N)
 
     def _select(
         self, kind: str, name: str, candidates: Candidates, num: int, generator: np.random.Generator
@@ -228,7 +223,7 @@ class Draws:
         indices = apply(f"selection {name!r}", rule, candidates, num, generator, nums)
         if len(indices) == num:
             self._carries[kind] = carry
-        return indices, loss_weights(rule, candidates, indices, weights)
+        return indices, loss_weights(rule, candidates, indices, weights is not None)
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:
         weights = self._settings.domain_quotas
