@@ -226,16 +226,17 @@ class SRLConfig(AlgorithmConfig):
         self._assign_named("replay", memory)
         return self._assign_short("replay", kwargs)
 
+    def distill(self, teacher: Any = "start", **parameters: Any) -> SRLConfig:
+        """Add the KL to frozen teachers on the policy's own answers; parameters: docs/losses.md#distillation."""
+        terms = {**(self.regularisers or {}), "distill": {"teacher": teacher, **parameters}}
+        return self._assign({"regularisers": terms})
+
     def planner(self, **kwargs: Any) -> SRLConfig:
         """Set the planner of continual learning; names are those of docs/settings.md without the prefix `planner_`."""
         return self._assign_short("planner", kwargs)
 
     def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
-        """Set RLlib's callbacks, by class or by name: "contrib.trackers:wandb", "my_module:MyCallback", or a list.
-
-        Raises:
-            ValueError: the name of no class of callbacks.
-        """
+        """Set RLlib's callbacks, by class or by name: "contrib.trackers:wandb", "my_module:MyCallback", or a list."""
         super().callbacks(callbacks_of(callbacks_class), **kwargs)
         return self
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
@@ -104,6 +104,8 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
             "it, groups of equal rewards have a signal"
         )
     yield from _posterior(settings, config)
+    if settings.advantage == "none":
+        yield from _without_rewards(config)
     if settings.kl_reference != "base" and config.lora_rank:
         yield (
             f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
@@ -113,6 +115,13 @@ def _together(settings: LossSettings, config: Any) -> Iterator[str]:
         yield f"kl_reference = {settings.kl_reference!r} with kl_coeff = 0; expected kl_coeff above 0"
     if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
         yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
+
+
+def _without_rewards(config: Any) -> Iterator[str]:
+    if not (isinstance(config.regularisers, Mapping) and "distill" in config.regularisers):
+        yield "advantage = 'none' without a teacher; expected .distill(teacher=...): nothing else is learned"
+    if config.flat().may_draw("reuse"):
+        yield "advantage = 'none' with replay_reuse_fraction above 0; expected 0: stored groups train by their rewards"
 
 
 def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:

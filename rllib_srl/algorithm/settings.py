@@ -175,11 +175,11 @@ class TrainingSettings(Settings):
     grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
     num_prompts_per_batch: int = setting(16, "number of prompts played in each iteration (P)", ge=1)
     group_size: int = setting(
-        8, "episodes per prompt (G), at least 2 (posterior: 1)",
-        "an integer of at least 2, or of 1 with advantage = 'posterior'", ge=1
+        8, "episodes per prompt (G), at least 2 (posterior, none: 1)",
+        "an integer of at least 2, or of 1 with advantage = 'posterior' or 'none'", ge=1
     )
     regularisers: Any = setting(
-        None, "terms against forgetting by name: ewc l2 lwf, with parameters, docs/losses.md; None: none"
+        None, "further terms of the loss by name: ewc l2 lwf distill, with parameters, docs/losses.md; None: none"
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'

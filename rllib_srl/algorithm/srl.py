@@ -144,7 +144,8 @@ class SRL(SavedAlgorithm):
             self.config.planner_settings(), fractions, self.source, self.metrics
         )
         loss = self.config.loss_settings()
-        self.advantage_estimator = AdvantageEstimator(loss)
+        trains_all = any(one.trains_all for one in self.config.made_regularisers().values())
+        self.advantage_estimator = AdvantageEstimator(loss, trains_all)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         flat = self.config.flat()
         self.report = Report(self.metrics, Path(self.logdir), flat.replay_admit)

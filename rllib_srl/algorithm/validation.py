@@ -166,8 +166,8 @@ def _unused(config: Any) -> Iterator[str]:
 
 
 def _group_size(config: Any) -> Iterator[str]:
-    if config.group_size == 1 and config.rule_of("advantage") != "posterior":
-        yield "group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"
+    if config.group_size == 1 and config.rule_of("advantage") not in ("posterior", "none"):
+        yield "group_size = 1; expected an integer of at least 2, or advantage = 'posterior' or 'none'"
 
 
 def _pairs(config: Any) -> Iterator[str]:

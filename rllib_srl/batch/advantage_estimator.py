@@ -58,9 +58,9 @@ class AdvantageBatch:
 class AdvantageEstimator:
     """Advantage estimator of a run. Invariant: it has no state."""
 
-    def __init__(self, settings: LossSettings) -> None:
-        """Set the loss settings."""
-        self.settings = settings
+    def __init__(self, settings: LossSettings, trains_all: bool = False) -> None:
+        """Set the loss settings, and whether played groups without a signal are trained on, too."""
+        self.settings, self._trains_all = settings, trains_all
 
     @property
     def uses_history(self) -> bool:
@@ -69,8 +69,9 @@ class AdvantageEstimator:
 
     @property
     def min_episodes(self) -> int:
-        """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history."""
-        return 1 if self.uses_history and self.settings.prior_weight > 0 else 2
+        """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history or none."""
+        has_baseline = self.uses_history and self.settings.prior_weight > 0
+        return 1 if has_baseline or self.settings.advantage == "none" else 2
 
     def shaped_rewards(self, groups: Sequence[GroupMeta]) -> list[np.ndarray]:
         """Return the rewards of played groups plus the length penalty, float64 [G] per group."""
@@ -146,6 +147,8 @@ class AdvantageEstimator:
 
     def _live(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[bool]:
         """Return which played groups are trained on."""
+        if self._trains_all:
+            return [True] * len(rewards)
         if not self.uses_history:
             return [trains(rewards_G, self.settings.advantage) for rewards_G in rewards]
         return [self._is_surprise(advantage_G) for advantage_G in self._played(rewards, histories)]

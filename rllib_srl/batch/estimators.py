@@ -7,6 +7,7 @@
     leave_one_out    r - mean of the others                          yes
     posterior        r - mean of history, domain and the others      no: see `posterior.py`
     gae              r; the learner computes token advantages        no, see `learner/critic.py`
+    none             0: rewards do not count                         yes; for distillation
 
 To add a rule that needs one group only, register a function, `ADVANTAGES["mine"] = rule`, or name its import path,
 `advantage="module:rule"`; it is called with the rewards of a group, float64 [G], and returns as many advantages.
@@ -59,6 +60,11 @@ def as_it_is(rewards_G: np.ndarray) -> np.ndarray:
     return rewards_G
 
 
+def nothing(rewards_G: np.ndarray) -> np.ndarray:
+    """Return 0 for each episode."""
+    return np.zeros(len(rewards_G))
+
+
 # "batch" needs more than the group; `group_relative` adds that part. So does "posterior", which `posterior.py`
 # computes; without history and scale it is "leave_one_out".
 ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
@@ -70,6 +76,7 @@ ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
         "leave_one_out": leave_one_out,
         "posterior": leave_one_out,
         "gae": as_it_is,
+        "none": nothing,
     },
 )
 GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
@@ -102,7 +109,7 @@ def group_relative(
         ValueError: an unknown rule, a user's rule that raises an exception, or a group of fewer than two episodes.
     """
     for rewards_G in rewards_PG:
-        if len(rewards_G) < 2:
+        if len(rewards_G) < 2 and rule != "none":
             raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
     rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
     advantages = [ADVANTAGES.call(rule, rewards_G) for rewards_G in rewards_PG]

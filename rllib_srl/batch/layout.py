@@ -214,9 +214,12 @@ class MicroBatch(TypedDict, Generic[Array]):
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`
     stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
+    has_teacher: NotRequired[Array]  # bool [N], whether the KL to a teacher acts; with `teacher_logp`
+    teacher_logp: NotRequired[Array]  # [N], nats
+    teacher_top: NotRequired[Array]  # [N, k], nats, log-probs of the teacher's likeliest tokens, `stored_tokens`
     num_top: NotRequired[int]  # likeliest tokens that the forward pass returns; in the first pass only
     top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it does
-    stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two
+    stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two, or of teachers
     stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
     stored_sampled: NotRequired[Array]  # [N], nats, those of `target`
     is_noted: NotRequired[bool]  # whether the KL of these answers was reported

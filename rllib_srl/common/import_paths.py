@@ -32,7 +32,7 @@ MEMORY_RULES = (
 _RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", {"name": ...}, a list, or a mapping with names as keys
 _WORLDS = ("env", "world", "worlds")  # settings that name environments, `worlds` by its keys
 _CONTRIB = "contrib."
-_NAMES_A_PATH = re.compile(r"path|directory|\w+_(path|dir)")
+_NAMES_A_PATH = re.compile(r"path|directory|teacher|\w+_(path|dir)")
 
 
 def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:

@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,18 +89,17 @@ class GRPOTorchLearner(TorchLearner):
         size = config.sequence_parallel
         mesh = mesh_of(device, size)["parts"] if size > 1 else None
         self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded, mesh)
-        self.reference = None
-        if settings.needs_reference:
-            split = config.tensor_parallel if config.is_sharded else None
-            gather_dtype = config.flat().fsdp_gather_dtype
-            self.reference = Reference.of(self.policy, device, config.compute_dtype, split, gather_dtype)
+        split = config.tensor_parallel if config.is_sharded else None
+        how = config.compute_dtype, split, config.flat().fsdp_gather_dtype
+        frozen = partial(Reference.of, self.policy, device, *how)
+        self.reference = frozen() if settings.needs_reference else None
         self.critic = None
         if settings.use_critic:
             hidden_size = int(self.model.config.hidden_size)
             over = config.num_learners, config.learners_per_shard
             self.critic = Critic(hidden_size, CRITIC_LR, device, *over)
         parameters = dict(self.policy.saved_parameters())
-        own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded)
+        own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded, frozen)
         self.regularisers = Regularisers(config.made_regularisers(), own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
         sends_adapter = config.flat().sends_adapter()
@@ -167,9 +167,10 @@ class GRPOTorchLearner(TorchLearner):
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
                 passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
-                num_empty = self._num_empty(len(passes)) if self._has_kl(is_reused) else 0
+                are_scored = self._has_kl(is_reused) or (self.regularisers.run_passes and not is_reused)
+                num_empty = self._num_empty(len(passes)) if are_scored else 0
                 self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
-                self._run_empty_of_reference(num_empty)
+                self._run_empty_of_reference(num_empty, also_others=not is_reused)
         if self.retention is not None:
             with self._timed("retention_s"):
                 self._has_held = self.retention.begin(shard, groups, self._micro_batches[False])
@@ -208,11 +209,18 @@ class GRPOTorchLearner(TorchLearner):
         """
         return most(num_passes, self._device) - num_passes if self.config.is_sharded else 0
 
-    def _run_empty_of_reference(self, num_empty: int) -> None:
-        """Run passes of a sharded reference for other learners, which have more micro-batches."""
+    def _run_empty_of_reference(self, num_empty: int, also_others: bool = False) -> None:
+        """Run passes of sharded frozen policies for other learners, which have more micro-batches.
+
+        Args:
+            num_empty: number of micro-batches.
+            also_others: run those of the regularisers, too.
+        """
         for _ in range(num_empty):
             if self.reference is not None:
                 self.reference.logp(self._empty_pass())
+            if also_others:
+                self.regularisers.idle(self._empty_pass())
 
     def _empty_passes(self, num_passes: int) -> list[MicroBatch[torch.Tensor]]:
         """Return the passes that this learner must add to so many; a collective, as `_num_empty`."""

@@ -1,4 +1,4 @@
-"""The reference policy, the anchor of the KL: its log-probs, and when and how its weights move.
+"""Frozen policies: the reference, which is the anchor of the KL, and teachers; their log-probs, and how they move.
 
     base         never moves
     ema          every `every` iterations  reference <- rate * policy + (1 - rate) * reference
@@ -13,6 +13,7 @@ Liu et al. 2025 (ProRL), arXiv 2505.24864 section 3.3 (reference reset to a good
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,12 @@ from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.fsdp.sharding import shard
 from rllib_srl.learner.model_setup import adapters_off
-from rllib_srl.learner.rl_module import CausalLMModule, autocast, load_causal_lm, token_logps
+from rllib_srl.learner.rl_module import CausalLMModule, autocast, token_logps
 from rllib_srl.losses.kl import KL_REWARDS
+from rllib_srl.storage.checkpoints import MANIFEST
+from rllib_srl.storage.weight_file import WEIGHTS, read_weights
+
+START = "start"  # in place of a model: the policy as it starts to train
 
 
 class ReferenceClock:
@@ -113,24 +118,41 @@ class Reference:
         compute_dtype: str,
         tensor_parallel: int | None = None,
         gather_dtype: str = "float32",
+        source: str = START,
     ) -> Reference:
-        """Return the reference of a policy that starts to train; see `__init__`."""
-        if has_adapters(policy.model):
+        """Return the reference of a policy that starts to train; see `__init__`.
+
+        Args:
+            policy: starts to train.
+            source: another policy in its place, a model or a checkpoint of the policy's model.
+
+        Raises:
+            ValueError: the checkpoint is of another model.
+        """
+        if source == START and has_adapters(policy.model):
             return cls(policy.model, device, compute_dtype)
         # From the model's own files, so that a restored run keeps the reference of the first run.
-        model = load_causal_lm(policy.model_config["model"]).requires_grad_(False)
+        is_own = source == START or is_checkpoint(source)
+        module = CausalLMModule(model_config=policy.model_config if is_own else {"model": source})
+        if is_checkpoint(source):
+            module.set_state(read_weights(_weights_in(Path(source))))
+        model = module.model.requires_grad_(False)
         return cls(model.to(device), device, compute_dtype, tensor_parallel, gather_dtype)
 
     def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-        """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats, without gradient.
+        """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats; see `scores`."""
+        return self.scores(batch)["logp"]
+
+    def scores(self, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the output of `token_logps`, without gradient.
 
         A collective if the reference is sharded: all learners must run equally many.
         """
         with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
-            logp_N: torch.Tensor = self._root(batch)["logp"]
+            out: dict[str, torch.Tensor] = self._root(batch)
         if self._is_sharded:
             self._root.reshard()  # FSDP2 keeps gathered weights until a backward pass
-        return logp_N
+        return out
 
     def episode_kl(
         self, batches: Iterable[MicroBatch[torch.Tensor]], num_episodes: int, estimator: str
@@ -177,3 +199,25 @@ class Reference:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(torch.tensor(np.asarray(weights[name])))
+
+
+def is_checkpoint(source: str) -> bool:
+    """Return whether a frozen policy is a checkpoint of a run."""
+    return (Path(source) / MANIFEST).is_file()
+
+
+def checkpoint_fault(path: Path) -> str:
+    """Return why the weights of a checkpoint cannot be a frozen policy, "" if they can; no weight is read."""
+    from safetensors import safe_open
+
+    file = _weights_in(path)
+    if file.is_file():
+        with safe_open(file, "np") as weights:
+            has_adapters_only = all("lora_" in name for name in weights.keys())  # noqa: SIM118
+        if not has_adapters_only:
+            return ""
+    return "expected a checkpoint with the weights of the whole model in one file; srl export writes a model of any"
+
+
+def _weights_in(checkpoint: Path) -> Path:
+    return next(checkpoint.glob(f"**/{WEIGHTS}"), checkpoint / WEIGHTS)

@@ -32,7 +32,7 @@ LEAST_REST = 1e-6  # probability of all other tokens below which it does not cha
 LEAST_STORED_REST = 5e-4  # likewise of the stored policy, whose log-probs are rounded to fp16
 
 
-def top_kl(stored_Nk: torch.Tensor, logp_Nk: torch.Tensor) -> torch.Tensor:
+def top_kl(stored_Nk: torch.Tensor, logp_Nk: torch.Tensor, least: float = LEAST_STORED_REST) -> torch.Tensor:
     """Return sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest) [N], nats.
 
     p_rest and q_rest are the probabilities of all other tokens together. So this is the KL between the two
@@ -41,11 +41,12 @@ def top_kl(stored_Nk: torch.Tensor, logp_Nk: torch.Tensor) -> torch.Tensor:
     Args:
         stored_Nk: log-probs log p_k of the k likeliest tokens of the stored distribution.
         logp_Nk: log-probs log q_k of the same tokens under the policy in training, with gradient.
+        least: value of p_rest up to which it counts as 0.
     """
     p_rest, q_rest = (1 - each.exp().sum(-1) for each in (stored_Nk, logp_Nk))
     log_p, log_q = (rest.clamp(min=LEAST_REST).log() for rest in (p_rest, q_rest))
     over_top = (stored_Nk.exp() * (stored_Nk - logp_Nk)).sum(-1)
-    return over_top + torch.where(p_rest > LEAST_STORED_REST, p_rest, 0.0) * (log_p - log_q)
+    return over_top + torch.where(p_rest > least, p_rest, 0.0) * (log_p - log_q)
 
 
 def token_kl(

@@ -24,8 +24,8 @@ class LossSettings(Settings):
 
     # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
     advantage: Any = setting(
-        "group", "group mean_only batch leave_one_out posterior gae, docs/losses.md", of="advantage.name", is_head=True,
-        is_preset=True
+        "group", "group mean_only batch leave_one_out posterior gae none, docs/losses.md", of="advantage.name",
+        is_head=True, is_preset=True
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
         None, f"preset: {' '.join(PRESETS)}, see docs/losses.md; None: no preset"

@@ -38,7 +38,7 @@ def distance(state, weights):
 @pytest.mark.slow
 def test_coefficients_of_zero_are_the_run_without(config, build):
     plain = go_on(build(config), 3)
-    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}}
+    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "distill": 0}
     assert_same(go_on(build(config, regularisers=nothing), 3), plain)
 
 

@@ -83,7 +83,7 @@ def test_l2_pulls_every_trained_weight_back(config, ray_here, lora):
 @pytest.mark.slow
 def test_a_coefficient_of_zero_changes_no_bit(config, ray_here):
     plain = learner_group(config)
-    off = learner_group(changed(config, regularisers={"l2": 0, "ewc": {"coeff": 0.0}, "lwf": 0}))
+    off = learner_group(changed(config, regularisers={"l2": 0, "ewc": {"coeff": 0.0}, "lwf": 0, "distill": 0}))
     for group in (plain, off):
         shaken(group)
     end_stage(off, OLD)

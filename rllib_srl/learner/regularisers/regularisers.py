@@ -16,12 +16,14 @@ import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch
 from rllib_srl.common.rules import Rules
+from rllib_srl.learner.regularisers.distillation import Distillation
 from rllib_srl.learner.regularisers.rule import Regulariser, Training
 from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
 from rllib_srl.types import Group
 
-REGULARISERS: Rules[type[Regulariser]] = Rules("regularisers", {"l2": L2, "ewc": EWC, "lwf": LwF})
+OWN = {"l2": L2, "ewc": EWC, "lwf": LwF, "distill": Distillation}
+REGULARISERS: Rules[type[Regulariser]] = Rules("regularisers", OWN)
 
 
 def made(value: Any) -> dict[str, Regulariser]:
@@ -106,6 +108,16 @@ class Regularisers:
         """Add what stays fixed during the update to a micro-batch."""
         for one in self._all.values():
             one.prepare(batch, is_reused)
+
+    @property
+    def run_passes(self) -> bool:
+        """Return whether `prepare` runs passes in which all learners of a sharded model take part."""
+        return any(_overrides(one, "idle") for one in self._all.values())
+
+    def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
+        """Take part in the passes of `prepare` for a played micro-batch that only other learners have."""
+        for one in self._all.values():
+            one.idle(batch)
 
     def keep(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> None:
         """Keep something of a micro-batch's first pass."""

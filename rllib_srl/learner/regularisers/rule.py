@@ -4,6 +4,7 @@
     begin        the groups of the next update
     prepare      each micro-batch, once per update
     keep         after the first pass of a played micro-batch
+    idle         where only other learners have a micro-batch, with `fsdp`
     loss         each pass                    a term of the loss
     backward     each optimiser step          a gradient of this learner alone, added to the sum
     pull         each optimiser step          changes the gradient of the batch, after the sum over learners
@@ -24,6 +25,7 @@ import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch
 from rllib_srl.common.setting_checks import is_integer, is_number
+from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.types import Group
@@ -57,6 +59,7 @@ class Training:
     device: torch.device
     num_shards: int  # whose gradients are summed, at least 1
     is_sharded: bool  # FSDP2 shards the weights
+    frozen: Callable[[str], Reference]  # loads another policy, see `Reference.of`
 
 
 class Term(NamedTuple):
@@ -75,6 +78,7 @@ class Regulariser:
 
     needs_stages: ClassVar[bool] = False  # acts from the end of a stream's first stage on
     num_copies: ClassVar[int] = 0  # of the trained weights that a learner keeps for it, fp32
+    trains_all: ClassVar[bool] = False  # needs groups without signal in the batch, too
 
     @property
     def num_stage_episodes(self) -> int:
@@ -98,6 +102,9 @@ class Regulariser:
 
     def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
         """Add what stays fixed during the update to a micro-batch."""
+
+    def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
+        """Take part in the passes of `prepare` for a micro-batch that only other learners have."""
 
     def keep(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> None:
         """Keep something of a micro-batch's first pass."""
