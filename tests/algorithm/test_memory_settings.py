@@ -30,7 +30,7 @@ def test_rules_of_groups_are_refused_with_groups_of_one(replay, start):
 
 def test_groups_of_one_without_the_baseline_from_history_are_one_error():
     lines = faults_of(of_one(selection="per").training(advantage="group"))
-    assert lines == ["group_size = 1; expected an integer of at least 2, or advantage = 'posterior'"]
+    assert lines == ["group_size = 1; expected an integer of at least 2, or advantage = 'posterior' or 'none'"]
 
 
 def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
