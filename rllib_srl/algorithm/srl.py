@@ -574,7 +574,7 @@ class SRL(SavedAlgorithm):
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
-        """Pass learner feedback (drift, targets, hidden states) to the memory, and update the reference."""
+        """Pass learner feedback (drift, targets) to the memory, and update the reference."""
         if reused:
             self.memory.look_back(reused, self.learners.reuse_report(self.config.sync_timeout_s), now)
         if self.retention:
@@ -582,8 +582,6 @@ class SRL(SavedAlgorithm):
         if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
             self.learners.follow_policy(rate, self.config.sync_timeout_s)
             self.report.count("num_reference_moves", 1)
-        if self.memory.is_on and self.config.replay_embedding == "policy":
-            self.memory.embed(self.learners.take_embeddings(), groups, now)
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
         """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""

@@ -265,8 +265,6 @@ def _splitting_tokens(config: Any) -> Iterator[str]:
         yield f"{shown} with prefix_sharing = False; expected True: only the tokens of tries are split"
     if config.loss_settings().use_critic:
         yield f"{shown} with use_critic = True; expected False: no learner has the hidden states of all tokens"
-    if config.replay_embedding == "policy":
-        yield f"{shown} with replay_embedding = 'policy'; expected another: no learner has all hidden states"
 
 
 def _placement(config: Any) -> Iterator[str]:

@@ -209,7 +209,6 @@ class MicroBatch(TypedDict, Generic[Array]):
     temperature: NotRequired[float]
     sequence: NotRequired[Any]  # DeviceMesh of the learners over which the tokens are split; with a trie only
     is_reused: NotRequired[bool]
-    with_embedding: NotRequired[bool]  # whether hidden states are wanted for embeddings of the episodes
     with_hidden: NotRequired[bool]  # whether the forward pass returns hidden states
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`

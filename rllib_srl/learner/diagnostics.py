@@ -1,9 +1,9 @@
-"""Collect diagnostics per group during an update: drift of reused groups, embeddings of played groups.
+"""Collect diagnostics per group during an update: the drift of reused groups.
 
     micro-batches --add--> sums by group --take--> plain data by group id for the replay memory, then cleared
 
-A micro-batch holds loss tokens of whole episodes, but may split groups. Both come from the update's own first pass,
-so they cost no extra forward pass.
+A micro-batch holds loss tokens of whole episodes, but may split groups. They come from the update's own first pass, so
+they cost no extra forward pass.
 """
 
 from __future__ import annotations
@@ -16,20 +16,14 @@ from rllib_srl.types import Group
 
 
 class GroupDiagnostics:
-    """Accumulates drift and embeddings of episodes by group.
-
-    Invariant: an episode is added at most once to each of the two.
-    """
+    """Accumulates drift of episodes by group. Invariant: an episode is added at most once."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """Number the episodes as `batch.layout.episodes_of` does."""
         self._ids = [group.group_id for group in groups]
-        self._sizes = [group.size for group in groups]
-        self._group_of_B = np.repeat(np.arange(len(groups)), self._sizes)
-        self._first_P = np.cumsum([0, *self._sizes])
+        self._group_of_B = np.repeat(np.arange(len(groups)), [group.size for group in groups])
         # By group: sum |prox - behaviour|, sum -prox, tokens, episodes left out.
         self._drift: dict[int, np.ndarray] = {}
-        self._embeddings: dict[int, np.ndarray] = {}
 
     def add_drift(
         self, episode_N: np.ndarray, prox_logp_N: np.ndarray, behaviour_logp_N: np.ndarray, is_kept_N: np.ndarray
@@ -49,14 +43,6 @@ class GroupDiagnostics:
             p = int(self._group_of_B[b])
             self._drift[p] = self._drift.get(p, np.zeros(4)) + np.array(sums, np.float64)
 
-    def add_embeddings(self, episode_B: np.ndarray, mean_BD: np.ndarray) -> None:
-        """Add one vector `mean_BD[b]` for each `Episode.index` in `episode_B`."""
-        for b, mean_D in zip(episode_B, mean_BD, strict=True):
-            p = int(self._group_of_B[b])
-            if p not in self._embeddings:
-                self._embeddings[p] = np.zeros((self._sizes[p], len(mean_D)), np.float32)
-            self._embeddings[p][b - self._first_P[p]] = mean_D
-
     def take_drift(self) -> dict[str, dict[str, float]]:
         """Return and clear `drift`, `nll` and `num_over_gap`, by group id.
 
@@ -67,8 +53,3 @@ class GroupDiagnostics:
             self._ids[p]: {"drift": gap / num, "nll": nll / num, "num_over_gap": int(left_out)}
             for p, (gap, nll, num, left_out) in ((p, row.tolist()) for p, row in taken.items())
         }
-
-    def take_embeddings(self) -> dict[str, np.ndarray]:
-        """Return and clear the embeddings by group id, float32 [G, D]; zeros for an episode without loss tokens."""
-        taken, self._embeddings = self._embeddings, {}
-        return {self._ids[p]: vectors_GD for p, vectors_GD in taken.items()}

@@ -43,7 +43,7 @@ from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reu
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.regularisers.regularisers import Regularisers
 from rllib_srl.learner.regularisers.rule import Training
-from rllib_srl.learner.rl_module import CausalLMModule, episode_means
+from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
@@ -194,8 +194,7 @@ class GRPOTorchLearner(TorchLearner):
             batch["ref_logp"] = self.reference.logp(batch)
         self.regularisers.prepare(batch, is_reused)
         batch["is_reused"] = is_reused
-        batch["with_embedding"] = not is_reused and self.config.replay_embedding == "policy"
-        batch["with_hidden"] = batch["with_embedding"] or self.critic is not None
+        batch["with_hidden"] = self.critic is not None
         return batch
 
     def _has_kl(self, is_reused: bool) -> bool:
@@ -313,10 +312,6 @@ class GRPOTorchLearner(TorchLearner):
         settings = self.config.loss_settings()
         if settings.advantage == "gae":
             set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
-        if one["with_embedding"]:
-            episode_B, mean_BD = episode_means(fwd_out["hidden"], fwd_out["row"], one["episode"])
-            self._diagnostics.add_embeddings(episode_B.cpu().numpy(), mean_BD.cpu().numpy())
-            one["with_hidden"] = self.critic is not None
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
@@ -377,16 +372,6 @@ class GRPOTorchLearner(TorchLearner):
     def retention_report(self) -> dict[str, list[float]]:
         """Return and clear the sums of the answers that this learner held; see `StoredAnswers.report`."""
         return self.retention.report() if self.retention is not None else {}
-
-    def take_embeddings(self) -> dict[str, np.ndarray]:
-        """Return and clear the embeddings of this iteration's played groups in this learner's shard.
-
-        Returns:
-            Float32 [G, D] by group id: for each episode the mean last hidden state over the rows that predict its
-            loss tokens, under the weights at the start of the update, not normalised. {} unless
-            `replay_embedding` is "policy".
-        """
-        return self._diagnostics.take_embeddings()
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
         """Return for each group the KL to the reference of each episode, nats; see `Reference.episode_kl`.

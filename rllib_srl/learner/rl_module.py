@@ -201,7 +201,7 @@ def token_logps(
         batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
             (> 0); `num_top` asks for the likeliest tokens where `top_at` [M] says, `stored_tokens` [N, k] for the
             log-probs of given ones.
-        with_hidden: also return the hidden states, for `episode_means` and the critic.
+        with_hidden: also return the hidden states, for the critic.
 
     Returns:
         `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
@@ -266,20 +266,3 @@ def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
         input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
     ).last_hidden_state
     return hidden_RTD
-
-
-def episode_means(
-    hidden_UD: torch.Tensor, row_N: torch.Tensor, episode_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct episodes, ascending [B], and the mean hidden state of each, fp32 [B, D].
-
-    Args:
-        hidden_UD: hidden states of distinct rows.
-        row_N: row of each loss token.
-        episode_N: episode of each loss token.
-    """
-    episode_B, at_N, count_B = torch.unique(episode_N, return_inverse=True, return_counts=True)
-    num_rows = len(hidden_UD)
-    # A row of a trie may belong to many episodes: a product with counts needs no copy of its state per episode.
-    counts_BU = torch.bincount(at_N * num_rows + row_N, minlength=len(episode_B) * num_rows).view(-1, num_rows)
-    return episode_B, counts_BU.float() @ hidden_UD.float() / count_B[:, None]

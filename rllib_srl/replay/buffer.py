@@ -164,7 +164,7 @@ class SRLReplayBuffer:
                 self._evict(int(stored.items["last_review"].max()), changes)
 
     def _load_vectors(self, state: Mapping[str, Any], has_items: bool) -> None:
-        """Restore the tracker, which an error has left with changes, or make one if something needs it.
+        """Make a tracker with the vectors of the store, if something needs one.
 
         Raises:
             ValueError: the items were stored with another embedding, or without one.
@@ -177,13 +177,10 @@ class SRLReplayBuffer:
             )
         if name is None:
             return
-        if self.tracker is not None and "embedder" in state:
-            self.tracker.rollback()
-        else:
-            self.tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
-            self.tracker.load(self.store.vectors())
+        self.tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
+        self.tracker.load(self.store.vectors())
         if "embedder" in state:
-            self.tracker.set_state(state["embedder"])
+            self.tracker.embedder.set_state(state["embedder"])
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -210,7 +207,7 @@ class SRLReplayBuffer:
             raise
         self.tables.committed()
         if self.tracker is not None:
-            self.tracker.commit()
+            self.tracker.commit(changes.removed_slots, changes.vectors)
 
     def _state(self) -> dict[str, Any]:
         """Return all state that is not in rows, as JSON types or bytes."""
@@ -226,7 +223,7 @@ class SRLReplayBuffer:
             "rated": self.rated.get_state() if self.rated.source else "",
             "unstored": self.unstored.get_state(),
             "embedding": self._embedding,
-            **({} if self.tracker is None else {"embedder": self.tracker.get_state()}),
+            **({} if self.tracker is None else {"embedder": self.tracker.embedder.get_state()}),
         }
 
     # --- adding groups ---------------------------------------------------------------------------
@@ -522,26 +519,6 @@ class SRLReplayBuffer:
 
     # --- what the learner knows ------------------------------------------------------------------
 
-    def embed(self, vectors: Mapping[str, np.ndarray], now: int, request: str = "") -> int:
-        """Store the learner's hidden states as embeddings; return the number of items embedded.
-
-        Args:
-            vectors: prompt key -> float32 [G, D], one row for each episode of its newest group.
-            now: the training iteration.
-            request: name of the call.
-        """
-        answer: int | None = self._answer(request)
-        if answer is not None:
-            return answer
-        with self._transaction(request) as changes:
-            slots = {key: self.tables.slot_of(int(key, 16)) for key in vectors}
-            found = {slot: vectors[key] for key, slot in slots.items() if slot is not None}
-            if self.tracker is not None and (measured := self.tracker.receive(found)):
-                variance_N = self.tables.items["variance"][list(measured)]
-                self.recall.change(list(measured), **self.intake.place(measured, variance_N, changes))
-            changes.answer = len(found)
-        return len(found)
-
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups of the last draw that the learner found too far from its policy; return their number."""
         answer: int | None = self._answer(request)
@@ -611,8 +588,6 @@ class SRLReplayBuffer:
 
     def _remove_item(self, slot: int, changes: Commit) -> None:
         """Remove an item with its groups and its vector."""
-        if self.tracker is not None:
-            self.tracker.forget(slot)
         changes.removed_groups += self.tables.remove_item(slot)
         changes.removed_slots.append(slot)
         changes.vectors.pop(slot, None)
@@ -654,7 +629,6 @@ class SRLReplayBuffer:
             StoreError: the snapshot cannot be read; nothing has changed.
         """
         num_dropped = self.store.restore(path)
-        self.tracker = None
         self._load()
         with self._transaction(""):  # writes this run's name into the store
             pass
@@ -677,8 +651,6 @@ class SRLReplayBuffer:
         faults: list[str] = []
         try:
             self.tables.check_valid()
-            if self.tracker is not None:
-                self.tracker.check(self.tables)
         except ValueError as error:
             faults.append(str(error))
         if len(self) > self.settings.capacity:
@@ -694,8 +666,9 @@ class SRLReplayBuffer:
             "prompts": stored.prompts == [tables.prompt_of(slot) for slot in slots_N.tolist()],
             "groups": {int(row["seq"]): row.tobytes() for row in stored.groups} == rows,
             "targets": {(seq, episode): size for seq, episode, size in stored.targets} == tables.targets,
-            "vectors": [slot for slot, _ in self.store.vectors()]
-            == slots_N[tables.items["has_vector"][slots_N]].tolist(),
+            "vectors": slots_N[tables.items["has_vector"][slots_N]].tolist()
+            == [slot for slot, _ in self.store.vectors()]
+            == ([] if self.tracker is None else self.tracker.slots()),
             "payloads": self.store.has_payloads(list(rows)),
             **{f"state {name!r}": stored.state.get(name) == value for name, value in state.items()},
         }

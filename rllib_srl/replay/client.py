@@ -137,11 +137,6 @@ class ReplayClient:
             self.reuse_fraction = reuse
             self._reuses.change(reuse)
 
-    def embed(self, vectors: Sequence[Any], groups: Sequence[GroupMeta], now: int) -> None:
-        """Send references to the learners' hidden states, one mapping by group id a learner, to the buffer."""
-        if keys := {group.group_id: group.prompt.key for group in groups}:
-            self._do("taking embeddings", now, RLlibReplayBuffer.embed_groups, list(vectors), keys, now)
-
     def look_back(self, reused: Sequence[GroupMeta], report: Mapping[str, Mapping[str, float]], now: int) -> None:
         """Drop the reused groups that have drifted: all their episodes were left out of the update.
 

@@ -11,15 +11,14 @@ row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rllib_srl.replay.admission.admission import Decode, Nearest, Refusal, admit, malformed
-from rllib_srl.replay.diversity.measures import diversity
-from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured
+from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
 from rllib_srl.replay.history import DomainStatistics, UnstoredHistories, after_visit, discounts
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
@@ -36,7 +35,7 @@ class Entry:
 
     group: Group
     facts: GroupFacts | None = None  # None: it is broken
-    measured: Measured = field(default_factory=Measured)
+    measured: Measured | None = None  # None: nothing is embedded
     slot: int | None = None  # of its item; None: it has none
     refusal: Refusal | None = None  # why it is not stored
     is_new: bool = False
@@ -154,9 +153,9 @@ class Intake:
         """Return why a group is not stored, None if it is."""
         nearest = None
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
-        if entry.slot is None and entry.measured.nearest is not None and self.tracker is not None:
+        if entry.slot is None and entry.measured is not None and entry.measured.nearest is not None:
             other, similarity = entry.measured.nearest
-            if not self.tracker.is_gone(other):
+            if other not in changes.removed_slots:
                 nearest = Nearest(self.tables.prompt_of(other).key, similarity)
         refusal = admit(entry.group, self.settings, nearest, self.decode)
         if refusal is not None or entry.slot is None:
@@ -181,7 +180,11 @@ class Intake:
         fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
         before_N = rows_at(self.tables.items, slots)
         fields |= after_visit(before_N, facts, *self._discounting, policy_kl)
-        fields |= self.place({slot: entry.measured for slot, entry in zip(slots, entries)}, variance_N, changes)
+        if self.tracker is not None:
+            measured = [entry.measured for entry in entries if entry.measured is not None]
+            novelty_N = np.array([one.novelty for one in measured])
+            changes.vectors |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
+            fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1
         if self._reads_recall:
@@ -192,21 +195,6 @@ class Intake:
             self.tables.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
         for entry in entries:
             entry.is_visit = True
-
-    def place(self, measured: Mapping[int, Measured], variance_N: np.ndarray, changes: Commit) -> dict[str, Any]:
-        """Store the vectors of items by slot; return the diversity fields of their rows, none without a tracker."""
-        if self.tracker is None:
-            return {}
-        rows_N = rows_at(self.tables.items, list(measured))
-        known_N = np.where(rows_N["has_vector"], rows_N["novelty"], np.nan)
-        new_N = np.array([np.nan if one.novelty is None else one.novelty for one in measured.values()])
-        novelty_N = np.where(np.isnan(new_N), known_N, new_N)
-        vectors = {slot: one.vector_D for slot, one in measured.items() if one.vector_D is not None}
-        for slot, vector_D in vectors.items():
-            changes.vectors[slot] = vector_D
-            self.tracker.put(slot, vector_D)
-        fields: dict[str, Any] = {"diversity": diversity(variance_N, novelty_N), "novelty": np.nan_to_num(novelty_N)}
-        return fields | ({"has_vector": True} if vectors else {})
 
     def _count_played(self, whole: Sequence[tuple[Entry, GroupFacts]], policy_kl: float) -> None:
         """Count played groups by domain, and add those without an item to the histories of their prompts."""

@@ -122,19 +122,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         groups = self.draw_targets(num, now, request, without_domains, without_keys)
         return [GroupMeta.of(group, None) for group in groups], groups
 
-    def embed_groups(self, vectors: Sequence[Any], keys: Mapping[str, str], now: int, request: str = "") -> int:
-        """Store hidden states as embeddings; see `embed`.
-
-        Args:
-            vectors: one mapping a learner, group id -> float32 [G, D], or a reference to one.
-            keys: group id -> prompt key.
-            now: the training iteration.
-            request: name of the call.
-        """
-        parts = _fetched(vectors, 60.0)
-        found = {keys[group_id]: block for part in parts for group_id, block in part.items() if group_id in keys}
-        return self.embed(found, now, request)
-
     def rated_until(self) -> RatedUntil:
         """Return how far the ratings of which file were applied."""
         return RatedUntil.of(self.rated)

@@ -182,7 +182,7 @@ class ReplaySettings(Settings):
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
-        '"ngram", "sentence" (MiniLM), "policy" (hidden states) or "module:class"; None: "ngram" where diversity, '
+        '"ngram", "sentence" (MiniLM) or "module:class"; None: "ngram" where diversity, '
         "near_duplicate or least_diverse need one, else none"
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(
@@ -256,11 +256,6 @@ class ReplaySettings(Settings):
             yield f"retain = {self.retain!r} with capacity = 0; expected 0 without a memory, which stores the answers"
         if not self.is_on and self.local_directory is not None:
             yield f"local_directory = {self.local_directory!r} with capacity = 0; expected None without a memory"
-        if self.embedding == "policy" and self.near_duplicate is not None:
-            yield (
-                f"near_duplicate = {self.near_duplicate!r} with embedding = 'policy'; expected another embedding: "
-                "hidden states are known after the update, duplicates are refused before it"
-            )
         for name in () if self.retain else ("retain_answers", "retain_top_k", "retain_window"):
             if (value := getattr(self, name)) != self.default(name):
                 yield f"{name} = {value!r}; expected it only with retain above 0"

@@ -39,7 +39,7 @@ def bytes_of_an_iteration(algo, monkeypatch) -> tuple[int, int, list]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [{}, {"capacity": 1000, "embedding": "policy"}])
+@pytest.mark.parametrize("memory", [{}, {"capacity": 1000, "embedding": "ngram"}])
 def test_the_driver_receives_no_tokens_and_no_weights(random_llama_dir, tmp_path, ray_here, monkeypatch, memory):
     """A memory adds what it says of visits and draws, whatever is in them."""
     config = small_config(random_llama_dir, tmp_path).training(num_prompts_per_batch=8, group_size=8)

@@ -416,22 +416,3 @@ def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
     assert reuses == last["num_reuses_owed"] - last["num_reuses_short"] == last["num_reuses"] > 5
     timers = iterations[-1].result["timers"]
     assert all(timers[name] >= 0 for name in ("plan", "remember", "look_back")) and last["busy_s"] > 0
-
-
-# --- diversity ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_hidden_states_reach_the_items_of_groups_that_were_trained_on(config, build):
-    algo = build(config.training(num_prompts_per_batch=8), embedding="policy")
-    iterations = go(algo, 4)
-    with_signal = {meta.prompt for one in iterations for meta in one.metas if has_signal(meta.rewards_G)}
-    everything = {meta.prompt for one in iterations for meta in one.metas}
-    assert 4 < len(with_signal) < len(everything)
-    for prompt in everything:
-        assert item_of(algo, prompt)["has_vector"] == (prompt in with_signal), prompt
-    vectors = dict(buffer_of(algo).store.vectors())
-    assert len(vectors) == len(with_signal)
-    assert all(np.linalg.norm(vector) == pytest.approx(1, abs=1e-3) for vector in vectors.values())
-    novelties = [float(item_of(algo, prompt)["novelty"]) for prompt in with_signal]
-    assert np.std(novelties) > 0

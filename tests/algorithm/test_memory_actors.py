@@ -21,7 +21,6 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
-from rllib_srl.batch.estimators import has_signal
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.reading import reading
@@ -230,41 +229,6 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path, num_lea
         check_books(algo, iterations, tmp_path / "copy")
 
 
-# --- embeddings -----------------------------------------------------------------------------------
-
-
-def test_hidden_states_of_two_learners_reach_the_actor_past_the_driver(config, tmp_path, monkeypatch):
-    config.replay(embedding="policy").learners(num_learners=2)
-    with running(config.training(num_prompts_per_batch=8)) as algo:
-        get, largest = ray.get, []
-
-        def counted(*args, **kwargs):
-            value = get(*args, **kwargs)
-            largest.append(max((a.size for a in _arrays(value)), default=0))
-            return value
-
-        monkeypatch.setattr(ray, "get", counted)
-        with watched(algo) as iterations:
-            for _ in range(3):
-                algo.train()
-        monkeypatch.undo()
-        assert max(largest) < 128  # the model's hidden size
-        with_signal = {m.prompt.key for one in iterations for m in one.metas if has_signal(m.rewards_G)}
-        with stored_of(algo, tmp_path / "copy") as memory:
-            has_vector = {f"{int(row['key']):016x}" for row in memory.stored.items if row["has_vector"]}
-            assert has_vector == with_signal and len(dict(memory.store.vectors())) == len(with_signal) > 4
-
-
-def _arrays(value) -> list[np.ndarray]:
-    if isinstance(value, np.ndarray):
-        return [value]
-    if isinstance(value, dict):
-        return [array for one in value.values() for array in _arrays(one)]
-    if isinstance(value, list | tuple):
-        return [array for one in value for array in _arrays(one)]
-    return []
-
-
 # --- trials ---------------------------------------------------------------------------------------
 
 
@@ -324,7 +288,7 @@ def big_group(number: int, num_tokens: int) -> Group:
 def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
     num_tokens, num_groups = 500_000, 128
     settings = ReplaySettings(
-        embedding="policy", admit=None, degenerate_share=None,
+        admit=None, degenerate_share=None,
         reuse_fraction=0.25,
     )
     memory = ReplayClient.start(

@@ -281,27 +281,6 @@ def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_
     assert report["g11"]["nll"] == pytest.approx(-stored[0].behaviour_logp_N.sum() / 8, abs=1e-4)
 
 
-def test_embeddings_are_the_mean_hidden_states_before_each_written_token(learners, learner):
-    """Against Hugging Face's own forward, episode by episode."""
-    learner.config.replay_embedding = "policy"
-    plain = gradient(learners, GROUPS, STORED)
-    embeddings = learner.take_embeddings()
-    assert sorted(embeddings) == ["g1", "g2", "g3"] and learner.take_embeddings() == {}
-    for group in GROUPS:
-        vectors_GD = embeddings[group.group_id]
-        assert vectors_GD.shape == (group.size, 128) and vectors_GD.dtype == np.float32
-        for g in range(group.size):
-            ids = torch.from_numpy(group.stream(g).astype(np.int64))
-            written = np.flatnonzero(group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]])
-            with torch.no_grad():
-                hidden_TD = learner.model(ids[None], output_hidden_states=True).hidden_states[-1][0]
-            np.testing.assert_allclose(vectors_GD[g], hidden_TD[written - 1].mean(0).numpy(), atol=1e-5)
-    learner.config.replay_embedding = "ngram"
-    without = gradient(learners, GROUPS, STORED)
-    assert all(np.array_equal(plain[name], without[name]) for name in plain)
-    assert learner.take_embeddings() == {}
-
-
 def test_notes_join_a_group_that_micro_batches_tore_apart():
     notes = GroupDiagnostics([STORED[0], STORED[1]])  # episodes 0 1 | 2 3 4
     prox, stored, kept = np.array([-1.0, -2.0, -4.0]), np.array([-1.5, -2.0, -3.0]), np.array([True, True, False])
@@ -311,6 +290,3 @@ def test_notes_join_a_group_that_micro_batches_tore_apart():
     expected = {"drift": 0.5, "nll": 2.0, "num_over_gap": 1}
     assert notes.take_drift() == {"g12": expected}
     assert notes.take_drift() == {}
-    notes.add_embeddings(np.array([4, 1]), np.array([[3.0, 4.0], [5.0, 6.0]]))
-    taken = notes.take_embeddings()
-    assert taken["g11"].tolist() == [[0, 0], [5, 6]] and taken["g12"].tolist() == [[0, 0], [0, 0], [3, 4]]

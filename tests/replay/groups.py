@@ -103,8 +103,6 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
     ]
     groups = [a_group(p, now, i, rewards_of(p, now), **group) for i, p in enumerate(prompts)]
     visits: list[Visit] = buffer.add(groups, now, f"{now}.add")
-    if buffer.settings.embedding == "policy":
-        buffer.embed({g.prompt.key: hidden_of(g) for g in groups}, now, f"{now}.embed")
     reused = drawn_groups(buffer, 4, now, f"{now}.draw_groups") if now > 2 else []
     if now % 5 == 0 and reused:
         buffer.drop([reused[0].group_id], f"{now}.drop")
@@ -121,12 +119,6 @@ def drawn_groups(buffer: SRLReplayBuffer, num: int, now: int, request: str = "")
     return [one.group for one in buffer.draw_groups(num, now, request)]
 
 
-def hidden_of(group: Group, dim: int = 6) -> np.ndarray:
-    """Return one vector an episode, float32 [G, D], in place of a policy's hidden states."""
-    generator = np.random.default_rng(zlib.crc32(group.prompt.key.encode()))
-    return (generator.normal(size=dim) + 0.1 * generator.normal(size=(group.size, dim))).astype(np.float32)
-
-
 def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
     """Return the stats of a buffer, nan as None."""
     return {name: None if np.isnan(value) else value for name, value in buffer.stats(now).items()}
@@ -135,7 +127,8 @@ def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
     tables, tracker = buffer.tables, buffer.tracker
-    vectors = {} if tracker is None else {int(slot): vector.tobytes() for slot, vector in tracker.vectors()}
+    held_at = [] if tracker is None else tracker.slots()
+    vectors = {slot: tracker._neighbours._vectors_ND[slot].tobytes() for slot in held_at}
     held = tables.groups[tables.group_slots()]
     slots = tables.slots().tolist()
     return {
@@ -144,7 +137,6 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups_of": {slot: [int(tables.groups[g]["seq"]) for g in tables.groups_of(slot)] for slot in slots},
         "targets": dict(tables.targets),
         "state": {**buffer._state(), "counts": dict(+buffer.counts), "drawn": dict(buffer.drawn)},
-        "to_come": None if tracker is None else (sorted(tracker._set), sorted(tracker._removed)),
         "vectors": vectors,
         "payloads": {int(row["seq"]): buffer.store.payload(int(row["seq"])) for row in held},
     }

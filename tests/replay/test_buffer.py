@@ -24,7 +24,6 @@ from tests.replay.groups import (
     counted,
     drawn_groups,
     everything,
-    hidden_of,
     journalled,
     rewards_of,
 )
@@ -76,7 +75,6 @@ CALLS = {
     "draw_groups": lambda buffer, name: drawn_groups(buffer, 3, 5, name),
     "rate": lambda buffer, name: buffer.rate({KEYS[0]: 0.2, KEYS[1]: 1.0, "0" * 16: 0.5}, 5, name),
     "drop": lambda buffer, name: buffer.drop([*buffer.drawn, "unknown"][1:], name),
-    "embed": lambda buffer, name: buffer.embed(dict.fromkeys((KEYS[0], "0" * 16), hidden_of(a_group(0))), 5, name),
 }
 
 
@@ -88,10 +86,9 @@ ON_GROUP = "tests.replay.test_on_group:continued"
 TIGHT = {"capacity": 30, "on_group": ON_GROUP}
 
 
-def begun(directory=None, call="add", **given):
+def begun(directory=None, **given):
     """Return a buffer with a past: items, some in the schedule, groups drawn."""
-    embedding = {"embedding": "policy"} if call == "embed" else {}
-    buffer = a_buffer(directory, run="a", **{**TIGHT, **embedding, **given})
+    buffer = a_buffer(directory, run="a", **{**TIGHT, **given})
     buffer.add(played(range(12), 1, num_turns=2), 1)
     buffer.draw_prompts(4, 2)
     drawn_groups(buffer, 4, 3)
@@ -108,19 +105,19 @@ def plain(answer):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_path):
-    buffer = begun(tmp_path, call)
+    buffer = begun(tmp_path)
     answer = plain(CALLS[call](buffer, f"5.{call}"))
     assert answer
     state, stored = everything(buffer), journalled(buffer)
     assert plain(CALLS[call](buffer, f"5.{call}")) == answer
     assert (everything(buffer), journalled(buffer)) == (state, stored)
     buffer.close()
-    buffer = a_buffer(tmp_path, run="a", **{**TIGHT, **({"embedding": "policy"} if call == "embed" else {})})
+    buffer = a_buffer(tmp_path, run="a", **TIGHT)
     assert plain(CALLS[call](buffer, f"5.{call}")) == answer
     assert (everything(buffer), journalled(buffer)) == (state, stored)
     CALLS[call](buffer, f"6.{call}")  # another one is done
     assert journalled(buffer)["position"] == stored["position"] + 1
-    assert everything(buffer) != state or call in ("drop", "embed")  # nothing is left to drop, the vectors are the same
+    assert everything(buffer) != state or call == "drop"  # nothing is left to drop
     buffer.check_valid()
 
 
@@ -128,7 +125,7 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
 @pytest.mark.parametrize("how", ["full_disk", "refused_commit"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, tmp_path, monkeypatch):
-    buffer, lucky = begun(tmp_path, call), begun(None, call)
+    buffer, lucky = begun(tmp_path), begun(None, call)
     state, stored = everything(buffer), journalled(buffer)
     stats = counted(buffer, 5)
     for _ in range(2):

@@ -18,7 +18,7 @@ from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
 def filled(num, **given):
     """Return a buffer of `num` items of different pass rates and scores, all due."""
-    buffer = a_buffer(embedding="policy", **given)
+    buffer = a_buffer(**given)
     groups = [a_group(a_prompt(i, "ab"[i % 2]), 1, i, [1.0] * (i + 1) + [0.0] * (8 - i)) for i in range(num)]
     buffer.add(groups, 1)
     return buffer

@@ -24,7 +24,6 @@ VARIANTS = {
     "none_fifo": {"spacing": "none", "selection": "fifo"},
     "none_per": {"spacing": "none", "selection": "per", "reuse_selection": "per"},
     "growth": {"on_group": "contrib.growth", "turns": 3, "capacity": 150},
-    "policy": {"embedding": "policy", "capacity": 50},
     "slow": {"groups_per_item": 1, "iterations_per_day": 3.5, "min_recall_interval": 2},
 }
 
@@ -65,7 +64,7 @@ def assert_goes_on(stopped, resumed, path, how, at, end):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["diverse", "sm2_full", "growth", "policy"])
+@pytest.mark.parametrize("variant", ["diverse", "sm2_full", "growth"])
 def test_a_run_that_is_opened_anew_before_every_iteration_is_none_the_wiser(variant, tmp_path):
     settings, how = split(variant)
     straight, often = a_buffer(**settings), a_buffer(tmp_path, run="a", **settings)

@@ -99,7 +99,7 @@ ACTS = {
     "max_age": ({"max_age": 1}, {}),
     "max_uses": ({"max_uses": 1}, {}),
     "diversity_coeff": ({"diversity_coeff": 5.0}, {}),
-    "embedding": ({"embedding": "policy"}, {}),
+    "embedding": ({"embedding": "ngram"}, {}),
     "eviction": ({"eviction": "mastered_first"}, {"capacity": 20}),
     "max_episode_tokens": ({"max_episode_tokens": 30}, {}),
     "near_duplicate": ({"near_duplicate": 0.9}, {}),

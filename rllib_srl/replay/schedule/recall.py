@@ -3,7 +3,7 @@
     pass rate -> Beta posterior -> its mean  \\
     mean reward                               |-> cut at three bounds -> grade -> rule.review -> base interval (days)
     human rating                             /
-    due = last review + max(min_recall_interval, interval * iterations_per_day * diversity factor)
+    due = last review + max(min_recall_interval, interval * iterations_per_day / (1 + diversity_coeff * diversity))
 
 Grades are 1 (Again), 2 (Hard), 3 (Good) and 4 (Easy), 0 for none; success is 2 and above. Diversity acts on the due
 date only, so its effect on intervals does not compound.
@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.replay.diversity.measures import interval_factor
 from rllib_srl.replay.items import Tables, filled, rows_at
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
@@ -176,7 +175,7 @@ class Recall:
     def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
         """Return effective intervals, in iterations."""
         settings = self._settings
-        factor_N = interval_factor(rows_N["diversity"], settings.diversity_coeff)
+        factor_N = 1.0 / (1.0 + settings.diversity_coeff * rows_N["diversity"].astype(np.float64))
         interval_N: np.ndarray = rows_N["interval"] * settings.iterations_per_day * factor_N
         effective_N: np.ndarray = np.maximum(float(settings.min_recall_interval), interval_N)
         return effective_N
