@@ -1,0 +1,360 @@
+"""The study of retention on streams drawn from a pool of tasks: tuning, then the proof (docs/design/0023-retention.md).
+
+    python scripts/retention_study.py DIRECTORY            runs what is missing; goes on where it was ended
+    python scripts/retention_study.py DIRECTORY --table    prints the tables of what has ended, and runs nothing
+
+Each trial adds one row to DIRECTORY/trials.jsonl. An arm's settings are all run on the development seeds; those with
+the best mean final accuracy are frozen, and run on the seeds of the proof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rllib_srl.algorithm.evaluation import GREEDY
+from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
+from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
+from rllib_srl.tune_configs.arms import COMMON
+from rllib_srl.tune_configs.kinds import KINDS
+
+TASKS = (
+    "compare_2_largest_low",
+    "compare_2_largest_near",
+    "compare_2_smallest_low",
+    "compare_4_largest_near",
+    "compare_4_smallest_near",
+    "compare_5_largest_near",
+    "compare_5_smallest_near",
+    "compare_6_largest",
+    "compare_6_largest_low",
+    "compare_6_smallest",
+    "compare_6_smallest_low",
+    "copy_2_backwards",
+    "copy_3_forwards",
+    "registers_4_larger",
+    "registers_4_smaller",
+    "registers_6_larger",
+    "registers_6_smaller",
+    "registers_7_larger",
+    "registers_7_smaller",
+)
+CONFLICT = {  # a task, and those that cost it .1 or more when they are trained on after it (scripts/task_pairs.py)
+    "compare_2_largest_low": ("compare_2_smallest_low", "compare_6_smallest"),
+    "compare_2_largest_near": ("compare_4_smallest_near", "compare_5_smallest_near"),
+    "compare_2_smallest_low": ("compare_2_largest_low",),
+    "compare_4_largest_near": ("compare_4_smallest_near",),
+    "compare_4_smallest_near": ("compare_2_largest_near", "compare_4_largest_near"),
+    "compare_5_largest_near": ("compare_4_smallest_near", "compare_5_smallest_near"),
+    "compare_5_smallest_near": ("compare_2_largest_near",),
+    "compare_6_largest_low": ("compare_2_smallest_low",),
+    "compare_6_smallest": ("compare_6_largest",),
+    "registers_4_larger": ("compare_2_smallest_low", "compare_6_smallest"),
+    "registers_4_smaller": ("compare_6_largest", "compare_6_largest_low"),
+    "registers_6_larger": ("compare_2_smallest_low", "compare_6_smallest"),
+    "registers_6_smaller": ("compare_6_largest", "compare_6_largest_low"),
+    "registers_7_larger": ("compare_6_smallest",),
+    "registers_7_smaller": ("compare_6_largest", "compare_6_largest_low"),
+}
+SHARED = {  # a task, and those that give it .1 or more
+    "compare_2_largest_near": ("compare_4_largest_near", "compare_5_largest_near"),
+    "registers_4_larger": ("compare_6_largest",),
+    "registers_4_smaller": ("compare_2_smallest_low", "compare_6_smallest"),
+    "registers_6_larger": ("compare_6_largest",),
+    "registers_6_smaller": ("compare_2_smallest_low", "compare_6_smallest"),
+    "registers_7_larger": ("compare_6_largest", "registers_6_larger"),
+    "registers_7_smaller": ("compare_2_smallest_low", "compare_6_smallest"),
+}
+NUM_TASKS, TOKENS = 5, 20_000  # stages of a stream, generated tokens of each
+NUM_AT_MARKS, NUM_AT_END = 768, 3_000  # held-out prompts of all tasks together
+SEEDS = {  # of development, of the proof
+    "conflict": ((6001, 6002), tuple(range(7001, 7025))),
+    "shared": ((6101, 6102), tuple(range(8001, 8025))),
+}
+RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+WEIGHTS, SHARES = (0.3, 1.0, 3.0, 10.0), (0.1, 0.25, 0.4, 0.6)
+WIDER = {"lr": (2.5e-5, 8e-4), "replay_retain": (0.1, 30.0), "replay_revisit_fraction": (0.05, 0.8)}
+OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
+MARGIN, ALPHA = 0.02, 0.05 / 3
+TESTED, CONTROLS = "retention_revisits", ("uniform", "none")
+
+Settings = Mapping[str, Any]
+
+
+class Arm(NamedTuple):
+    """A setting under comparison: what it fixes, and the two settings that are tuned, with their values."""
+
+    fixed: dict[str, Any]
+    grid: dict[str, Sequence[Any]]
+    kinds: tuple[str, ...] = ("conflict", "shared")
+
+
+ARMS = {
+    "none": Arm(
+        {**OFF, "replay_capacity": 0}, {"lr": RATES, "passes_and_clip": ((1, 0.2), (1, 0.28), (2, 0.2), (2, 0.28))}
+    ),
+    "uniform": Arm(OFF, {"lr": RATES, "replay_revisit_fraction": SHARES}),
+    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, {"lr": RATES, "replay_retain": WEIGHTS}),
+    "retention": Arm(OFF, {"lr": RATES, "replay_retain": WEIGHTS}),
+}
+PHASES = [  # kind and arms; all of a phase are tuned before its proof begins
+    ("conflict", ("none", "uniform", TESTED)),
+    ("shared", ("uniform", TESTED)),
+    ("conflict", ("retention",)),
+    ("shared", ("none", "retention")),
+]
+
+
+class Trial(NamedTuple):
+    """One run."""
+
+    kind: str
+    arm: str
+    seed: int
+    settings: dict[str, Any]  # those that are tuned
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def fits(order: Sequence[str], kind: str) -> bool:
+    """Return whether an order of tasks is a stream of this kind."""
+    pairs = list(combinations(order, 2))
+    spoiled = {first for first, second in pairs if second in CONFLICT.get(first, ())}
+    if kind == "conflict":
+        return len(spoiled) >= 2
+    return not spoiled and sum(second in SHARED.get(first, ()) for first, second in pairs) >= 2
+
+
+def draw_stream(kind: str, seed: int) -> list[str]:
+    """Return the tasks of a stream in order: the first draw that fits."""
+    draw = random.Random(seed)
+    while not fits(order := draw.sample(TASKS, NUM_TASKS), kind):
+        pass
+    return order
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
+    """Return all settings of a trial."""
+    stages = [{"world": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]} for task in tasks]
+    stream = [{**stage, "tokens": TOKENS} for stage in stages]
+    tuned = dict(trial.settings)
+    if "passes_and_clip" in tuned:
+        tuned["num_epochs"], tuned["clip_high"] = tuned.pop("passes_and_clip")
+    return {**COMMON, **ARMS[trial.arm].fixed, **tuned, "stream": stream, "seed": trial.seed}
+
+
+def accuracies(algo: Any, tasks: Sequence[str], num: int) -> list[float]:
+    """Return the accuracy of greedy answers to about `num` held-out prompts, by task; [] for 0."""
+    if not num:
+        return []
+    prompts = algo.source.heldout(-(-num // len(tasks)) * len(tasks))
+    right: dict[str, list[bool]] = defaultdict(list)
+    for batch in algo.play(prompts, "greedy", **GREEDY):
+        for group in batch.groups:
+            right[group.prompt.domain].append(bool(group.is_right_G()[0]))
+    return [fmean(right[task]) for task in tasks]
+
+
+def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
+    """Train on a stream and return a row: accuracies before, after each stage and at the end, and costs.
+
+    On a development seed only the end is measured.
+    """
+    marks = NUM_AT_MARKS if trial.seed in SEEDS[trial.kind][1] else 0
+    begin, seconds, trained, num_held = time.perf_counter(), 0.0, 0, 0
+    algo = build_config(settings_of(trial, tasks)).build_algo()
+    try:
+        before, rows, held = accuracies(algo, tasks, marks), list[list[float]](), dict[str, Any]()
+        while len(rows) < len(tasks):
+            start = time.perf_counter()
+            result = algo.train()
+            seconds += time.perf_counter() - start
+            held = result.get("retention", held)
+            trained += round(result["learners"].get("default_policy", {}).get("num_tokens", 0))
+            num_held += round(held.get("num_held_tokens", 0))
+            if algo.source.progress.tokens >= TOKENS * (len(rows) + 1):
+                is_last = len(rows) + 1 == len(tasks)
+                rows.append(accuracies(algo, tasks, NUM_AT_END if is_last else marks))
+    finally:
+        algo.stop()
+    return {
+        **trial._asdict(),
+        "tasks": list(tasks),
+        "before": before,
+        "after": rows,
+        "final": fmean(rows[-1]),
+        "seconds": round(seconds, 1),
+        "trained_tokens": trained * algo.config.num_epochs,
+        "held_tokens": num_held,
+        "retention": {name: value for name, value in held.items() if isinstance(value, int | float)},
+        "wall_seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def grid_of(arm: str) -> list[dict[str, Any]]:
+    """Return the 16 settings of an arm."""
+    (one, ones), (other, others) = ARMS[arm].grid.items()
+    return [{one: a, other: b} for a in ones for b in others]
+
+
+def wider(arm: str, best: Settings) -> list[dict[str, Any]]:
+    """Return four settings on each side of the grid that the best setting touches."""
+    found = []
+    for name, values in ARMS[arm].grid.items():
+        if name not in WIDER or best[name] not in (values[0], values[-1]):
+            continue
+        at = WIDER[name][best[name] == values[-1]]
+        (other, others) = next(item for item in ARMS[arm].grid.items() if item[0] != name)
+        found += [{name: at, other: value} for value in others]
+    return [{name: setting[name] for name in ARMS[arm].grid} for setting in found]
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], settings: Sequence[Settings]) -> dict[str, Any] | None:
+    """Return the setting with the best mean final accuracy; None if one has not all its development seeds."""
+    finals = [[row["final"] for row in rows if same(row["settings"], setting)] for setting in settings]
+    if any(len(found) < 2 for found in finals):
+        return None
+    return dict(settings[int(np.argmax([fmean(found) for found in finals]))])
+
+
+def same(one: Settings, other: Settings) -> bool:
+    """Return whether settings are equal, read from a file or not."""
+    return bool(json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+def frozen(
+    rows: Sequence[Mapping[str, Any]], kind: str, arm: str
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return the frozen setting of an arm, None if tuning has not ended, and the settings to run for it."""
+    own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][0]]
+    settings = grid_of(arm)
+    if (best := best_of(own, settings)) is None:
+        return None, settings
+    settings += wider(arm, best)
+    return best_of(own, settings), settings
+
+
+def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
+    """Yield the trials to run next, in order, as far as they are known."""
+    done = {(r["kind"], r["arm"], r["seed"], json.dumps(r["settings"], sort_keys=True)) for r in rows}
+    for kind, arms in PHASES:
+        development, proof = SEEDS[kind]
+        found = {arm: frozen(rows, kind, arm) for arm in arms}
+        wanted = [
+            Trial(kind, arm, seed, setting)
+            for seed in development
+            for arm, (_, settings) in found.items()
+            for setting in settings
+        ]
+        if all(best is not None for best, _ in found.values()):
+            wanted += [Trial(kind, arm, seed, best or {}) for seed in proof for arm, (best, _) in found.items()]
+        todo = [t for t in wanted if (t.kind, t.arm, t.seed, json.dumps(t.settings, sort_keys=True)) not in done]
+        if todo:
+            yield from todo
+            return
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows that are complete; a line that a kill cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each setting that has ended: mean final accuracy over the development seeds."""
+    for kind, arms in PHASES:
+        for arm in arms:
+            best, settings = frozen(rows, kind, arm)
+            for setting in settings:
+                own = [r["final"] for r in rows if (r["kind"], r["arm"]) == (kind, arm) and same(r["settings"], setting)
+                       and r["seed"] in SEEDS[kind][0]]  # fmt: skip
+                if own:
+                    mark = "  <- frozen" if best == setting else ""
+                    yield f"{kind:9} {arm:19} {json.dumps(setting):55} {fmean(own):.3f} ({len(own)}){mark}"
+
+
+def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the arms of the proof, and what decides, for each kind whose seeds have all ended."""
+    for kind, (_, seeds) in SEEDS.items():
+        own = [row for row in rows if row["kind"] == kind and row["seed"] in seeds]
+        found = {arm: {row["seed"]: row for row in own if row["arm"] == arm} for arm in ARMS}
+        needed = next(arms for other, arms in PHASES if other == kind)
+        if num := sum(len(seeds) - len(found[arm]) for arm in needed):
+            yield f"{kind}: trials that are missing: {num}; nothing is shown before"
+            continue
+        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(seeds)}
+        yield from (f"{kind:9} {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
+        finals = {arm: np.array([by_seed[seed]["final"] for seed in seeds]) for arm, by_seed in found.items()}
+        gains = {arm: finals[TESTED] - finals[arm] for arm in finals if arm != TESTED}
+        deciding = [arm for arm in CONTROLS if arm in needed]
+        adjusted = dict(zip(deciding, holm([paired_test(gains[arm]).p for arm in deciding]), strict=True))
+        for arm, gain in gains.items():
+            (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
+            p = f", p {adjusted[arm]:.4f}" if arm in adjusted else ""
+            yield f"{kind:9} {TESTED} - {arm}: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{p}, {ahead} of {len(seeds)}"
+        if kind == "conflict":
+            holds = all(adjusted[arm] < ALPHA and gains[arm].mean() >= MARGIN for arm in CONTROLS)
+            yield f"primary: {'holds' if holds else 'missed'}"
+        else:
+            yield f"co-primary: {'holds' if is_not_worse(gains['uniform'], MARGIN) else 'missed'}"
+
+
+def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean final accuracy, its parts, forgetting and costs in words."""
+    stages = np.arange(NUM_TASKS)
+    matrices = [(np.array(row["after"]), np.array(row["before"])) for row in rows]
+    parts = np.mean([final_parts(after, stages, before) for after, before in matrices], axis=0)
+    named = ", ".join(f"{name} {part:+.3f}" for name, part in zip(FinalParts._fields, parts, strict=True))
+    lost = fmean(forgetting(after, stages) for after, _ in matrices)
+    trained, seconds = (fmean(row[name] for row in rows) for name in ("trained_tokens", "seconds"))
+    final = fmean(row["final"] for row in rows)
+    return f"final {final:.3f} ({named}), forgetting {lost:.3f}, {trained:.0f} trained tokens, {seconds:.0f} s"
+
+
+def main() -> None:
+    """Run what is missing, one trial after another."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--table", action="store_true", help="print the tables, and run nothing")
+    arguments = parser.parse_args()
+    path = arguments.directory / "trials.jsonl"
+    if arguments.table:
+        print(*tuning_table(read_rows(path)), *proof_table(read_rows(path)), sep="\n")
+        return
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    while (trial := next(missing(read_rows(path)), None)) is not None:
+        row = run(trial, draw_stream(trial.kind, trial.seed))
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        is_of_proof = trial.seed in SEEDS[trial.kind][1]
+        print(*trial, "" if is_of_proof else f"final {row['final']:.3f}", f"{row['wall_seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The plan of the study of retention: its streams, the settings that it tunes, and what decides."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts import retention_study as study
+from scripts.retention_study import CONFLICT, SEEDS, SHARED, TASKS, TESTED, Trial
+
+FINALS = {"none": 0.5, "uniform": 0.6, TESTED: 0.65}
+
+
+def test_streams_are_of_their_kind_and_always_the_same():
+    assert study.draw_stream("conflict", 6001) == [
+        "registers_4_smaller", "compare_2_largest_near", "registers_7_smaller", "compare_6_largest_low",
+        "registers_6_larger",
+    ]  # fmt: skip
+    for kind, (development, proof) in SEEDS.items():
+        streams = [study.draw_stream(kind, seed) for seed in (*development, *proof)]
+        assert len(set(map(tuple, streams))) > 20
+        for order in streams:
+            assert len(set(order)) == 5 and set(order) <= set(TASKS)
+            pairs = list(combinations(order, 2))
+            spoiled = {a for a, b in pairs if b in CONFLICT.get(a, ())}
+            num_shared = sum(b in SHARED.get(a, ()) for a, b in pairs)
+            assert len(spoiled) >= 2 if kind == "conflict" else not spoiled and num_shared >= 2
+
+
+def row(trial: Trial, final: float) -> dict[str, Any]:
+    matrix = np.full((5, 5), final).tolist()
+    costs = {"trained_tokens": 100, "seconds": 1.0}
+    return {**trial._asdict(), "final": final, "before": [0.2] * 5, "after": matrix, **costs}
+
+
+def test_the_best_setting_is_frozen_after_one_widening_and_then_proved():
+    rows: list[dict[str, Any]] = []
+    todo = list(study.missing(rows))
+    assert len(todo) == 3 * 16 * 2 and {trial.seed for trial in todo} == {6001, 6002}
+    best = {"lr": 4e-4, "replay_retain": 3.0}  # on the edge by its rate
+    rows += [row(trial, 0.4 + 0.1 * (trial.settings == best)) for trial in todo]
+    todo = list(study.missing(rows))
+    wider = [trial.settings for trial in todo if trial.arm == TESTED]
+    assert wider == [{"lr": 8e-4, "replay_retain": weight} for weight in (0.3, 1.0, 3.0, 10.0)] * 2
+    rows += [row(trial, 0.3) for trial in todo]
+    todo = list(study.missing(rows))
+    assert len(todo) == 3 * 24 and {trial.seed for trial in todo} == set(range(7001, 7025))
+    assert {tuple(trial.settings.items()) for trial in todo if trial.arm == TESTED} == {tuple(best.items())}
+    rows += [row(trial, FINALS[trial.arm]) for trial in todo[:-1]]
+    assert next(study.proof_table(rows)) == "conflict: trials that are missing: 1; nothing is shown before"
+
+
+@pytest.mark.parametrize(("gain", "told"), [(0.05, "primary: holds"), (0.015, "primary: missed")])
+def test_the_primary_needs_both_controls_and_the_least_mean(gain, told):
+    rows = [
+        row(Trial("conflict", arm, seed, {}), 0.5 + gain * (arm == TESTED))
+        for arm in ("none", "uniform", TESTED)
+        for seed in SEEDS["conflict"][1]
+    ]
+    table = list(study.proof_table(rows))
+    assert told in table
+    assert any(
+        line.startswith(f"conflict  {TESTED} - uniform: {gain:+.4f} [{gain:+.4f}, {gain:+.4f}]") for line in table
+    )
