@@ -170,6 +170,11 @@ def accuracies(algo: Any, tasks: Sequence[str], num: int) -> list[float]:
     return [fmean(right[task]) for task in tasks]
 
 
+def counted(metrics: Mapping[str, Any], name: str) -> int:
+    """Return a count, 0 if it is missing or NaN, as without an update."""
+    return round(float(np.nan_to_num(metrics.get(name, 0.0))))
+
+
 def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Train on a stream and return a row: accuracies before, after each stage and at the end, and costs.
 
@@ -185,8 +190,8 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
             result = algo.train()
             seconds += time.perf_counter() - start
             held = result.get("retention", held)
-            trained += round(result["learners"].get("default_policy", {}).get("num_tokens", 0))
-            num_held += round(held.get("num_held_tokens", 0))
+            trained += counted(result["learners"].get("default_policy", {}), "num_tokens")
+            num_held += counted(held, "num_held_tokens")
             if algo.source.progress.tokens >= TOKENS * (len(rows) + 1):
                 is_last = len(rows) + 1 == len(tasks)
                 rows.append(accuracies(algo, tasks, NUM_AT_END if is_last else marks))
