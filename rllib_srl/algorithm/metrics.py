@@ -161,8 +161,12 @@ class Report:
             for name, value in of_domain.items():
                 self._metrics.log_value(("domains", domain, name), value, reduce="mean", window=1)
 
-    def retention(self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]]) -> None:
+    def retention(
+        self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]], warnings: Sequence[str]
+    ) -> None:
         """Log what an update held, and how many targets it gave."""
+        for line in warnings:
+            self.warn(line)
         rows: list[tuple[tuple[str, ...], float]] = [(("retention", name), value) for name, value in values.items()]
         for domain, of_domain in by_domain.items():
             rows += [(("retention", "by_domain", domain, name), value) for name, value in of_domain.items()]

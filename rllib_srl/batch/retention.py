@@ -29,13 +29,14 @@ MOST_SCORED = 16  # answers of an update that are scored without gradient
 
 @dataclass(frozen=True)
 class RetentionPart:
-    """One learner's part. Invariant: `scales` and `num_held_tokens` are those of the whole batch over all learners."""
+    """One learner's part. Invariant: `scales`, `num_held_tokens` and `compared` are those of the whole batch."""
 
     held: tuple[Any, ...]  # `GroupMeta.ref` of each held answer, a group of one episode with its target
     scales: tuple[float, ...]  # factor of the KL at each of its tokens
     scored: tuple[PartRef, ...]
     taken: frozenset[tuple[str, int]]  # group id and episode, of the stored group
     num_held_tokens: int
+    compared: tuple[str, ...] = ()  # domains whose gradients are compared (`learner.retention.Conflict`)
 
 
 def episodes_in(ref: Any, size: int) -> Sequence[int]:

@@ -57,6 +57,17 @@ def summed(gradients: Sequence[torch.Tensor], num_learners: int, num_copies: int
 
 
 @contextmanager
+def aside(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Accumulate gradients from zero inside the context; at its end those from before are back, unchanged."""
+    before = {parameter: parameter.grad for parameter in parameters}
+    for parameter in before:
+        parameter.grad = None
+    yield
+    for parameter, gradient in before.items():
+        parameter.grad = gradient
+
+
+@contextmanager
 def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Accumulate gradients from zero inside the context; those from before are added to them at its end."""
     before = {parameter: parameter.grad for parameter in parameters}

@@ -52,7 +52,7 @@ from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.types import Target
 
 if TYPE_CHECKING:  # loaded if a run asks for it
-    from rllib_srl.learner.retention import StoredAnswers
+    from rllib_srl.learner.retention import Conflict, HeldReport, StoredAnswers
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
@@ -68,6 +68,7 @@ class GRPOTorchLearner(TorchLearner):
         reference: anchor of the KL; None without a KL term.
         regularisers: terms that keep the policy near what it has learned.
         retention: stored answers that are held; None with `replay_retain` = 0.
+        conflict: compares their gradient with the rest; set if they are held.
         can_share_prefixes: whether micro-batches are tries; False pads.
     """
 
@@ -76,6 +77,7 @@ class GRPOTorchLearner(TorchLearner):
     reference: Reference | None
     regularisers: Regularisers
     retention: StoredAnswers | None
+    conflict: Conflict
     can_share_prefixes: bool
 
     # --- build --------------------------------------------------------------------------------
@@ -119,8 +121,10 @@ class GRPOTorchLearner(TorchLearner):
             )
         self.retention = None
         if config.flat().replay_retain:
-            from rllib_srl.learner.retention import StoredAnswers
+            from rllib_srl.learner.retention import Conflict, StoredAnswers
 
+            last = self.model.base_model.layers[-1]
+            self.conflict = Conflict(list(self._params.values()), last, self._summed_gradients)
             self.retention = StoredAnswers(config, self.scorer, self.can_share_prefixes, self._empty_passes)
 
     def _make_module(self) -> Any:
@@ -237,7 +241,10 @@ class GRPOTorchLearner(TorchLearner):
             batch_stats = self._set_batch_statistics()
         sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
-            gradients, penalties = self.regularisers.add_to(self._summed_gradients())
+            gradients = self._summed_gradients()
+        self._compare(gradients)
+        with self._timed("reduce_s"):
+            gradients, penalties = self.regularisers.add_to(gradients)
             sums = self._sums_over_learners(sums)
             stats = statistics(sums) | penalties | self.regularisers.metrics(sums)
             if self.retention is not None:
@@ -270,7 +277,10 @@ class GRPOTorchLearner(TorchLearner):
         if self.retention is not None and self._has_held:
             with self._timed("retention_s"), apart(self._params.values()):
                 self.retention.backward()
-                self._held_norm = float(self._norm(self._summed_gradients()))
+                held = self._summed_gradients()
+                self._held_norm = float(self._norm(held))
+                if self.retention.compared():
+                    self.conflict.note(held)
         self._run(self._micro_batches[False], sums)
         with self._timed("forward_backward_s"):
             self.regularisers.backward(sums)
@@ -321,6 +331,12 @@ class GRPOTorchLearner(TorchLearner):
         loss, batch["stats"] = loss_of(batch, fwd_out, config.loss_settings())
         return loss
 
+    def _compare(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Compare the gradients of held answers with that of the rest, if the update asks for it."""
+        if self.retention is not None and (domains := self.retention.compared()):
+            with self._timed("retention_s"):
+                self.retention.note(self.conflict.cosines(gradients, domains, self.retention.backward_of))
+
     def _summed_gradients(self) -> list[torch.Tensor]:
         own = gradients_of(self._params.values())
         return summed_shards(own) if self.config.is_sharded else summed(own, self.config.num_learners)
@@ -369,9 +385,9 @@ class GRPOTorchLearner(TorchLearner):
         """Return and clear the targets of this learner's right answers in the last update."""
         return self.retention.take() if self.retention is not None else []
 
-    def retention_report(self) -> dict[str, list[float]]:
-        """Return and clear the sums of the answers that this learner held; see `StoredAnswers.report`."""
-        return self.retention.report() if self.retention is not None else {}
+    def retention_report(self) -> HeldReport | None:
+        """Return and clear what the update says of held answers; see `StoredAnswers.report`."""
+        return self.retention.report() if self.retention is not None else None
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
         """Return for each group the KL to the reference of each episode, nats; see `Reference.episode_kl`.

@@ -3,6 +3,7 @@
     begin       an update       lays out held answers; scores right ones that are not trained on
     keep        a first pass    targets of right answers that are trained on, in host memory until `take`
     backward    each epoch      gradient of scale * KL_t at each token of the held answers
+    backward_of some updates    that of one domain's answers alone, to be compared
 
 Scales are those of the whole batch (`losses/retention.py`), so gradients do not depend on how answers are split over
 learners.
@@ -10,8 +11,9 @@ learners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +22,27 @@ from rllib_srl.batch.layout import Episode, MicroBatch, episodes_of, micro_batch
 from rllib_srl.batch.parts import PartRef
 from rllib_srl.batch.retention import RetentionPart, episodes_in
 from rllib_srl.batch.shard import TrainingShard, fetched
+from rllib_srl.learner.fsdp.sharding import is_spread, local, num_copies
+from rllib_srl.learner.gradients import aside
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.losses.retention import make_target, tensors_of, token_kl
 from rllib_srl.types import TARGET, Group, Target
 
 Sums = dict[str, list[float]]  # domain -> number of answers, their KL and Delta, nats
+
+
+class Cosines(NamedTuple):
+    """What was compared. A domain without a gradient is missing."""
+
+    of_all: float
+    by_domain: dict[str, float]
+
+
+class HeldReport(NamedTuple):
+    """What an update says of the answers that it held, before its step."""
+
+    sums: Sums  # of this learner's answers
+    cosines: Cosines | None  # of all learners'; None unless the update compared gradients
 
 
 class StoredAnswers:
@@ -53,6 +71,8 @@ class StoredAnswers:
         self._sums: Sums = {}
         self._held: list[MicroBatch[torch.Tensor]] = []
         self._domain_B: list[str] = []
+        self._compared: dict[str, list[MicroBatch[torch.Tensor]]] = {}  # in the first epoch
+        self._cosines: Cosines | None = None
 
     def begin(
         self, shard: TrainingShard, groups: Sequence[Group], played: Sequence[MicroBatch[torch.Tensor]]
@@ -67,13 +87,17 @@ class StoredAnswers:
         Returns:
             Whether any learner holds an answer in this update.
         """
-        self._targets, self._sums, self._held = [], {}, []
+        self._targets, self._sums, self._held, self._compared, self._cosines = [], {}, [], {}, None
         if (part := shard.retention) is None:
             return False
         scored, held = (fetched(refs, shard.fetch_timeout_s) for refs in (part.scored, part.held))
         self._domain_B = [group.prompt.domain for group in held]
         targets = [group.extra[TARGET] for group in held]
-        self._held = [self._with_targets(one, targets) for one in self._passes(self._episodes(held, part.scales))]
+        episodes = self._episodes(held, part.scales)
+        self._held = self._held_passes(episodes, targets)
+        for domain in part.compared:
+            own = [one for one in episodes if self._domain_B[one.index] == domain]
+            self._compared[domain] = self._held_passes(own, targets)
         self._score(part.scored, scored)
         self._of_B = _taken(part, shard.group_refs, groups)
         for one in played:
@@ -100,6 +124,9 @@ class StoredAnswers:
     def _passes(self, episodes: Sequence[Episode]) -> list[MicroBatch[torch.Tensor]]:
         cut = micro_batches(episodes, self._config.micro_batch_tokens, self._shares)
         return [self._scorer.tensors(one, self._config.temperature) for one in cut]
+
+    def _held_passes(self, episodes: Sequence[Episode], targets: Sequence[Target]) -> list[MicroBatch[torch.Tensor]]:
+        return [self._with_targets(one, targets) for one in self._passes(episodes)]
 
     def _with_targets(self, batch: MicroBatch[torch.Tensor], targets: Sequence[Target]) -> MicroBatch[torch.Tensor]:
         device, episode_N = batch["episode"].device, batch["episode"]
@@ -135,8 +162,17 @@ class StoredAnswers:
 
     def backward(self) -> None:
         """Add the gradient of the held answers to the parameters."""
-        empty = self._empty_passes(len(self._held))
-        for one in self._held:
+        self._run(self._held)
+
+    def backward_of(self, domain: str) -> None:
+        """Add the gradient of the held answers of a domain that is compared to the parameters."""
+        for one in self._compared[domain]:
+            one["is_noted"] = True
+        self._run(self._compared[domain])
+
+    def _run(self, batches: Sequence[MicroBatch[torch.Tensor]]) -> None:
+        empty = self._empty_passes(len(batches))
+        for one in batches:
             self._loss(one, self._scorer.forward(one)).backward()
         for one in empty:
             (0.0 * self._scorer.forward(one)["logp"].sum()).backward()
@@ -164,14 +200,23 @@ class StoredAnswers:
         targets, self._targets = self._targets, []
         return targets
 
-    def report(self) -> Sums:
-        """Return and clear, by domain of the held answers, their number and the sums of KL_y and Delta_y.
+    def compared(self) -> tuple[str, ...]:
+        """Return the domains whose gradients this epoch compares."""
+        return tuple(self._compared)
+
+    def note(self, cosines: Cosines) -> None:
+        """Keep what was compared for the report; later epochs do not compare."""
+        self._cosines, self._compared = cosines, {}
+
+    def report(self) -> HeldReport:
+        """Return and clear, by domain of the held answers, their number and the sums of KL_y and Delta_y; cosines.
 
         Delta_y = sum_t (log p - log q) at the sampled tokens: the policy's right answers are at least exp(-Delta) as
-        likely as when they were stored. Both are measured before the update's step.
+        likely as when they were stored. All are measured before the update's step.
         """
-        sums, self._sums = self._sums, {}
-        return sums
+        found = HeldReport(self._sums, self._cosines)
+        self._sums, self._cosines = {}, None
+        return found
 
 
 def _taken(part: RetentionPart, refs: Sequence[object], groups: Sequence[Group]) -> dict[int, tuple[str, int]]:
@@ -183,3 +228,69 @@ def _taken(part: RetentionPart, refs: Sequence[object], groups: Sequence[Group])
                 found[index] = group.group_id, int(number)
             index += 1
     return found
+
+
+class Conflict:
+    """Compares the gradient of held answers with that of everything else, on the last block of the model.
+
+        cosine = <h, g> / (|h| |g|)      h: of all held answers, or of a domain; g: of the update without any
+
+    Below 0 the two undo each other. A domain costs one more pass over its held answers, so only some updates are
+    compared (`RetentionPart.compared`). Invariant: no call changes a gradient of the parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        block: torch.nn.Module,
+        summed: Callable[[], Sequence[torch.Tensor]],
+    ) -> None:
+        """Set what is compared.
+
+        Args:
+            parameters: all that are trained.
+            block: the last one of the model; if none of its parameters is trained, all parameters are compared.
+            summed: returns the gradients of the parameters, in their order, summed over learners.
+        """
+        self._parameters, self._summed = list(parameters), summed
+        own = {id(one) for one in block.parameters()}
+        self._at = [i for i, one in enumerate(parameters) if id(one) in own] or list(range(len(parameters)))
+        self._held: list[torch.Tensor] = []
+
+    def note(self, held: Sequence[torch.Tensor]) -> None:
+        """Copy the gradient of all held answers, summed over learners."""
+        self._held = [held[i].clone() for i in self._at]
+
+    def cosines(
+        self, gradients: Sequence[torch.Tensor], domains: Collection[str], backward: Callable[[str], None]
+    ) -> Cosines:
+        """Return the cosines after `note`; a collective.
+
+        Args:
+            gradients: of the whole update, held answers included, summed over learners.
+            domains: of held answers, equal on all learners.
+            backward: adds the gradient of a domain's held answers to the parameters.
+        """
+        rest = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]
+        by_domain = {}
+        for domain in domains:
+            with aside(self._parameters):
+                backward(domain)
+                gradients_of_it = self._summed()
+                by_domain[domain] = cosine([gradients_of_it[i] for i in self._at], rest)
+        of_all, self._held = cosine(self._held, rest), []
+        return Cosines(of_all, {domain: value for domain, value in by_domain.items() if not math.isnan(value)})
+
+
+def cosine(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    """Return the cosine of the angle between two lists of tensors, each taken as one vector; NaN where one is 0.
+
+    A collective if the tensors are sharded.
+    """
+    pairs = [(local(a).flatten(), local(b).flatten(), num_copies(a)) for a, b in zip(one, other, strict=True)]
+    rows = [torch.stack([a.dot(b), a.dot(a), b.dot(b)]).double() / copies for a, b, copies in pairs]
+    sums_3 = torch.stack(rows).sum(0)
+    if any(is_spread(a) for a in one):
+        torch.distributed.all_reduce(sums_3)
+    product, square, other_square = sums_3.tolist()
+    return product / (square * other_square) ** 0.5 if square and other_square else float("nan")

@@ -606,6 +606,7 @@ class SRLReplayBuffer:
             "num_targets": len(tables.targets),
             "num_histories_without_item": len(self.unstored),
             "num_bytes_stored": tables.num_bytes,
+            "num_bytes_targets": sum(tables.targets.values()),
             **counts,
             **{f"ratings/num_{name}": getattr(rated, f"num_{name}") for name in ("applied", "changed")},
             **{f"ratings/num_{name}": getattr(rated, f"num_{name}") for name in ("stale_groups", "unused")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllib_srl.learner.group import retention_watch
 from rllib_srl.learner.group.retention import Retention, means_of
 from rllib_srl.types import GroupMeta, Prompt
 from tests.algorithm.test_resume import assert_same, go_on
@@ -45,8 +46,21 @@ def test_a_domain_is_held_once_its_stage_is_over(config, build):
     assert all(one["num_taken"] == one["num_stored"] > 0 for one in found[:2])
     assert [learner_of(result)["retention/gradient_share"] > 0 for result in results] == [False] * 3 + [True] * 2
     assert set(found[4]["by_domain"]) == {"even"} and np.isfinite(found[4]["by_domain"]["even"]["delta"])
-    assert learner_of(results[4])["retention_s"] > 0
-    assert results[4]["replay"]["num_targets"] > 0
+    assert learner_of(results[4])["retention_s"] > 0 and found[4]["memory_s"] > 0
+    stored = results[4]["replay"]
+    assert 0 < stored["num_targets"] < stored["num_bytes_targets"] < stored["num_bytes_stored"]
+
+
+@pytest.mark.slow
+def test_gradients_are_compared_every_tenth_iteration(config, build, caplog, monkeypatch):
+    monkeypatch.setattr(retention_watch, "CONFLICT", 1.0)  # so that every pair of domains is one
+    algo = build(retaining(config, **FRESH))
+    found = [algo.train()["retention"] for _ in range(20)]
+    assert [i for i in range(20) if np.isfinite(found[i].get("cosine", np.nan))] == [9, 19]
+    for one in (found[9], found[19]):
+        assert -1 < one["cosine"] < 1 and one["by_domain"]["even"]["cosine"] == pytest.approx(one["cosine"], abs=1e-4)
+    (line,) = [record.getMessage() for record in caplog.records if "undoes" in record.getMessage()]
+    assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[9]['cosine']:.2f}.")
 
 
 @pytest.mark.slow

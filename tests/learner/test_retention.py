@@ -50,7 +50,7 @@ def config_of(model_dir, top_k=4, **training):
     return config.replay(retain=retain, revisit_fraction=0, reuse_fraction=0, capacity=100)
 
 
-def update(group, played, advantages, held=(), silent=()):
+def update(group, played, advantages, held=(), silent=(), compared=()):
     """Train once; return the gradient of the first learner, its statistics, targets and reports."""
     metas = [GroupMeta.of(one, ray.put(one)) for one in played]
     stored = [GroupMeta.of(one, ray.put(one)) for one in held]
@@ -59,7 +59,7 @@ def update(group, played, advantages, held=(), silent=()):
     shards = build_shards(metas, advantages, num_shards, 30)
     all_played = [(meta, ()) for meta in (*metas, *(GroupMeta.of(one, ray.put(one)) for one in silent))]
     for shard, part in zip(shards, plan(stored, factors, all_played, metas, num_shards, 0.9, 0), strict=True):
-        shard.retention = part
+        shard.retention = replace(part, compared=compared)
     learners = Learners(group)
     results = learners.update(shards, {}, group.config.num_epochs, 120)
     stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
@@ -93,7 +93,8 @@ def by_hand(model_dir, held, top_k):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    kl, gap, lengths = {"a": [], "b": []}, {"a": [], "b": []}, {"a": [], "b": []}
+    domains = sorted({group.prompt.domain for group in held})
+    kl, gap, lengths = ({domain: [] for domain in domains} for _ in range(3))
     for group in held:
         domain, target = group.prompt.domain, group.extra[TARGET]
         logp_TV = logits_of(model, group).log_softmax(-1)
@@ -121,6 +122,7 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
     held = held_answers(top_k)
     plain, *_ = run(GROUPS, ADVANTAGES, top_k=top_k)
     both, stats, _, (report,) = run(GROUPS, ADVANTAGES, held, top_k=top_k)
+    assert report.cosines is None
     want, kl, gap = by_hand(random_llama_dir, held, top_k)
     assert relative_gap({name: both[name] - plain[name] for name in both}, want) < 1e-4
     norm = {
@@ -129,10 +131,10 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
     }
     assert stats["retention/gradient_share"] == pytest.approx(norm["want"] / norm["both"], rel=1e-3)
     for domain in "ab":
-        assert report[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)
+        assert report.sums[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)
 
 
-@pytest.mark.parametrize("change", [
+SPLITS = [
     lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
     pytest.param(
         lambda config: config.training(fsdp=True).learners(
@@ -142,15 +144,49 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
     ),
     lambda config: config.training(prefix_sharing=False),
     lambda config: config.training(micro_batch_tokens=10_000),
-], ids=["two learners", "sharded learners", "padded", "one pass"])  # fmt: skip
+]  # fmt: skip
+NAMES = ["two learners", "sharded learners", "padded", "one pass"]
+
+
+@pytest.mark.parametrize("change", SPLITS, ids=NAMES)
 def test_the_split_changes_nothing(run, change):
     one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held_answers(4))
     other, _, others, reports = run(GROUPS, ADVANTAGES, held_answers(4), change=change)
     assert relative_gap(other, one) < 1e-5
     assert {(t.group_id, t.episode) for t in targets} == {(t.group_id, t.episode) for t in others}
     for domain in "ab":
-        rows = [each.get(domain, [0, 0, 0]) for each in reports]
-        assert np.sum(rows, 0).tolist() == pytest.approx(report[domain], rel=1e-4)
+        rows = [each.sums.get(domain, [0, 0, 0]) for each in reports]
+        assert np.sum(rows, 0).tolist() == pytest.approx(report.sums[domain], rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [lambda config: config, *SPLITS], ids=["one learner", *NAMES])
+def test_gradients_are_compared_on_the_last_block(run, random_llama_dir, change):
+    held = held_answers(4)
+    played, *_ = run(GROUPS, ADVANTAGES)
+    alone, *_ = run(GROUPS, ADVANTAGES, held, change=change)
+    compared, _, _, reports = run(GROUPS, ADVANTAGES, held, change=change, compared=("a", "b"))
+    assert relative_gap(compared, alone) == 0  # the same run
+    block = [name for name in played if ".layers.1." in name]
+    assert len(block) == 9
+
+    def flat(gradient):
+        return np.concatenate([gradient[name].ravel() for name in block])
+
+    def cosine(gradient):
+        a, b = flat(gradient), flat(played)
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    own = {d: by_hand(random_llama_dir, [one for one in held if one.prompt.domain == d], 4)[0] for d in "ab"}
+    want = {domain: cosine(gradient) for domain, gradient in own.items()}
+    of_all = cosine({name: own["a"][name] + own["b"][name] for name in block})
+    for report in reports:
+        assert report.cosines.by_domain == pytest.approx(want, abs=1e-4)
+        assert report.cosines.of_all == pytest.approx(of_all, abs=1e-4)
+
+
+def test_a_gradient_of_zero_has_no_direction(run):
+    *_, (report,) = run(GROUPS, [np.zeros(group.size) for group in GROUPS], held_answers(4), compared=("a", "b"))
+    assert report.cosines.by_domain == {} and np.isnan(report.cosines.of_all)
 
 
 def test_targets_are_the_learners_log_probs(run, random_llama_dir):
@@ -183,7 +219,7 @@ def test_an_answer_at_its_target_has_no_gradient(run):
     far, *_ = run(right, silent, held_answers(16), top_k=16)
     size = {name: sum(float((g**2).sum()) for g in some.values()) for name, some in (("at", gradient), ("far", far))}
     assert size["at"] < 1e-5 * size["far"]
-    assert report[""][0] == len(held) and abs(report[""][1]) < 2e-3 * len(held)
+    assert report.sums[""][0] == len(held) and abs(report.sums[""][1]) < 2e-3 * len(held)
 
 
 # --- the plan: no learner ---------------------------------------------------------------------------

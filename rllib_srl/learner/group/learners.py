@@ -136,8 +136,8 @@ class Learners:
         """Return the targets of this iteration, one list a shard, or without waiting a reference to each."""
         return self._taken(Call.of(GRPOTorchLearner.take_targets))
 
-    def retention_report(self, timeout_s: float) -> list[dict[str, list[float]]]:
-        """Return the sums of each shard's held answers; see `StoredAnswers.report`."""
+    def retention_report(self, timeout_s: float) -> list[Any]:
+        """Return what each shard says of its held answers; see `StoredAnswers.report`."""
         return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")[:: self._per_shard]
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:

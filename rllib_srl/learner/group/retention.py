@@ -2,7 +2,7 @@
 
     remember    draw     stored answers of domains that are not being learned now
     batch       add_to   held answers, and those whose targets are taken, to the shards
-    look back   keep     targets to the memory, from object store to object store; KL and Delta to the metrics
+    look back   keep     targets to the memory, from object store to object store; KL, Delta and cosines to the metrics
 
 A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
 they would let a domain go when it is needed. Prompts in the batch are left out.
@@ -10,7 +10,10 @@ they would let a domain go when it is needed. Prompts in the batch are left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +21,14 @@ import numpy as np
 from rllib_srl.batch.retention import plan
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.group.learners import Learners
+from rllib_srl.learner.group.retention_watch import RetentionWatch
+from rllib_srl.learner.retention import HeldReport
 from rllib_srl.losses.retention import scales
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 
+COMPARED_EVERY = 10  # iterations: gradients of held domains are compared with that of the batch
 PER_DOMAIN = 128  # targets that are stored of a domain, of its newest groups: the policy at its best, not on its way
 
 
@@ -34,6 +40,8 @@ class Retention:
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
         self._counts: dict[str, float] = {}
+        self._watch = RetentionWatch(settings)
+        self._compared: tuple[str, ...] = ()
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
         """Draw the answers that the update of this iteration holds.
@@ -45,7 +53,12 @@ class Retention:
         self._fresh_at |= {group.prompt.domain: now for group in groups if group.origin == "fresh"}
         learned = [domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window]
         keys = {group.prompt.key for group in groups}
-        return self._memory.draw_targets(self._settings.retain_answers, now, learned, sorted(keys))
+        self._memory_s = 0.0
+        with self._timed():
+            held = self._memory.draw_targets(self._settings.retain_answers, now, learned, sorted(keys))
+        self._watch.observe(groups, held)
+        self._compared = () if now % COMPARED_EVERY else tuple(sorted({one.prompt.domain for one in held}))
+        return held
 
     def add_to(
         self,
@@ -68,7 +81,7 @@ class Retention:
         factors = scales(num_tokens, [one.prompt.domain for one in held], self._settings.retain)
         parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, oldest)
         for shard, part in zip(shards, parts, strict=True):
-            shard.retention = part
+            shard.retention = replace(part, compared=self._compared)
         self._counts = {
             "num_held": len(held),
             "num_held_tokens": sum(num_tokens),
@@ -76,21 +89,39 @@ class Retention:
             "num_scored": sum(len(part.scored) for part in parts),
         }
 
-    def keep(self, now: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-        """Send the targets of the update to the memory; return the metrics of the answers held, and by domain."""
+    def keep(self, now: int) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
+        """Send the targets of the update to the memory.
+
+        Returns:
+            The metrics of the answers held, the same by domain, and warnings.
+        """
         num_stored = 0
         if self._counts["num_taken"]:
-            num_stored = self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
-        of_all, by_domain = means_of(self._learners.retention_report(self._timeout_s))
-        return {**self._counts, "num_stored": num_stored, **of_all}, by_domain
+            with self._timed():
+                num_stored = self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
+        reports: list[HeldReport] = self._learners.retention_report(self._timeout_s)
+        of_all, by_domain = means_of([report.sums for report in reports])
+        if (found := reports[0].cosines) is not None:
+            of_all["cosine"] = found.of_all
+            for domain, cosine in found.by_domain.items():
+                by_domain[domain]["cosine"] = cosine
+        counts = {**self._counts, "num_stored": num_stored, "memory_s": self._memory_s}
+        return {**counts, **of_all}, by_domain, self._watch.warnings(found.by_domain if found else {})
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._memory_s += time.perf_counter() - start
 
     def get_state(self) -> dict[str, Any]:
-        """Return when each domain was last among the fresh prompts."""
-        return {"fresh_at": dict(self._fresh_at)}
+        """Return when each domain was last among the fresh prompts, and what warnings count."""
+        return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._fresh_at = dict(state["fresh_at"])
+        self._watch.set_state(state["watch"])
 
 
 def means_of(
@@ -99,7 +130,7 @@ def means_of(
     """Return the mean KL and Delta an answer, nats, over all held answers (NaN without any) and by domain.
 
     Args:
-        reports: `StoredAnswers.report` of each shard.
+        reports: the sums of `HeldReport` of each shard.
     """
     sums: dict[str, np.ndarray] = {}
     for report in reports:
