@@ -13,9 +13,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL, SRLConfig
 from rllib_srl.batch.shard import fetched
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import SNAPSHOT
-from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, Prompt
 from tests.flat_settings import grouped
 from tests.small_worlds import small_config

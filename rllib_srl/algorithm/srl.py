@@ -59,8 +59,8 @@ from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.history import Policy
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.visits import Visit
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.loss_watch import LossWatch

@@ -17,13 +17,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.replay.history import Policy
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.ratings import RatedGroup, RatedUntil
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.selection.quotas import Slots
 from rllib_srl.replay.settings import AUTO, ReplaySettings
 from rllib_srl.replay.store import SNAPSHOT
-from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta, Prompt, listed
 
 COUNTS = ("num_revisits_owed", "num_revisits_short", "num_reuses_owed", "num_reuses_short", "num_groups_lost")

@@ -1,4 +1,6 @@
-"""Discount and update the history of items: discounted rewards, and groups of equal rewards in a row.
+"""Summarise played groups, and keep the history of items and domains: discounted rewards, equal rewards in a row.
+
+    Group -> GroupFacts -> row of its group, row of its item
 
     before a visit   s, n *= rho,  rho = 0.5 ** (elapsed / half_life)       what `Visit.history` returns
     after it         s += sum of raw rewards,  n += episodes                what the item's row stores
@@ -13,24 +15,22 @@
 
 The defaults agree: a factor of .5 a visit for groups of 8 that come back every 10 updates, and of .85 for groups of 2
 that come back every 2.6 updates, are both .94 an update, a half-life of 11. SPO halves after 0.06 nats.
-
-Also kept here: the mean reward of each domain (`DomainStatistics`, of every played group, refused ones too), and the
-history of prompts without an item, as all of their groups were refused (`UnstoredHistories`): a refused group is
-trained on and paid like any other, and a new item of its prompt continues with it.
+`DomainStatistics` has the mean reward of each domain, of every played group, refused ones too.
 
 Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232 (tracker of a prompt, discounted by the policy's KL).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.visits import GroupFacts
-from rllib_srl.types import History
+from rllib_srl.batch.estimators import EPSILON
+from rllib_srl.types import Group, History
 
 HALF_LIVES = {"versions": 11.0, "visits": 1.0, "kl": 0.06}
 TOLD_BY = {"versions": "version", "visits": "visits", "kl": "history_clock"}  # field with the time of an item's visit
@@ -39,18 +39,65 @@ _ROUNDING = 1e-9  # episodes
 REWARD_FADE = 0.97  # a group
 NO_WEIGHT = 1e-9  # below it nothing but rounding is left of a faded weight
 _OF_MEAN = ("reward", "reward_weight", "num_noted")
-LIMIT = 4096  # prompts without an item: at a half-life of 11 updates nothing is left of older ones
-PAST = np.dtype(
-    [("key", "u8"), ("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8"), ("version", "i4")]
-    + [("num_silent", "i4")]
-    + [("visits", "i4"), ("num_success", "i4"), ("group_size", "i4"), ("is_solved", "?"), ("spare", "V3")],
-    align=True,
+
+OF_GROUP = (  # numbers in the row of a group
+    *("size", "num_success", "reward", "variance", "abs_advantage", "nll"),
+    *("num_tokens", "num_loss_tokens", "version", "num_rewarded", "lowest", "highest"),
 )
-_TAKEN_OVER = (  # by a new item; its own visits are still to come
-    *("history_sum", "history_count", "history_clock", "version", "num_success", "group_size"),
-    *("num_silent", "is_solved"),
-)
-_NOTHING = np.zeros(1, PAST)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """Summary numbers of one group, stored in its row and in its item's row.
+
+    Those of rewards are over the episodes that have one (`Group.has_reward_G`); `size` counts all.
+    """
+
+    size: int
+    num_success: int
+    reward: float  # mean
+    reward_sum: float
+    variance: float  # population variance of the rewards: ExIt's score S
+    abs_advantage: float  # mean |advantage| of the group rule
+    nll: float  # mean -log-prob of the policy's tokens, nats
+    num_tokens: int
+    num_loss_tokens: int
+    version: int  # oldest policy version that wrote any of its tokens
+    num_rewarded: int  # episodes that have a reward
+    lowest: float  # reward
+    highest: float
+
+
+def facts_of(group: Group, pass_reward: float) -> GroupFacts:
+    """Summarise a group of at least one episode; `pass_reward` is used where the environment defines none."""
+    has_reward_G = group.has_reward_G
+    rewards_G = group.rewards_G[has_reward_G].astype(np.float64)
+    size = max(1, len(rewards_G))
+    reward_sum = float(rewards_G.sum())
+    reward = reward_sum / size
+    centred_G = rewards_G - reward
+    squares = float(centred_G @ centred_G)
+    deviation = math.sqrt(squares / (size - 1)) if size > 1 else 0.0
+    num_loss_tokens = int(np.count_nonzero(group.loss_mask_N))
+    # The setting is compared in double precision: a float32 reward of 0.7 is below a pass_reward of 0.7.
+    mark = group.pass_reward
+    is_success_G = rewards_G >= pass_reward if mark is None else group.is_success_G(pass_reward)[has_reward_G]
+    return GroupFacts(
+        size=group.size,
+        num_success=int(np.count_nonzero(is_success_G)),
+        reward=reward,
+        reward_sum=reward_sum,
+        # Same threshold as `batch.estimators.has_signal`: rounding errors of equal rewards are no variance.
+        variance=squares / size if len(rewards_G) and np.ptp(rewards_G) > 1e-8 else 0.0,
+        abs_advantage=float(np.abs(centred_G).sum() / size / (deviation + EPSILON)),
+        nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
+        num_tokens=len(group.token_ids_N),
+        num_loss_tokens=num_loss_tokens,
+        version=int(group.versions_G2.min()),
+        num_rewarded=len(rewards_G),
+        lowest=float(rewards_G.min()) if len(rewards_G) else 0.0,
+        highest=float(rewards_G.max()) if len(rewards_G) else 0.0,
+    )
 
 
 class Policy(NamedTuple):
@@ -72,11 +119,10 @@ def discounts(
         version_N: policy version that plays each.
         policy_kl: nats per token by which the policy has moved since the start of the run.
     """
-    return discount(by, half_life, elapsed(by, rows_N, version_N, policy_kl))
+    return discount(by, half_life, _elapsed(by, rows_N, version_N, policy_kl))
 
 
-def elapsed(by: str, rows_N: np.ndarray, version_N: np.ndarray, policy_kl: float) -> np.ndarray:
-    """Return the units of `by` since the last visit of each item, at least 0; arguments as in `discounts`."""
+def _elapsed(by: str, rows_N: np.ndarray, version_N: np.ndarray, policy_kl: float) -> np.ndarray:
     if by == "versions":
         elapsed_N = version_N - rows_N["version"].astype(np.float64)
     elif by == "kl":
@@ -88,7 +134,7 @@ def elapsed(by: str, rows_N: np.ndarray, version_N: np.ndarray, policy_kl: float
 
 
 def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndarray:
-    """Return rho of visits that lie back by `elapsed_N`, in units of `by`; other arguments as in `discounts`."""
+    """Return rho of visits that lie back by `elapsed_N`, in units of `by`."""
     rho_N: np.ndarray = 0.5 ** (np.maximum(0.0, elapsed_N) / (half_life or HALF_LIVES[by]))
     return rho_N
 
@@ -96,14 +142,8 @@ def discount(by: str, half_life: float | None, elapsed_N: np.ndarray) -> np.ndar
 def after_visit(
     rows_N: np.ndarray, facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
 ) -> dict[str, np.ndarray]:
-    """Return the fields of the items' history after a visit.
-
-    Args:
-        rows_N: items before the visit.
-        facts: summary of the group played for each.
-        by: as in `discounts`, like `half_life` and `policy_kl`.
-    """
-    elapsed_N = elapsed(by, rows_N, np.array([one.version for one in facts], np.float64), policy_kl)
+    """Return the fields of the items' history after a visit by groups with `facts`; the rest is as in `discounts`."""
+    elapsed_N = _elapsed(by, rows_N, np.array([one.version for one in facts], np.float64), policy_kl)
     rho_N = discount(by, half_life, elapsed_N)
     size_N, reward_sum_N, variance_N = (
         np.array([getattr(one, name) for one in facts], np.float64) for name in ("size", "reward_sum", "variance")
@@ -132,7 +172,6 @@ class DomainStatistics:
     """Statistics by domain name. Invariant: `get_state` holds all of it, as JSON types."""
 
     def __init__(self, state: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Start without groups, or with what `get_state` returned."""
         self._sums = {domain: _Sums(**values) for domain, values in (state or {}).items()}
 
     def note(self, domain: str, reward: float) -> int:
@@ -156,8 +195,8 @@ class DomainStatistics:
         """Return `mean` of the domain of each of N groups, without the group itself, float64 [N].
 
         Args:
-            domains: names.
-            domain_N: position of each group's domain among `domains`.
+            domains: names; `domain_N` are positions in them.
+            domain_N: of each group.
             place_N: number of each group among those of its domain, as `note` returned it; 0: it is not among them.
             reward_N: mean reward of each group when it was noted.
         """
@@ -177,7 +216,6 @@ class DomainStatistics:
         return mean_N
 
     def get_state(self) -> dict[str, dict[str, Any]]:
-        """Return the sums by domain, as JSON types."""
         return {domain: asdict(sums) for domain, sums in self._sums.items()}
 
 
@@ -191,7 +229,7 @@ def histories_without(
     groups_N: np.ndarray,
     reward_sum_N: np.ndarray,
 ) -> list[History]:
-    """Return the history of each stored group's prompt as a policy finds it now, without the group itself.
+    """Return the history of each stored group's prompt as `policy` finds it now, without the group itself.
 
     No reward of a group is part of its own baseline: its sum S and its episodes n_g leave the prompt's history with the
     weight w that they have in it by now, and the mean of the domain is that of its other groups.
@@ -199,9 +237,10 @@ def histories_without(
     Args:
         policy: that finds them.
         by: as in `discounts`, like `half_life`.
+        half_life: in units of `by`.
         statistics: of the domains.
-        domains: name of the domain of each group.
-        items_N: row of each group's item; zeros without one.
+        domains: of each group.
+        items_N: row of each group's item.
         groups_N: row of each group.
         reward_sum_N: exact sum of each group's rewards.
     """
@@ -218,67 +257,3 @@ def histories_without(
     mean_N = statistics.means_without(names, domain_N, groups_N["domain_place"], mean_reward_N)
     columns = (rho_N * sum_N, rho_N * np.where(is_left_N, count_N, 0.0), mean_N)
     return [History(*row) for row in zip(*(column_N.tolist() for column_N in columns), strict=True)]
-
-
-class UnstoredHistories:
-    """Histories by key of the prompt, the latest noted last.
-
-    Invariant: at most `LIMIT` of them; `get_state` holds all of it.
-    """
-
-    def __init__(self, state: bytes = b"") -> None:
-        """Start without histories, or with what `get_state` returned."""
-        rows_N = np.frombuffer(state, PAST)
-        self._rows = {key: rows_N[at : at + 1].copy() for at, key in enumerate(rows_N["key"].tolist())}  # [1] each
-        self._state: bytes | None = state
-
-    def __len__(self) -> int:
-        """Return the number of prompts."""
-        return len(self._rows)
-
-    def rows(self, keys: Sequence[int]) -> np.ndarray:
-        """Return the histories of some prompts, of dtype `PAST`; zeros where nothing is known."""
-        return np.concatenate([np.zeros(0, PAST), *(self._rows.get(key, _NOTHING) for key in keys)])
-
-    def note(
-        self, keys: Sequence[int], facts: Sequence[GroupFacts], by: str, half_life: float | None, policy_kl: float
-    ) -> int:
-        """Add a visit of each of some distinct prompts; return how many older histories were dropped for them.
-
-        Args:
-            keys: of the prompts.
-            facts: of the groups played.
-            by: as in `history.after_visit`, like `half_life` and `policy_kl`.
-        """
-        if not keys:
-            return 0
-        before_N = self.rows(keys)
-        fields = after_visit(before_N, facts, by, half_life, policy_kl)
-        fields |= {"key": np.array(keys, np.uint64), "visits": before_N["visits"] + 1}
-        for name, of in (("version", "version"), ("num_success", "num_success"), ("group_size", "size")):
-            fields[name] = np.array([getattr(one, of) for one in facts])
-        after_N = np.zeros(len(keys), PAST)
-        for name, value_N in fields.items():
-            after_N[name] = value_N
-        for at, key in enumerate(keys):
-            self._rows.pop(key, None)
-            self._rows[key] = after_N[at : at + 1]
-        num_dropped = max(0, len(self._rows) - LIMIT)
-        for key in list(self._rows)[:num_dropped]:
-            del self._rows[key]
-        self._state = None
-        return num_dropped
-
-    def take(self, key: int) -> dict[str, Any]:
-        """Remove a prompt, and return its history as fields of its new item; {} if nothing is known."""
-        row = self._rows.pop(key, None)
-        if row is None:
-            return {}
-        self._state = None
-        return {name: row[name][0].item() for name in _TAKEN_OVER}
-
-    def get_state(self) -> bytes:
-        """Return the histories as bytes."""
-        if self._state is None:
-            self._state = np.concatenate([np.zeros(0, PAST), *self._rows.values()]).tobytes()
-        return self._state

@@ -2,31 +2,81 @@
 
     group -> admit? -> item, new or known -> diversity -> grade, due date, history -> stored -> new items (`on_group`)
 
-A refused group still grades an item that exists, because the recall test has happened; the episodes that its visit
-names get no loss. A group with too few valid episodes grades nothing. Both count in the history of their prompt, with
-an item or without (`replay/history.py`). A broken group (`admission.malformed`) is ignored: its numbers never reach a
-row.
+A refused group still grades an item that exists, because the recall test has happened, and counts in its history; the
+episodes that its visit names get no loss. A group with too few valid episodes grades nothing. A broken group
+(`admission.malformed`) is ignored: its numbers never reach a row.
+
+The hook `replay_on_group` makes new items from each played group that is stored:
+
+    def mine(group, room, generator):                       replay_on_group="my_module:mine"
+        yield replace(group.prompt, history=(*group.prompt.history, group.extra["turns"][0][0]))
+
+Arguments: the group; `room`, the most tokens of a prompt that leave room for a turn, None without a limit; a generator
+whose state is saved. Known prompts are left out. With the hook, groups keep the policy's texts: `group.extra["turns"]`,
+a list of texts for each episode, and `group.extra["can_iterate"]`, if the environment says it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from rllib_srl.batch.posterior import NO_HISTORY
+from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission.admission import Decode, Nearest, Refusal, admit, malformed
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
-from rllib_srl.replay.history import DomainStatistics, UnstoredHistories, after_visit, discounts
+from rllib_srl.replay.history import (
+    OF_GROUP,
+    DomainStatistics,
+    GroupFacts,
+    Policy,
+    after_visit,
+    discounts,
+    facts_of,
+    histories_without,
+)
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Graded, Recall
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Commit
-from rllib_srl.replay.visits import OF_GROUP, GroupFacts, OnGroup, Visit, facts_of
-from rllib_srl.types import Group, History, Prompt
+from rllib_srl.replay.store import Store
+from rllib_srl.types import PEOPLE, Group, History, Prompt
+
+MOST_AT_ONCE = 128  # groups before items above capacity are evicted, so that new items are candidates too
+OnGroup = Callable[[Group, int | None, np.random.Generator], Iterable[Prompt]]
+ON_GROUP: Rules[OnGroup] = Rules("replay_on_group", {})
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Outcome of adding one played group. Invariant: `refused` is empty exactly if the group was stored."""
+
+    group_id: str
+    key: str
+    refused: str = ""  # one of `admission.REASONS`, or the reason of a hook
+    without_loss: tuple[int, ...] = ()  # episodes that are not trained on
+    is_new: bool = False  # the item did not exist before
+    timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
+    grade: int = 0  # 1 to 4; 0 where nothing was graded
+    pass_rate: float = 0.0
+    is_lapse: bool = False
+    num_grown: int = 0  # items that `on_group` added
+    history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON types, for the store."""
+        return {**vars(self), "without_loss": list(self.without_loss), "history": list(self.history)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Visit:
+        """Return the visit whose `as_dict` this is."""
+        read = {"without_loss": tuple(values["without_loss"]), "history": History(*values["history"])}
+        return cls(**{**values, **read})
 
 
 @dataclass
@@ -63,17 +113,16 @@ class Entry:
 
 @dataclass
 class Intake:
-    """The way of played groups into a memory. Invariant: all that it changes is in the parts that it was given."""
+    """The way of played and rated groups into a memory. Invariant: all that it changes is in what it was given."""
 
     settings: ReplaySettings
     tables: Tables
     recall: Recall
     tracker: DiversityTracker | None
     statistics: DomainStatistics
-    unstored: UnstoredHistories
     counts: Counter[str]
+    store: Store  # groups are stored with its next commit
     generator: np.random.Generator  # of new items
-    payload: Callable[[int], bytes]  # seq -> bytes of a stored group
     decode: Decode | None  # token ids -> text, for hooks of admission
     on_group: OnGroup | None
     max_prompt_tokens: int | None  # of a history that becomes an item
@@ -87,19 +136,24 @@ class Intake:
         """Return the history of each group's prompt as a visit by its policy finds it."""
         found = []
         for group in groups:
-            sums = (0.0, 0.0)
-            if group.size:
-                slot = self.tables.slot_of(key := key_of(group.prompt))
-                rows_1 = self.unstored.rows([key]) if slot is None else rows_at(self.tables.items, [slot])
+            sums, slot = (0.0, 0.0), self.tables.slot_of(key_of(group.prompt))
+            if group.size and slot is not None:
+                rows_1 = rows_at(self.tables.items, [slot])
                 version_1 = np.array([group.versions_G2.min()], np.float64)
                 rho = float(discounts(*self._discounting, rows_1, version_1, policy_kl)[0])
                 sums = (rho * float(rows_1["history_sum"][0]), rho * float(rows_1["history_count"][0]))
             found.append(History(*sums, self.statistics.mean(group.prompt.domain)))
         return found
 
-    def take(
-        self, groups: Sequence[Group], now: int, changes: Commit, is_played: bool, policy_kl: float
-    ) -> list[Entry]:
+    def histories_without(self, groups: Sequence[Group], drawn: np.ndarray, policy: Policy) -> list[History]:
+        """Return the histories of stored groups, by slot, as `policy` finds them without the groups themselves."""
+        rows_N = rows_at(self.tables.groups, drawn)
+        items_N = rows_at(self.tables.items, rows_N["slot"])
+        sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
+        domains = [group.prompt.domain for group in groups]
+        return histories_without(policy, *self._discounting, self.statistics, domains, items_N, rows_N, sums_N)
+
+    def take(self, groups: Sequence[Group], now: int, is_played: bool, policy_kl: float) -> list[Entry]:
         """Take in groups of distinct prompts, in order."""
         entries = [Entry(group) for group in groups]
         for entry in entries:
@@ -114,7 +168,7 @@ class Intake:
             for (entry, _), one in zip(whole, measured, strict=True):
                 entry.measured = one
         for entry in entries:
-            self._enter(entry, now, changes)
+            self._enter(entry, now)
         tested = [
             (entry, facts)
             for entry, facts in whole
@@ -123,39 +177,41 @@ class Intake:
             and facts.num_rewarded
         ]
         if tested:
-            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now, changes, policy_kl)
+            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now, policy_kl)
         for entry, facts in whole:
             if entry.is_visit or (is_played and entry.slot is None):
                 entry.domain_place = self.statistics.note(entry.group.prompt.domain, facts.reward)
         if is_played:
-            self._count_played(whole, policy_kl)
+            rewarded = [(entry.group.prompt, facts.variance) for entry, facts in whole if facts.num_rewarded]
+            self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
+            self.count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
         stored = [(entry, facts) for entry, facts in whole if entry.refusal is None]
         for entry, facts in stored:
-            self._keep(entry, facts, now, changes, policy_kl)
-        for entry, _ in stored if is_played else ():
+            self._keep(entry, facts, now, policy_kl)
+        for entry, _ in stored if is_played and self.on_group else ():
             entry.num_grown = self._grow(entry.group, now)
         return entries
 
-    def _enter(self, entry: Entry, now: int, changes: Commit) -> None:
+    def _enter(self, entry: Entry, now: int) -> None:
         """Check a group, and add its item if it is new."""
         group, facts = entry.group, entry.facts
         if facts is not None:
-            entry.refusal = self._judged(entry, facts, changes)
+            entry.refusal = self._judged(entry, facts)
             if entry.slot is None and entry.refusal is None and facts.size < self.settings.min_graded:
                 entry.refusal = Refusal("ungraded", train=True)
         if entry.refusal is not None:
             self.counts[f"num_refused_{entry.refusal.reason}"] += 1
             self.counts["num_episodes_without_loss"] += len(entry.refusal.without_loss)
         elif entry.slot is None:
-            entry.slot, entry.is_new = self._add_item(key_of(group.prompt), group.prompt, now), True
+            entry.slot, entry.is_new = self._add_item(group.prompt, now), True
 
-    def _judged(self, entry: Entry, facts: GroupFacts, changes: Commit) -> Refusal | None:
+    def _judged(self, entry: Entry, facts: GroupFacts) -> Refusal | None:
         """Return why a group is not stored, None if it is."""
         nearest = None
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
         if entry.slot is None and entry.measured is not None and entry.measured.nearest is not None:
             other, similarity = entry.measured.nearest
-            if other not in changes.removed_slots:
+            if other not in self.tables.removed_slots:
                 nearest = Nearest(self.tables.prompt_of(other).key, similarity)
         refusal = admit(entry.group, self.settings, nearest, self.decode)
         if refusal is not None or entry.slot is None:
@@ -163,14 +219,12 @@ class Intake:
         for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much
             row = self.tables.groups[at]
             if (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll)) and np.array_equal(
-                self.group(int(row["seq"]), changes).token_ids_N, entry.group.token_ids_N
+                self._group(int(row["seq"])).token_ids_N, entry.group.token_ids_N
             ):
                 return Refusal("duplicate", train=True)
         return None
 
-    def _grade(
-        self, entries: Sequence[Entry], facts: Sequence[GroupFacts], now: int, changes: Commit, policy_kl: float
-    ) -> None:
+    def _grade(self, entries: Sequence[Entry], facts: Sequence[GroupFacts], now: int, policy_kl: float) -> None:
         """Grade visits and write the changed fields of their items' rows."""
         settings, slots = self.settings, [entry.slot for entry in entries if entry.slot is not None]
         size_N, variance_N, *others = (
@@ -183,7 +237,7 @@ class Intake:
         if self.tracker is not None:
             measured = [entry.measured for entry in entries if entry.measured is not None]
             novelty_N = np.array([one.novelty for one in measured])
-            changes.vectors |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
+            self.store.pending.vectors |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
             fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1
@@ -196,28 +250,16 @@ class Intake:
         for entry in entries:
             entry.is_visit = True
 
-    def _count_played(self, whole: Sequence[tuple[Entry, GroupFacts]], policy_kl: float) -> None:
-        """Count played groups by domain, and add those without an item to the histories of their prompts."""
-        rewarded = [(entry.group.prompt, facts.variance) for entry, facts in whole if facts.num_rewarded]
-        self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
-        self.count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
-        noted = {
-            key_of(entry.group.prompt): facts for entry, facts in whole if entry.slot is None and facts.num_rewarded
-        }
-        num_dropped = self.unstored.note(list(noted), list(noted.values()), *self._discounting, policy_kl)
-        if num_dropped:
-            self.counts["num_histories_dropped"] += num_dropped
 
     def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
         """Add the prompts to a lifetime count of their domains."""
         self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
 
-    def _add_item(self, key: int, prompt: Prompt, now: int) -> int:
-        """Add an item, with the history of its prompt's refused groups; return its slot."""
-        fields = {"due": now + self.settings.min_recall_interval, **self.unstored.take(key)}
-        return self.tables.add_item(key, prompt, prompt.domain, now, **fields)
+    def _add_item(self, prompt: Prompt, now: int) -> int:
+        due = now + self.settings.min_recall_interval
+        return self.tables.add_item(key_of(prompt), prompt, prompt.domain, now, due=due)
 
-    def _keep(self, entry: Entry, facts: GroupFacts, now: int, changes: Commit, policy_kl: float) -> None:
+    def _keep(self, entry: Entry, facts: GroupFacts, now: int, policy_kl: float) -> None:
         """Store a group."""
         group, slot = entry.group, entry.slot
         assert slot is not None
@@ -227,35 +269,88 @@ class Intake:
             group = replace(group, extra={**group.extra, "history_at": history_at})
         # Without a visit the group is no part of the history.
         clock = self.tables.items["history_clock"][slot] if entry.is_visit else -1.0
-        evicted = self.store_group(
-            slot, group, facts, changes, born=now, history_clock=clock, domain_place=entry.domain_place
+        place = entry.domain_place
+        self.counts["num_groups_replaced"] += self._store(
+            slot, group, facts, born=now, history_clock=clock, domain_place=place
         )
-        self.counts["num_groups_replaced"] += len(evicted)
 
-    def store_group(
-        self, slot: int, group: Group, facts: GroupFacts, changes: Commit, **fields: Any
-    ) -> list[int]:
-        """Store a group under a new number; return the numbers of those that left for it."""
-        seq, payload = self.tables.next_group_seq, encode(group)
-        changes.payloads[seq] = payload
+    def _store(self, slot: int, group: Group, facts: GroupFacts, **fields: Any) -> int:
+        """Store a group under a new number; return how many left for it."""
+        payload = self.store.pending.payloads[self.tables.next_group_seq] = encode(group)
         fields |= {name: getattr(facts, name) for name in OF_GROUP}
-        _, evicted = self.tables.add_group(slot, group.group_id, num_bytes=len(payload), **fields)
-        changes.removed_groups += evicted
-        return evicted
+        return self.tables.add_group(slot, group.group_id, num_bytes=len(payload), **fields)[1]
 
     def _grow(self, group: Group, now: int) -> int:
         """Add the new items that `on_group` makes of a stored group; known prompts are left out."""
-        if self.on_group is None:
-            return 0
         num = 0
-        for prompt in self.on_group(group, self.max_prompt_tokens, self.generator):
-            if self.tables.slot_of(key := key_of(prompt)) is None:
-                self._add_item(key, prompt, now)
+        for prompt in self.on_group(group, self.max_prompt_tokens, self.generator) if self.on_group else ():
+            if self.tables.slot_of(key_of(prompt)) is None:
+                self._add_item(prompt, now)
                 num += 1
         self.counts["num_grown"] += num
         return num
 
-    def group(self, seq: int, changes: Commit, origin: str | None = None) -> Group:
-        """Return a group that is stored or about to be."""
-        payload = changes.payloads.get(seq) or self.payload(seq)
-        return decode(payload, str(seq), origin)
+    def _group(self, seq: int) -> Group:
+        return decode(self.store.payload(seq), str(seq))
+
+    def rate(
+        self, groups: Sequence[RatedGroup], now: int, rated: RatedGroups
+    ) -> tuple[dict[int, list[RatedAnswer]], int]:
+        """Apply ratings, and note them in `rated`.
+
+        Returns:
+            The rated answers of each item by slot, where one is new or differs, and the number of groups among them
+            that are older than `max_age` at the next draw.
+        """
+        graded, num_too_old = dict[int, list[RatedAnswer]](), 0
+        for one in groups:
+            slot, at = self.tables.slot_of(int(one.key, 16)), self.tables.group_at(one.group_id)
+            if slot is None or at is None or at not in self.tables.groups_of(slot):
+                rated.note_missing(one)
+                continue
+            age = now + 1 - int(self.tables.groups["born"][at])
+            if answers := self._rate_group(slot, at, one, rated):
+                graded.setdefault(slot, []).extend(answers)
+                num_too_old += age > self.settings.max_age
+        return graded, num_too_old
+
+    def _rate_group(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
+        """Set the ratings of a stored group; return all of them if one is new or differs, else [].
+
+        A payload is never changed, so the group is stored again under a new number, with the iteration, the policy
+        versions and the number of uses that it had: the guards of reuse hold as before.
+        """
+        tables, row = self.tables, self.tables.groups[at].copy()
+        seq, group = int(row["seq"]), self._group(int(row["seq"]))
+        seen = one.seen(group)
+        rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
+        rated.note_stored(one, rewards, earlier)
+        if rewards == earlier:
+            return []
+        after = with_ratings(group, rewards, one.pass_reward)
+        facts = [facts_of(group, self.settings.pass_reward) for group in (group, after)]
+        fields, clock = corrected(tables.items[slot], row, *self._discounting, after, *facts)
+        targets = {episode: self.store.target(seq, episode) for episode in tables.episodes_with_target(seq)}
+        tables.remove_group(at)
+        new = tables.next_group_seq
+        # The mean of the domain has none of its new rewards.
+        self._store(slot, after, facts[1], born=int(row["born"]), uses=int(row["uses"]), history_clock=clock)
+        for episode, payload in targets.items():
+            tables.targets[new, episode] = len(payload)
+            self.store.pending.targets[new, episode] = payload
+        if fields:
+            tables.update([slot], **fields)
+        is_given = any(earlier.get(episode) != reward for episode, reward in rewards.items())  # not only taken back
+        return [answer for answer in seen if answer.reward is not None] if is_given else []
+
+
+def parts_of(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    """Split groups, in order, into parts of distinct prompts, each at most `MOST_AT_ONCE` long."""
+    part: dict[str, Group] = {}
+    for group in groups:
+        if len(part) == MOST_AT_ONCE or group.prompt.key in part:
+            yield list(part.values())
+            part = {}
+        part[group.prompt.key] = group
+    if part:
+        yield list(part.values())

@@ -6,7 +6,7 @@
 
 Draws are functions of the rows: not of the order in which rows were added and removed, nor of when they were loaded.
 A new record takes the smallest free slot. Rows change only through the methods, which note the slots for the next
-commit (`changed`); `items` and `groups` are read-only views. Groups may take other slots after a restart.
+commit (`changes`); `items` and `groups` are read-only views. Groups may take other slots after a restart.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
+from rllib_srl.replay.payloads import compact_json, prompt_fields
 from rllib_srl.types import Prompt
 
 # The widest fields come first and the padding is a named field: NumPy copies named fields only, so unnamed padding
@@ -55,7 +56,11 @@ def key_of(prompt: Prompt) -> int:
 
 def rows_at(rows: np.ndarray, slots: Any) -> np.ndarray:
     """Return a copy of `rows[slots]`, 20 times as fast as NumPy, which copies records field by field."""
-    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))[np.asarray(slots, np.int64)].view(rows.dtype)
+    return _whole(rows)[np.asarray(slots, np.int64)].view(rows.dtype)
+
+
+def _whole(rows: np.ndarray) -> np.ndarray:
+    return rows.view(np.dtype((np.void, rows.dtype.itemsize)))
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
@@ -98,10 +103,7 @@ class _Table:
         listed = np.asarray(slots, np.int64)
         if len(np.unique(listed)) < len(listed) or not self.is_used[listed].all():
             raise ValueError(f"slots = {listed[:5].tolist()}; expected distinct ones that are in use")
-        rows_N = filled(rows_at(self.rows, listed), fields)
-        self.rows.view(np.dtype((np.void, self.rows.dtype.itemsize)))[listed] = rows_N.view(
-            np.dtype((np.void, self.rows.dtype.itemsize))
-        )
+        _whole(self.rows)[listed] = _whole(filled(rows_at(self.rows, listed), fields))
         self.changed.update(listed.tolist())
 
     def free(self, slot: int) -> None:
@@ -129,17 +131,14 @@ class Tables:
         groups: tuple[np.ndarray, Sequence[str]] = (np.zeros(0, GROUP), ()),
         targets: Collection[tuple[int, int, int]] = (),
     ) -> None:
-        """Create a store, empty or with what another one held.
+        """Create tables, empty or with what others held.
 
         Args:
             groups_per_item: number of newest groups kept of each item.
-            header: what `header` of the other one returned.
+            header: of the others.
             items: slots, rows and prompts.
-            groups: rows and ids.
+            groups: rows and ids, by seq.
             targets: seq, episode and bytes of each.
-
-        Raises:
-            ValueError: rows that contradict each other.
         """
         header = header or {"next_seq": 0, "next_group_seq": 0, "domains": [], "newest_domain": ""}
         self.groups_per_item = groups_per_item
@@ -155,6 +154,8 @@ class Tables:
         self.group_ids = dict(enumerate(groups[1]))  # by slot of the group
         self._group_at = {name: at for at, name in self.group_ids.items()}
         self.targets = {(seq, episode): num_bytes for seq, episode, num_bytes in targets}
+        self.removed_slots: list[int] = []  # since the last commit
+        self._removed_groups: list[int] = []  # seqs
         for at, slot in enumerate(groups[0]["slot"].tolist()):  # in the order of seq
             if slot not in self._groups_of:
                 raise ValueError(f"every group belongs to an item: there is none at slot {slot}")
@@ -178,7 +179,6 @@ class Tables:
 
     @property
     def num_groups(self) -> int:
-        """Return the number of groups."""
         return len(self.group_ids)
 
     @property
@@ -221,6 +221,15 @@ class Tables:
         """Return the group slots of an item, oldest first."""
         return list(self._groups_of[slot])
 
+    def surplus_groups(self) -> list[int]:
+        """Return the oldest groups of items that have more than `groups_per_item`."""
+        most = self.groups_per_item
+        return [group for slot in self.slots().tolist() for group in self._groups_of[slot][:-most]]
+
+    def slots_with_vector(self) -> list[int]:
+        """Return the slots of items that have a vector, ascending."""
+        return np.flatnonzero(self.items["has_vector"]).tolist()
+
     def group_at(self, group_id: str) -> int | None:
         """Return the slot of the group with an id, the newest of several, or None."""
         return self._group_at.get(group_id)
@@ -228,13 +237,10 @@ class Tables:
     # --- changes ---------------------------------------------------------------------------------
 
     def add_item(self, key: int, prompt: Prompt, domain: str, now: int, **fields: Any) -> int:
-        """Add an item at the smallest free slot and return the slot.
+        """Add an item with a new key at the smallest free slot and return the slot.
 
         Defaults, which `fields` override: creation, last review and due date are `now`; the posterior of its recall is
         uniform (alpha = beta = 1); all other fields are 0.
-
-        Raises:
-            ValueError: the key is taken, or a field is unknown or of a wrong type.
         """
         if key in self._slots:
             raise ValueError(f"key = {key:#x}; expected one that no item has")
@@ -248,96 +254,76 @@ class Tables:
         self._slots[key], self._prompts[slot], self._groups_of[slot] = slot, prompt, []
         return slot
 
-    def remove_item(self, slot: int) -> list[int]:
-        """Remove an item and its groups; return the seqs of those groups, oldest first."""
-        removed = [self.remove_group(group) for group in self.groups_of(slot)]
+    def remove_item(self, slot: int) -> None:
+        """Remove an item and its groups."""
+        for group in self.groups_of(slot):
+            self.remove_group(group)
         del self._slots[int(self.items["key"][slot])], self._prompts[slot], self._groups_of[slot]
         self._items.free(slot)
-        return removed
+        self.removed_slots.append(slot)
 
     def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of some items.
-
-        Args:
-            slots: distinct.
-            fields: by name, an array with one entry per slot or one value for all.
+        """Set fields of distinct items, each an array with one entry a slot or one value for all, or nothing.
 
         Raises:
-            ValueError: slots without an item or given twice, fields that are unknown or of a wrong type; then nothing
-                has changed.
+            ValueError: slots without an item or given twice, fields that are unknown or of a wrong type.
         """
         self._items.update(slots, fields)
 
     def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of some groups; arguments and errors as in `update`."""
+        """Set fields of distinct groups, as `update` does."""
         self._groups.update(groups, fields)
 
-    def add_group(self, slot: int, group_id: str, **fields: Any) -> tuple[int, list[int]]:
-        """Add a group to an item; return its slot and the seqs of the groups evicted for it, oldest first."""
+    def add_group(self, slot: int, group_id: str, **fields: Any) -> tuple[int, int]:
+        """Add a group to an item; return its slot, and how many of the item's oldest groups were evicted for it."""
         row = filled(np.zeros(1, GROUP), fields | {"seq": self.next_group_seq, "slot": slot})
         siblings = self.groups_of(slot)
-        evicted = [self.remove_group(group) for group in siblings[: max(0, len(siblings) + 1 - self.groups_per_item)]]
+        evicted = siblings[: max(0, len(siblings) + 1 - self.groups_per_item)]
+        for group in evicted:
+            self.remove_group(group)
         group = self._groups.add(row)
         self.next_group_seq += 1
         self.group_ids[group] = group_id
         self._group_at[group_id] = group
         self._link(slot, [*self._groups_of[slot], group])
-        return group, evicted
+        return group, len(evicted)
 
-    def remove_group(self, group: int) -> int:
-        """Remove one group with its targets and return its seq."""
+    def remove_group(self, group: int) -> None:
+        """Remove one group with its targets."""
         seq, slot = int(self.groups["seq"][group]), int(self.groups["slot"][group])
         group_id = self.group_ids.pop(group)
         if self._group_at.get(group_id) == group:
             del self._group_at[group_id]
         self._groups.free(group)
         self._link(slot, [other for other in self._groups_of[slot] if other != group])
-        for place in self.targets_of(seq):
-            del self.targets[place]
-        return seq
+        self._removed_groups.append(seq)
+        for episode in self.episodes_with_target(seq):
+            del self.targets[seq, episode]
 
-    def targets_of(self, seq: int) -> list[tuple[int, int]]:
-        """Return the places (seq, episode) of the targets of a group."""
-        return [place for place in self.targets if place[0] == seq]
-
-    def surplus_targets(self, per_domain: int | None) -> list[tuple[int, int]]:
-        """Return the places of the targets above `per_domain` of each domain, those of the oldest groups."""
-        if per_domain is None:
-            return []
-        places, _, domain_N = self._targets()
-        newest = np.lexsort((places[:, 0] * -1, domain_N))
-        rank_N = np.arange(len(newest)) - np.searchsorted(domain_N[newest], domain_N[newest])
-        return [(seq, episode) for seq, episode in places[newest[rank_N >= per_domain]].tolist()]
-
-    def _targets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the places of all targets in order, [N, 2], the slot of each one's item, and its domain."""
-        places = np.array(sorted(self.targets), np.int64).reshape(-1, 2)
-        groups_N = self.group_slots()
-        order_N = groups_N[np.argsort(self.groups["seq"][groups_N])]
-        at_N = order_N[np.searchsorted(self.groups["seq"][order_N], places[:, 0].astype(np.uint64))]
-        slot_N = self.groups["slot"][at_N]
-        return places, slot_N, self.items["domain"][slot_N]
+    def episodes_with_target(self, seq: int) -> list[int]:
+        """Return the episodes of a group that have a target."""
+        return [episode for of, episode in self.targets if of == seq]
 
     def _link(self, slot: int, groups: list[int]) -> None:
         self._groups_of[slot] = groups
         self._items.update([slot], {"num_groups": len(groups)})
 
-    def changed(self) -> tuple[list[tuple[int, bytes, Prompt]], list[tuple[int, bytes, str]]]:
-        """Return what was written since the last call of `committed`, and was not removed.
-
-        They are slot, row and prompt of items, and seq, row and id of groups.
-        """
+    def changed(self) -> dict[str, list[Any]]:
+        """Return what was written and removed since the last call of `committed`, as fields of `store.Commit`."""
         slots = [slot for slot in sorted(self._items.changed) if self._items.is_used[slot]]
         groups = [at for at in sorted(self._groups.changed) if self._groups.is_used[at]]
-        return (
-            [(slot, self.items[slot].tobytes(), self._prompts[slot]) for slot in slots],
-            [(int(self.groups["seq"][at]), self.groups[at].tobytes(), self.group_ids[at]) for at in groups],
-        )
+        prompts = [compact_json(prompt_fields(self._prompts[slot])) for slot in slots]
+        return {
+            "items": [(slot, self.items[slot].tobytes(), prompt) for slot, prompt in zip(slots, prompts)],
+            "removed_slots": list(self.removed_slots),
+            "groups": [(int(self.groups["seq"][at]), self.groups[at].tobytes(), self.group_ids[at]) for at in groups],
+            "removed_groups": list(self._removed_groups),
+        }
 
     def committed(self) -> None:
         """Note that all changes are stored."""
-        self._items.changed.clear()
-        self._groups.changed.clear()
+        for noted in (self._items.changed, self._groups.changed, self.removed_slots, self._removed_groups):
+            noted.clear()
 
     # --- draws -----------------------------------------------------------------------------------
 
@@ -400,7 +386,7 @@ class Tables:
             max_num: at least 0.
             generator: used once, or not at all if there are no candidates.
             max_age: iterations.
-            max_uses: number of times a group may be trained on again.
+            max_uses: of a group.
             domains: of the items, by number; None takes all.
             must_vary: leave out groups whose rewards are all equal.
         """
@@ -415,35 +401,6 @@ class Tables:
         ]
         return groups_K
 
-    def draw_targets(
-        self,
-        num: int,
-        generator: Generator,
-        without_slots: Collection[int | None] = (),
-        without_domains: Collection[int | None] = (),
-    ) -> list[tuple[int, int]]:
-        """Draw the places (seq, episode) of `num` distinct targets, fewer only if there are fewer.
-
-        Every item comes once before any comes twice, and domains take turns; otherwise the draw is uniform.
-
-        Args:
-            num: at least 0.
-            generator: of this draw.
-            without_slots: of items that are left out.
-            without_domains: by number, left out.
-        """
-        places, slot_N, domain_N = self._targets()
-        slots, domains = ([one for one in left_out if one is not None] for left_out in (without_slots, without_domains))
-        is_able_N = ~np.isin(slot_N, slots) & ~np.isin(domain_N, domains)
-        places, slot_N, domain_N = places[is_able_N], slot_N[is_able_N], domain_N[is_able_N]
-        item_N, turn_of_N = (_shuffled(values_N, generator) for values_N in (slot_N, domain_N))
-        order_N = np.lexsort((generator.random(len(places)), item_N))
-        places, item_N, turn_of_N = places[order_N], item_N[order_N], turn_of_N[order_N]
-        round_N = _occurrences(item_N)
-        turn_N = _occurrences(turn_of_N * (len(places) + 1) + round_N)  # of the domain, in the round
-        order_N = np.lexsort((turn_of_N, turn_N, round_N))
-        return [(seq, episode) for seq, episode in places[order_N[: max(0, num)]].tolist()]
-
     def any_items(self, max_num: int, generator: Generator) -> np.ndarray:
         """Return a uniform sample of the slots of items; all if there are at most `max_num`."""
         slots_N = self.slots()
@@ -452,7 +409,6 @@ class Tables:
         return slots_N[generator.choice(len(slots_N), min(max_num, len(slots_N)), replace=False)]
 
     def num_due(self, now: float) -> int:
-        """Return how many items are due."""
         return int(np.count_nonzero((self.items["due"] <= now) & self._items.is_used))
 
     def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: Generator) -> np.ndarray:
@@ -469,14 +425,21 @@ class Tables:
         is_in_N: np.ndarray = np.isin(np.arange(len(self.domains) + 1), list(domains))[self.items["domain"]]
         return is_in_N
 
-    # --- laws ------------------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------
+
+    def content(self) -> dict[str, Any]:
+        """Return everything in a form that `==` compares; the slots of groups do not count."""
+        groups_N, slots_N = self.group_slots(), self.slots()
+        return {
+            "items": (slots_N.tolist(), rows_at(self.items, slots_N).tobytes()),
+            "prompts": dict(self._prompts),
+            "groups": {int(row["seq"]): row.tobytes() for row in self.groups[groups_N]},
+            "ids of groups": {int(self.groups["seq"][at]): self.group_ids[at] for at in groups_N.tolist()},
+            "targets": dict(self.targets),
+        }
 
     def check_valid(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            ValueError: naming every broken invariant.
-        """
+        """Raise a ValueError that names every broken invariant."""
         slots_N, groups_N = self.slots(), self.group_slots()
         items_N, rows_N = rows_at(self.items, slots_N), rows_at(self.groups, groups_N)
         faults = [*_faults("an item", items_N, _laws_of_items(items_N, len(self.domains)))]
@@ -526,21 +489,6 @@ def sample(num: int, generator: Generator, *keys_N: np.ndarray) -> np.ndarray:
         code_N = code_N * span + (key_N.astype(np.int64) - int(key_N.min()))
     order_N = np.argsort(code_N)
     return order_N[rank_K]
-
-
-def _shuffled(values_N: np.ndarray, generator: Generator) -> np.ndarray:
-    """Return the values renamed to 0, 1, ... in random order."""
-    values, at_N = np.unique(values_N, return_inverse=True)
-    renamed_N: np.ndarray = generator.permutation(len(values))[at_N]
-    return renamed_N
-
-
-def _occurrences(values_N: np.ndarray) -> np.ndarray:
-    """Return how often each value came before: [5, 5, 3, 5] -> [0, 1, 0, 2]."""
-    order_N = np.argsort(values_N, kind="stable")
-    found_N = np.empty(len(values_N), np.int64)
-    found_N[order_N] = np.arange(len(values_N)) - np.searchsorted(values_N[order_N], values_N[order_N])
-    return found_N
 
 
 def _faults(what: str, rows_N: np.ndarray, laws: Mapping[str, np.ndarray]) -> Iterator[str]:

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rllib_srl.replay.admission.admission import REASONS
-from rllib_srl.replay.visits import Visit
+from rllib_srl.replay.intake import Visit
 from rllib_srl.types import GroupMeta
 
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced", "num_targets_replaced"),
-    *("num_dropped_drifted", "num_episodes_without_loss", "num_grown", "num_histories_dropped"),
+    *("num_dropped_drifted", "num_episodes_without_loss", "num_grown"),
     *("num_rated", "num_reviews_of_nothing"),
 )
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")

@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.history import TOLD_BY, discount
+from rllib_srl.replay.history import TOLD_BY, GroupFacts, discount
 from rllib_srl.replay.schedule.recall import grades_of_ratings
-from rllib_srl.replay.visits import GroupFacts
 from rllib_srl.types import PEOPLE, Group
 
 GOOD = 3  # grade

@@ -23,11 +23,11 @@ import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.history import Policy
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.payloads import StoredGroupBatch
 from rllib_srl.replay.ratings import RatedUntil
 from rllib_srl.replay.rule_transfer import received
 from rllib_srl.replay.settings import ReplaySettings, register_rules
-from rllib_srl.replay.visits import Visit
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
 

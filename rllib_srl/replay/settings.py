@@ -26,10 +26,10 @@ def rules() -> dict[str, Rules[Any]]:
     """Return setting -> the table of the rules that it chooses from."""
     from rllib_srl.replay.admission.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
+    from rllib_srl.replay.intake import ON_GROUP
     from rllib_srl.replay.schedule.recall import GRADES
     from rllib_srl.replay.schedule.spacing import SPACINGS
     from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
-    from rllib_srl.replay.visits import ON_GROUP
 
     return {
         "spacing": SPACINGS,

@@ -8,12 +8,18 @@
     vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON, or bytes
     answers  position -> name, answer: the latest `NUM_ANSWERS`
 
+    memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
+
 Commits survive a crash of the process, and a power loss unless the directory is temporary. A file belongs to one run;
 another run's file is renamed memory.earlier.db, from which `restore` counts the groups stored after a checkpoint.
+Known limit of SQLite: damage inside the log silently drops the commits from there on.
+
+Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" (sqlite.org/atomiccommit.html).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -21,28 +27,16 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rllib_srl.replay.database import (
-    ENDINGS,
-    Lock,
-    StoreError,
-    back_up,
-    connect,
-    explained,
-    flush,
-    reader,
-    remove,
-    to_one_file,
-    transaction,
-)
 from rllib_srl.replay.items import GROUP, ITEM
 from rllib_srl.replay.payloads import compact_json, prompt_of
+from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
 from rllib_srl.types import Prompt
 
 if TYPE_CHECKING:
@@ -51,6 +45,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
 NUM_ANSWERS = 4096
+# Larger pages cost more where a commit updates rows all over the tables, smaller ones cost large groups more calls.
+PAGE_BYTES = 8192
+MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
+PAGES_A_STEP = 1024  # of a copy
+TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
+ENDINGS = ("", "-wal", "-shm")  # of the files of a database
 VERSION = json.dumps([4, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -62,6 +62,19 @@ CREATE TABLE targets (seq INTEGER, episode INTEGER, payload BLOB NOT NULL, PRIMA
 CREATE TABLE answers (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
 CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
+
+
+class StoreError(RuntimeError):
+    """An operation on a memory's database failed; the message names the file, the error and a remedy."""
+
+
+class StoreFull(DiskFull, StoreError):
+    """There is no room for the new data; the data stored before is intact."""
+
+
+class StoreInUse(StoreError):
+    """Another process has the database open."""
+
 
 @dataclass
 class Commit:
@@ -99,14 +112,12 @@ class Store:
     """An open database, held by one process. Invariant: `position` grows by one with each successful commit."""
 
     def __init__(self, directory: Path | None, run: str = "") -> None:
-        """Open the database of `run` in a directory, or create it; set another run's aside.
+        """Open the database of a run in `directory`, or create it; set that of another run aside, but with `run` = "".
 
-        Args:
-            directory: None uses a temporary one that `close` deletes.
-            run: "" opens that of any run.
+        Without a directory it is a temporary one, which `close` deletes.
 
         Raises:
-            StoreError: it is in use by another process, damaged, no memory, or of another version.
+            StoreError: it is in use by another process, damaged, not a memory, or of another version.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
         self.path = Path(self._scratch.name if self._scratch else directory or "") / DATABASE
@@ -114,6 +125,7 @@ class Store:
         self._db: Connection | None = None
         self._run = run
         self._written: dict[str, str | bytes] = {}  # state as last committed, encoded
+        self.pending = Commit()  # what the call under way has changed so far; `payload` and `target` see it
         try:
             self._open()
             if run and self.state("run", run) != run:
@@ -127,7 +139,6 @@ class Store:
         except BaseException:
             self.close()
             raise
-        self._start = self.position
 
     def _open(self) -> None:
         with explained(self.path, "opening it"):
@@ -143,11 +154,7 @@ class Store:
 
     @property
     def db(self) -> Connection:
-        """Return the open database.
-
-        Raises:
-            StoreError: it is closed.
-        """
+        """Return the open database; raise a `StoreError` if it is closed."""
         if self._db is None:
             raise StoreError(f"memory {self.path} is closed")
         return self._db
@@ -193,8 +200,7 @@ class Store:
     def erase(self, words: Collection[str]) -> None:
         """Forget the answers that contain one of the words, and leave no byte of anything removed in the files.
 
-        Raises:
-            StoreError: the disk is full: the file is rewritten.
+        The file is rewritten: a full disk is a `StoreError`.
         """
         with explained(self.path, "erasing what was removed"):
             with transaction(self.db):
@@ -207,45 +213,39 @@ class Store:
 
     def answer(self, request: str) -> Any | None:
         """Return the answer that was committed with a request, or None if there is none or it is no longer kept."""
-        with explained(self.path, f"reading answer {request}"):
-            found = self.db.execute("SELECT answer FROM answers WHERE name = ?", (request,)).fetchone()
-        return None if found is None else json.loads(found[0])
+        found = self._all(f"reading answer {request}", "SELECT answer FROM answers WHERE name = ?", request)
+        return json.loads(found[0][0]) if found else None
 
     def answers(self) -> list[tuple[str, Any]]:
         """Return the names and answers of the latest requests, oldest first."""
-        with explained(self.path, "reading answers"):
-            found = self.db.execute("SELECT name, answer FROM answers ORDER BY position").fetchall()
+        found = self._all("reading answers", "SELECT name, answer FROM answers ORDER BY position")
         return [(name, json.loads(answer)) for name, answer in found]
 
     def payload(self, seq: int) -> bytes:
-        """Return the bytes of a group.
-
-        Raises:
-            StoreError: it is not stored.
-        """
-        return self._blob(f"group {seq}", "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", int(seq))
+        """Return the bytes of a group; raise a `StoreError` if it is not stored."""
+        query = "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?"
+        return self.pending.payloads.get(seq) or self._blob(f"group {seq}", query, int(seq))
 
     def target(self, seq: int, episode: int) -> bytes:
-        """Return the bytes of a target.
-
-        Raises:
-            StoreError: it is not stored.
-        """
-        query = "SELECT payload FROM targets WHERE seq = ? AND episode = ?"
-        return self._blob(f"the target of group {seq}, episode {episode}", query, int(seq), int(episode))
+        """Return the bytes of a target; raise a `StoreError` if it is not stored."""
+        query, what = "SELECT payload FROM targets WHERE seq = ? AND episode = ?", f"the target of group {seq}"
+        found = self.pending.targets.get((seq, episode))
+        return found or self._blob(f"{what}, episode {episode}", query, int(seq), int(episode))
 
     def _blob(self, what: str, query: str, *numbers: int) -> bytes:
-        with explained(self.path, f"reading {what}"):
-            found = self.db.execute(query, numbers).fetchone()
-        if found is None:
+        found = self._all(f"reading {what}", query, *numbers)
+        if not found:
             raise StoreError(f"memory {self.path} does not hold {what}")
-        blob: bytes = found[0]
+        blob: bytes = found[0][0]
         return blob
+
+    def _all(self, doing: str, query: str, *parameters: Any) -> list[Any]:
+        with explained(self.path, doing):
+            return self.db.execute(query, parameters).fetchall()
 
     def has_payloads(self, seqs: Collection[int]) -> bool:
         """Return whether the payloads are exactly those of some groups."""
-        with explained(self.path, "looking for payloads"):
-            return {seq for (seq,) in self.db.execute("SELECT seq FROM payloads")} == set(seqs)
+        return {seq for (seq,) in self._all("looking for payloads", "SELECT seq FROM payloads")} == set(seqs)
 
     def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield slot and vector, float32, in slot order; do not commit during the iteration."""
@@ -254,22 +254,20 @@ class Store:
                 yield slot, np.frombuffer(data, "<f4")
 
     def state(self, name: str, default: Any = None) -> Any:
-        """Return one value of the state."""
-        with explained(self.path, f"reading {name}"):
-            found = self.db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
-        return default if found is None else _decoded(found[0])
+        found = self._all(f"reading {name}", "SELECT value FROM state WHERE name = ?", name)
+        return _decoded(found[0][0]) if found else default
 
     def read(self) -> Contents:
-        """Return the state of the last commit.
-
-        Raises:
-            StoreError: the file is damaged.
-        """
-        with explained(self.path, "loading it"):
-            items = self.db.execute("SELECT slot, row, prompt FROM items ORDER BY slot").fetchall()
-            groups = self.db.execute("SELECT seq, row, id FROM groups ORDER BY seq").fetchall()
-            targets = self.db.execute("SELECT seq, episode, length(payload) FROM targets").fetchall()
-            state = self.db.execute("SELECT name, value FROM state").fetchall()
+        """Return what the last commit left; raise a `StoreError` if the file is damaged."""
+        items, groups, targets, state = (
+            self._all("loading it", f"SELECT {query}")
+            for query in (
+                "slot, row, prompt FROM items ORDER BY slot",
+                "seq, row, id FROM groups ORDER BY seq",
+                "seq, episode, length(payload) FROM targets",
+                "name, value FROM state",
+            )
+        )
         try:
             found = Contents(
                 position=self.position,
@@ -294,11 +292,7 @@ class Store:
     # --- copies ----------------------------------------------------------------------------------
 
     def snapshot(self, path: Path) -> None:
-        """Write a copy of the last commit to `path` atomically; memory use does not depend on the size.
-
-        Raises:
-            StoreError: there is no room, or `path` cannot be written.
-        """
+        """Write a copy of the last commit to `path` atomically, in bounded memory."""
         scratch = path.with_name(path.name + ".new")
         with explained(self.path, f"snapshot {path}", written=path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -321,7 +315,7 @@ class Store:
             StoreError: the snapshot cannot be read or there is no room; nothing has changed.
         """
         scratch, earlier = self.path.with_name(self.path.name + ".new"), self.path.with_name(EARLIER)
-        is_resumed = self.position == self._start == 0 and earlier.exists()
+        is_resumed = self.position == 0 and earlier.exists()
         if not snapshot.is_file():
             raise StoreError(f"snapshot {snapshot} does not exist; expected a file that a checkpoint holds")
         if (log := Path(f"{snapshot}-wal")).exists() and log.stat().st_size:
@@ -376,11 +370,7 @@ def _decoded(value: str | bytes) -> Any:
 
 
 def read_meta(db: Connection, path: Path) -> tuple[str, int]:
-    """Return the lineage of a database, which its snapshots share, and the number of its commits.
-
-    Raises:
-        StoreError: it is not a memory, or was written by another version.
-    """
+    """Return the lineage of a database, which its snapshots share, and the number of its commits."""
     if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
         raise StoreError(f"{path} is an SQLite database but not a memory; expected one that a run has written")
     meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
@@ -403,3 +393,172 @@ def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
     except StoreError as error:
         logger.warning("groups stored after the checkpoint are not counted: %s", error)
         return None
+
+
+# --- SQLite ----------------------------------------------------------------------------------------
+
+
+def connect(path: Path, is_durable: bool) -> Connection:
+    """Open a database for writing; damage beyond the first page is not detected yet."""
+    import sqlite3
+
+    db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in (
+            f"page_size = {PAGE_BYTES}",
+            "journal_mode = WAL",
+            f"synchronous = {'FULL' if is_durable else 'OFF'}",
+            f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
+            "cache_size = -16384",
+            "temp_store = MEMORY",
+        ):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def reader(path: Path) -> Iterator[Connection]:
+    """Yield a connection that reads the last commit of a database, in use or not; its owner does not wait."""
+    import sqlite3
+
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with (
+        explained(path, "reading it"),
+        closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as db,
+    ):
+        db.execute("BEGIN")  # one read transaction: a copy in steps would begin anew with each commit
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield db
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy the last commit of a database, in use or not, to a new file."""
+    with reader(path) as db, explained(path, "copying it", written=target):
+        back_up(db, target)
+
+
+def back_up(source: Connection, path: Path) -> None:
+    import sqlite3
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as target:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):  # flushed once, at the end
+            target.execute(f"PRAGMA {pragma}").fetchall()
+        source.backup(target, pages=PAGES_A_STEP)
+        to_one_file(target)  # the source's mark of a log was copied too
+
+
+def to_one_file(db: Connection) -> None:
+    """Move the log into the database and delete it, so that the file can be moved, or read where nobody may write."""
+    db.execute("PRAGMA journal_mode = DELETE").fetchall()
+
+
+def remove(path: Path) -> None:
+    """Delete the files of a database that nobody has open."""
+    for ending in ENDINGS:
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def transaction(db: Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # after some errors SQLite has rolled back already
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def explained(path: Path, doing: str, written: Path | None = None) -> Iterator[None]:
+    """Turn errors of SQLite and of files into a `StoreError` with the path, the operation and a remedy.
+
+    `written` is the file being written, if it is not the database at `path`.
+    """
+    import sqlite3
+
+    try:
+        yield
+    except StoreError:
+        raise
+    except (sqlite3.Error, OSError) as error:
+        text, place = str(error), written or path
+        # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
+        is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
+        if is_full(error) or "full" in text or is_blocked:
+            whole = "nothing of it was stored and what was stored before is whole"
+            raise StoreFull(full_message(place, f"{doing} failed: {text}; {whole}")) from error
+        if "malformed" in text or "not a database" in text:
+            text += ": the file is damaged; restore a checkpoint"
+        elif "locked" in text:
+            raise StoreInUse(f"memory {path}: {doing} failed: {text}: another process has it open") from error
+        raise StoreError(f"memory {path}: {doing} failed: {text}") from error
+
+
+_held: set[Path] = set()  # POSIX locks do not prevent one process from locking twice
+
+
+class Lock:
+    """The exclusive lock of one process on one database; the operating system releases it when the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        if self._path in _held:
+            raise _in_use(path, os.getpid())
+        with explained(path, "locking it"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.read(self._file, 32).decode("ascii", "replace").strip()
+                os.close(self._file)
+                raise _in_use(path, owner) from error
+            _held.add(self._path)
+            try:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            except OSError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._path in _held:
+            _held.discard(self._path)
+            os.close(self._file)
+
+
+def _in_use(path: Path, owner: int | str) -> StoreInUse:
+    return StoreInUse(
+        f"memory {path} is in use by process {owner}; expected one buffer a file: stop it or choose another directory"
+    )
+
+
+def holder_of(path: Path) -> int | None:
+    """Return the id of the process that has the database at `path` open, or None."""
+    if path.resolve() in _held:  # closing the file below would release this process's own lock
+        return os.getpid()
+    try:
+        file = os.open(f"{path}.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(file, 32).strip()
+        return int(owner) if owner else None
+    finally:
+        os.close(file)
+    return None

@@ -22,7 +22,7 @@ from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.run_log import PARTS, read_metrics
 from rllib_srl.cli.shared.training import train_until
 from rllib_srl.losses.settings import LossSettings
-from rllib_srl.replay.visits import Visit
+from rllib_srl.replay.intake import Visit
 from rllib_srl.rollout.batches import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
 from rllib_srl.types import GroupMeta, StopReason
 from tests.replay.groups import a_group

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.visits import Visit
+from rllib_srl.replay.intake import Visit
 from rllib_srl.types import Group, Prompt, StopReason
 
 

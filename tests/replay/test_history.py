@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -16,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.history import (
     DomainStatistics,
     Policy,
-    UnstoredHistories,
     discounts,
+    facts_of,
     histories_without,
 )
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.items import ITEM, key_of
-from rllib_srl.replay.visits import Visit, facts_of
+from rllib_srl.replay.store import StoreError
 from rllib_srl.types import History
 from tests.conftest import ROOT
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
@@ -132,87 +131,13 @@ def test_refused_and_single_episodes_count_in_the_history():
     assert sums["reward_weight"] == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
 
 
-SECRET = "AKIA2E0A8F3B7C6D9E1F"
-REFUSING = {
-    "too_long": {"max_episode_tokens": 10},
-    "degenerate": {"degenerate_share": 0.5},
-    "secret": {"admit": "secrets", "decode": lambda ids: " ".join(SECRET if i == 99 else f"w{i}" for i in ids)},
-    "near_duplicate": {"near_duplicate": 0.99},
-    "ungraded": {},
-}
-
-
-def refused(reason, now, rewards):
-    """Return a group of prompt 1 that a memory with the settings of a reason refuses for it."""
-    if reason == "too_long":
-        return played(1, now, rewards, num_turns=2)
-    if reason == "near_duplicate":
-        return replace(played(0, 1, rewards), prompt=a_prompt(1), versions_G2=np.full((len(rewards), 2), now))
-    if reason == "ungraded":
-        return played(1, now, rewards[:1])
-    group = played(1, now, rewards, num_turns=8 if reason == "degenerate" else 1)
-    return replace(group, token_ids_N=np.where(group.loss_mask_N, 99, group.token_ids_N).astype(np.int32))
-
-
-@pytest.mark.parametrize("reason", REFUSING)
-def test_a_prompt_whose_first_groups_are_refused_has_a_history(tmp_path, reason):
-    given = {"run": "r", "history_half_life": 2.0, **REFUSING[reason]}
-    size = 1 if reason == "ungraded" else 2
-    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
-        add(buffer, 1, played(0, 1, (1, 0)))
-        (visit,) = buffer.add([refused(reason, 2, (1, 1))], 2)
-        assert (visit.refused, visit.history) == (reason, History(0.0, 0.0, 0.5))
-        assert buffer.tables.slot_of(key_of(a_prompt(1))) is None and len(buffer.unstored) == 1
-        assert buffer.stats(2)["num_histories_without_item"] == 1
-        (visit,) = buffer.add([refused(reason, 4, (0, 0))], 4)
-        mean = (0.97 * 0.5 + 1) / 1.97
-        assert visit.refused == reason
-        assert visit.history == pytest.approx((size / 2, size / 2, mean))  # two versions later half of it is left
-        buffer.snapshot(tmp_path / "copy")
-        buffer.check_valid()
-    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
-        (visit,) = buffer.add([played(1, 6, (1, 0))], 6)
-        assert (visit.refused, visit.is_new) == ("", True)
-        assert visit.history[:2] == pytest.approx((size / 4, size * 1.5 / 2))  # of 2 and 4
-        assert len(buffer.unstored) == 0
-        row = row_of(buffer, 1)
-        assert [row["history_sum"], row["history_count"]] == pytest.approx([size / 4 + 1, size * 0.75 + 2])
-        assert row["visits"] == 1
-        buffer.check_valid()
-        buffer.restore(tmp_path / "copy")
-        assert len(buffer.unstored) == 1
-        assert buffer.add([played(1, 6, (1, 0), salt=3)], 6)[0].history == visit.history
-        buffer.check_valid()
-
-
-def test_the_newest_histories_without_an_item_are_kept():
-    unstored = UnstoredHistories()
-    assert unstored.get_state() == b""
-    facts_of_two = facts(1, 0)
-    assert unstored.note(range(10), [facts_of_two] * 10, "visits", 1.0, 0.0) == 0
-    with mock.patch("rllib_srl.replay.history.LIMIT", 11):
-        assert unstored.note([3, 50, 51], [facts(1, 1)] * 3, "visits", 1.0, 0.0) == 1
-    assert len(unstored) == 11 and not unstored.rows([0])["history_count"].any()
-    row = unstored.rows([3])[0]
-    assert (row["history_sum"], row["history_count"], row["visits"]) == (0.5 + 2, 1 + 2, 2)
-    again = UnstoredHistories(unstored.get_state())
-    assert again.rows([*range(10), 50, 51]).tobytes() == unstored.rows([*range(10), 50, 51]).tobytes()
-    assert again.take(3) == unstored.take(3) != {} and again.take(3) == {}
-    assert again.get_state() == unstored.get_state()
-    while len(again):
-        again.take(next(iter(again._rows)))
-    assert again.get_state() == b""
-
-
 def test_a_call_that_fails_leaves_no_history():
     with closing(a_buffer(max_episode_tokens=10)) as buffer:
         state = everything(buffer)
         full = mock.patch.object(buffer.store, "commit", side_effect=StoreError("disk full"))
         with full, pytest.raises(StoreError):
             buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
-        assert everything(buffer) == state and len(buffer.unstored) == 0
-        buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3, is_played=False)
-        assert len(buffer.unstored) == 0  # another policy's
+        assert everything(buffer) == state
 
 
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
@@ -315,13 +240,12 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
         expected = [History(*past(index, now), mean) for index, *_ in call]
         for history, one in zip(add(buffer, now, *groups), expected, strict=True):
             assert history == pytest.approx(one)
-        for index, rewards, _ in call:
-            visits.setdefault(index, []).append((now, rewards))
+        for index, rewards, is_refused in call:
+            if index in visits or not is_refused:  # a refused group makes no item
+                visits.setdefault(index, []).append((now, rewards))
             means.append(sum(rewards) / len(rewards))
     for index, of in visits.items():
-        key = key_of(a_prompt(index))
-        row = buffer.unstored.rows([key])[0] if buffer.tables.slot_of(key) is None else row_of(buffer, index)
-        last = of[-1][0]
+        row, last = row_of(buffer, index), of[-1][0]
         undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
         sums = [part * undiscounted for part in past(index, last)]
         assert [row["history_sum"], row["history_count"]] == pytest.approx(sums)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rllib_srl.batch.parts import part_meta
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.metrics import age_counts, counts_of, shares_of, visit_counts
-from rllib_srl.replay.visits import Visit
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 

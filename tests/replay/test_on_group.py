@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rllib_srl.replay.visits import ON_GROUP
+from rllib_srl.replay.intake import ON_GROUP
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
 SEEN = []

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.schedule.recall import posterior
+from rllib_srl.replay.schedule.recall import posterior, timing_of
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
-from rllib_srl.replay.visits import timing_of
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
 ALL, HALF, NONE = (1.0,) * 8, (1.0, 0.0) * 4, (0.0,) * 8

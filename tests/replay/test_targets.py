@@ -7,7 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
+from rllib_srl.replay.targets import draw_targets, surplus_targets
 from rllib_srl.types import TARGET, Group, Target
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
@@ -147,3 +149,47 @@ def test_older_groups_of_an_item_that_came_back_are_removed_alone():
     buffer.add([a_group(0, 5, 0, salt=1)], 5)
     assert buffer.remove(before=3) == 0 and buffer.tables.num_groups == len(buffer) == 1
     buffer.check_valid()
+
+
+# --- draws of places ------------------------------------------------------------------------------
+
+
+def tables_with_targets(*answers):
+    """Return tables with an item and a group for each tuple (domain, item, number of its answers with a target)."""
+    store = Tables(2)
+    for domain, number, num in answers:
+        slot = store.add_item(number, a_prompt(number), domain, 0)
+        store.add_group(slot, f"g{number}", size=8)
+        store.targets |= {(store.next_group_seq - 1, episode): 10 for episode in range(num)}
+    return store
+
+
+def test_every_item_comes_once_before_any_comes_twice_and_domains_take_turns():
+    store, rng = tables_with_targets(("a", 0, 4), ("a", 1, 1), ("a", 2, 1), ("b", 3, 3)), np.random.default_rng(0)
+    for _ in range(50):
+        drawn = draw_targets(store, 99, rng)
+        assert len(set(drawn)) == len(drawn) == 9
+        seqs = [seq for seq, _ in drawn]
+        assert set(seqs[:4]) == {0, 1, 2, 3} and 3 in seqs[:2]  # one of b among the first of each domain
+        assert set(seqs[4:6]) == {0, 3} and set(seqs[6:8]) == {0, 3} and seqs[8] == 0
+    assert draw_targets(store, 0, rng) == [] == draw_targets(Tables(1), 3, rng)
+    assert {seq for seq, _ in draw_targets(store, 9, rng, without_domains=[store.domain_id("a"), None])} == {3}
+    assert {seq for seq, _ in draw_targets(store, 9, rng, without_slots=[0, 3, None])} == {1, 2}
+
+
+def test_domains_then_items_then_answers_are_drawn_equally_often():
+    store, rng = tables_with_targets(("a", 0, 2), ("a", 1, 1), ("b", 2, 1)), np.random.default_rng(1)
+    counts = Counter(place for _ in range(4000) for place in draw_targets(store, 1, rng))
+    want = {(0, 0): 500, (0, 1): 500, (1, 0): 1000, (2, 0): 2000}
+    assert sum((counts[place] - num) ** 2 / num for place, num in want.items()) < 16.3  # chi-square, 3 df, p = .001
+
+
+def test_the_oldest_targets_of_a_domain_are_surplus():
+    store = tables_with_targets(("a", 0, 2), ("b", 1, 1), ("a", 2, 2))
+    assert surplus_targets(store, None) == surplus_targets(store, 4) == []
+    assert sorted(surplus_targets(store, 2)) == [(0, 0), (0, 1)]
+    assert len(surplus_targets(store, 1)) == 3 and (1, 0) not in surplus_targets(store, 1)
+    assert store.num_bytes == 50
+    store.remove_item(0)
+    assert store.num_bytes == 30
+    store.check_valid()

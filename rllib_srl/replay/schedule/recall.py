@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.common.rules import Rules
+from rllib_srl.replay.history import GroupFacts
 from rllib_srl.replay.items import Tables, filled, rows_at
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.visits import GroupFacts, timing_of
 
 PRIOR = (0.5, 0.5)  # Jeffreys': a, b
 MEMORY = 0.25  # fraction of earlier evidence that is kept at a new visit
@@ -179,3 +179,10 @@ class Recall:
         interval_N: np.ndarray = rows_N["interval"] * settings.iterations_per_day * factor_N
         effective_N: np.ndarray = np.maximum(float(settings.min_recall_interval), interval_N)
         return effective_N
+
+
+def timing_of(now: int, due: float, interval: float) -> str:
+    """Return "early", "on_time" or "late"; on time is from the due date to max(1, interval / 4) iterations later."""
+    if now < due:
+        return "early"
+    return "on_time" if now <= due + max(1.0, 0.25 * interval) else "late"

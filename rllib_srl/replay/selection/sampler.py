@@ -7,8 +7,8 @@ Items (revisit, eviction) and groups (reuse) have the same columns; a group take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from rllib_srl.replay.selection.rules import (
     num_by_domain,
 )
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.types import History
 
 MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
 
@@ -241,21 +240,3 @@ class Draws:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._carries = {name: {int(d): float(c) for d, c in carry} for name, carry in state.items()}
-
-
-class DrawnAnswer(NamedTuple):
-    """The stored answer to a draw for reuse; one entry a group."""
-
-    seqs: list[int]
-    weights: list[float]
-    histories: list[History | None]  # of their prompts, where the baseline is one from history
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {**self._asdict(), "histories": [None if past is None else list(past) for past in self.histories]}
-
-
-def drawn_in(answer: Mapping[str, Any]) -> DrawnAnswer:
-    """Return the answer that `to_json` wrote."""
-    histories = [None if past is None else History(*past) for past in answer["histories"]]
-    return DrawnAnswer(answer["seqs"], answer["weights"], histories)

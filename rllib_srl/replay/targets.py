@@ -1,0 +1,101 @@
+"""The targets of stored answers: adds them, draws those of answers that are to be held, removes those in excess.
+
+A target is found by its place: the seq of its group, and the episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from rllib_srl.replay.items import Tables
+from rllib_srl.replay.payloads import encode_target
+from rllib_srl.replay.store import Commit
+from rllib_srl.types import Target
+
+Place = tuple[int, int]
+
+
+def put_targets(
+    tables: Tables, changes: Commit, targets: Sequence[Target], per_domain: int | None
+) -> tuple[int, int]:
+    """Add the targets of stored groups, and remove those above `per_domain` of each domain, of the oldest groups.
+
+    Returns:
+        The numbers of added and of removed targets.
+    """
+    num = 0
+    for target in targets:
+        if (at := tables.group_at(target.group_id)) is None:
+            continue
+        if not 0 <= target.episode < tables.groups["size"][at]:
+            raise ValueError(f"target of group {target.group_id}: it has no episode {target.episode}")
+        place = (int(tables.groups["seq"][at]), target.episode)
+        changes.targets[place] = payload = encode_target(target)
+        tables.targets[place] = len(payload)
+        num += 1
+    changes.removed_targets = surplus_targets(tables, per_domain)
+    for place in changes.removed_targets:
+        del tables.targets[place]
+    return num, len(changes.removed_targets)
+
+
+def draw_targets(
+    tables: Tables,
+    num: int,
+    generator: np.random.Generator,
+    without_slots: Collection[int | None] = (),
+    without_domains: Collection[int | None] = (),
+) -> list[Place]:
+    """Draw the places of `num` distinct targets, fewer only if there are fewer.
+
+    Every item comes once before any comes twice, and domains take turns; otherwise the draw is uniform. Items are left
+    out by slot, domains by number.
+    """
+    places, slot_N, domain_N = _located(tables)
+    slots, domains = ([one for one in left_out if one is not None] for left_out in (without_slots, without_domains))
+    is_able_N = ~np.isin(slot_N, slots) & ~np.isin(domain_N, domains)
+    places, slot_N, domain_N = places[is_able_N], slot_N[is_able_N], domain_N[is_able_N]
+    item_N, turn_of_N = (_shuffled(values_N, generator) for values_N in (slot_N, domain_N))
+    order_N = np.lexsort((generator.random(len(places)), item_N))
+    places, item_N, turn_of_N = places[order_N], item_N[order_N], turn_of_N[order_N]
+    round_N = _occurrences(item_N)
+    turn_N = _occurrences(turn_of_N * (len(places) + 1) + round_N)  # of the domain, in the round
+    order_N = np.lexsort((turn_of_N, turn_N, round_N))
+    return [(seq, episode) for seq, episode in places[order_N[: max(0, num)]].tolist()]
+
+
+def surplus_targets(tables: Tables, per_domain: int | None) -> list[Place]:
+    """Return the places of the targets above `per_domain` of each domain, those of the oldest groups."""
+    if per_domain is None:
+        return []
+    places, _, domain_N = _located(tables)
+    newest = np.lexsort((places[:, 0] * -1, domain_N))
+    rank_N = np.arange(len(newest)) - np.searchsorted(domain_N[newest], domain_N[newest])
+    return [(seq, episode) for seq, episode in places[newest[rank_N >= per_domain]].tolist()]
+
+
+def _located(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the places of all targets in order, [N, 2], the slot of each one's item, and its domain."""
+    places = np.array(sorted(tables.targets), np.int64).reshape(-1, 2)
+    groups_N = tables.group_slots()
+    order_N = groups_N[np.argsort(tables.groups["seq"][groups_N])]
+    at_N = order_N[np.searchsorted(tables.groups["seq"][order_N], places[:, 0].astype(np.uint64))]
+    slot_N = tables.groups["slot"][at_N]
+    return places, slot_N, tables.items["domain"][slot_N]
+
+
+def _shuffled(values_N: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return the values renamed to 0, 1, ... in random order."""
+    values, at_N = np.unique(values_N, return_inverse=True)
+    renamed_N: np.ndarray = generator.permutation(len(values))[at_N]
+    return renamed_N
+
+
+def _occurrences(values_N: np.ndarray) -> np.ndarray:
+    """Return how often each value came before: [5, 5, 3, 5] -> [0, 1, 0, 2]."""
+    order_N = np.argsort(values_N, kind="stable")
+    found_N = np.empty(len(values_N), np.int64)
+    found_N[order_N] = np.arange(len(values_N)) - np.searchsorted(values_N[order_N], values_N[order_N])
+    return found_N
