@@ -228,7 +228,8 @@ class Tables:
 
     def slots_with_vector(self) -> list[int]:
         """Return the slots of items that have a vector, ascending."""
-        return np.flatnonzero(self.items["has_vector"]).tolist()
+        slots: list[int] = np.flatnonzero(self.items["has_vector"]).tolist()
+        return slots
 
     def group_at(self, group_id: str) -> int | None:
         """Return the slot of the group with an id, the newest of several, or None."""
