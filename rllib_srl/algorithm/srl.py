@@ -231,7 +231,7 @@ class SRL(SavedAlgorithm):
             visits = self.memory.add(groups, now, self.policy_kl)
             left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
             policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
-            reused = self.memory.draw_groups(num_played, now, policy)
+            reused = self.memory.draw_groups(num_played, now, policy, plan.num_reused)
             held = self.retention.draw(groups, now) if self.retention else []
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
@@ -275,6 +275,8 @@ class SRL(SavedAlgorithm):
 
     def _fill(self, now: int, plan: Plan) -> Batch:
         """Return the prompts to begin in this iteration; after a resume those that were in play come first."""
+        if plan.num_reused is not None:
+            return Batch([], 0)
         again, self._again = self._again, []
         in_play = [one.prompt.key for one in self.ahead.outstanding] if self.ahead is not None else []
         num = max(0, self._num_in_flight - len(in_play) - len(again))

@@ -89,21 +89,28 @@ class ReplayClient:
         self.counts.update(num_revisits_owed=num, num_revisits_short=num - len(prompts))
         return prompts
 
-    def add(self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0) -> dict[str, Visit]:
-        """Store and grade played groups; return the visits by group id. `policy_kl` as in `SRLReplayBuffer.add`."""
+    def add(
+        self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0, is_played: bool = True
+    ) -> dict[str, Visit]:
+        """Store and grade groups; return the visits by group id. See `SRLReplayBuffer.add`."""
         if not groups or not self.is_on:
             return {}
         add, refs, timeout_s = RLlibReplayBuffer.add, [group.ref for group in groups], self.settings.timeout_s
-        visits = self._do("storing groups", now, add, refs, now, policy_kl=policy_kl, fetch_timeout_s=timeout_s)
+        how = {"policy_kl": policy_kl, "is_played": is_played, "fetch_timeout_s": timeout_s}
+        visits = self._do("storing groups", now, add, refs, now, **how)
         self.counts["num_groups_lost"] += len(groups) - len(visits)
         return {visit.group_id: visit for visit in visits}
 
-    def draw_groups(self, num_played: int, now: int, policy: Policy | None = None) -> list[GroupMeta]:
+    def draw_groups(
+        self, num_played: int, now: int, policy: Policy | None = None, exactly: int | None = None
+    ) -> list[GroupMeta]:
         """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`.
 
-        The groups stay in the object store. `policy` as in `SRLReplayBuffer.draw_groups`.
+        The groups stay in the object store. `policy` as in `SRLReplayBuffer.draw_groups`; `exactly` so many are drawn
+        whatever was played, fewer only if fewer may be.
         """
-        num, metas = self._owed(self._reuses, num_played), list[GroupMeta]()
+        num = self._owed(self._reuses, num_played) if exactly is None else exactly
+        metas = list[GroupMeta]()
         if num:
             request = self._request(now, "draw_groups")
             call = Call.of(RLlibReplayBuffer.draw_apart, num, now, request, policy)
@@ -166,6 +173,10 @@ class ReplayClient:
         """Return how far the ratings of a file were applied; to 0 if those of another file were."""
         found = self.process.call("reading its ratings", Call.of(RLlibReplayBuffer.rated_until))
         return RatedUntil(source, found.position if found.source == source else 0, found.unused)
+
+    def remove(self, keys: Collection[str] = (), before: int | None = None) -> int:
+        """Remove items; see `SRLReplayBuffer.remove`."""
+        return self.process.call("removing items", Call.of(RLlibReplayBuffer.remove, keys, None, before))
 
     def stats(self, now: int) -> dict[str, float]:
         """Return the buffer's gauges and counts, and those of this handle."""

@@ -1,7 +1,7 @@
 """A training job: what the gateway hands to the trainer, and what comes back, as files of the version's directory.
 
     job.json       model, parent, answers with their tokens and rewards, settings, held-out domains, limits
-    slice_0003/    adapter and optimiser after that slice; the newest is where a killed trainer continues
+    checkpoint_*/  of the run after its last slice, with its memory: where a killed trainer and the next version go on
     progress.json  slices done, for the status
     result.json    verdicts of the gates and metrics
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ class Job:
     keep: list[KeptDomain]
     answers: list[RatedTokens]
     neutral: float = 0.5  # reward of an answer that is neither good nor bad
+    changed: list[str] = field(default_factory=list)  # ids of answers whose rating is another than some version used
 
     def write(self, directory: Path) -> None:
         """Write job.json."""

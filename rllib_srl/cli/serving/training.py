@@ -190,7 +190,10 @@ class Training:
         parent = str(self._served.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
         neutral = neutral_reward(stores.ratings.scheme)
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral)
+        today = await stores.run(stores.ratings_today)
+        used = await stores.run(stores.lineage.all_uses)
+        changed = {name.rpartition("/")[0] for _, name, value in used if today.get(name, value) != value}
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral, sorted(changed))
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():

@@ -1,4 +1,4 @@
-"""Training from ratings: advantages and slices by hand, a job through its files, and the trainer's own process."""
+"""Training from ratings: a job through its files, and the run that trains a version, with its memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.trainer import trainer
-from rllib_srl.cli.serving.trainer.learning import SliceLearner, advantages_of, group_of, slices_of
+from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
+from rllib_srl.replay.payloads import decode
 
 # "Question: Which is largest: 17, 93 or 40?\nAnswer:" in the tiny model's tokens, and two answers.
 PROMPT = [361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27]
@@ -31,26 +32,9 @@ def job_of(num=8, **settings):
     return Job(1, str(local_model("tiny")), "", 128, 1.0, 3, TrainingSettings(**{**usual, **settings}), kept, answers)
 
 
-def test_the_advantage_is_the_surprise_beside_the_other_ratings():
-    # b = (1/2 + sum of the others) / 2, with the prior and one other rating
-    found = [float(one[0]) for one in advantages_of([1.0, 0.0])]
-    surprises = np.array([1 - 0.5 / 2, 0 - 1.5 / 2])
-    assert found == pytest.approx(list(surprises / np.sqrt(np.mean(surprises**2))))
-    (alone,) = advantages_of([1.0])
-    assert alone[0] == pytest.approx(1.0)  # above the prior of 1/2, in units of its own size
-
-
-def test_every_pass_has_each_answer_once_in_an_order_of_the_seed():
-    job = job_of(10)
-    slices = slices_of(10, job)
-    assert [len(one) for one in slices] == [4, 4, 2, 4, 4, 2]
-    for one_pass in (slices[:3], slices[3:]):
-        assert sorted(answer for one in one_pass for answer in one) == list(range(10))
-    assert slices == slices_of(10, job) != slices_of(10, replace(job, seed=4))
-
-
 def test_a_rated_answer_is_a_group_of_one_episode():
-    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75))
+    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75), 5)
+    assert (group.group_id, group.prompt.prompt_id) == ("5.c", "c")
     assert group.loss_mask_N.tolist() == [False, False, True, True] and group.rewards_G.tolist() == [0.75]
     assert group.behaviour_logp_N.tolist() == [0, 0, -0.5, 0] and group.versions_G2.tolist() == [[2, 2]]
 
@@ -101,47 +85,112 @@ def test_a_gate_that_no_version_can_pass_is_refused_before_the_server_starts(num
         trainer.Examiner(job)
 
 
+def run_of(job, directory):
+    """Write a job and return its run, begun."""
+    directory.mkdir(parents=True, exist_ok=True)
+    job.write(directory)
+    run = RatedRun(job, directory)
+    run.start()
+    return run
+
+
 @pytest.mark.slow
-def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path):
+def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     """One is restarted after its second slice: the same adapter, which prefers the good answer."""
     whole, cut = tmp_path / "a" / "0001", tmp_path / "b" / "0001"
-    for directory in (whole, cut):
-        directory.mkdir(parents=True)
-        job_of().write(directory)
+    whole.mkdir(parents=True)
+    job_of().write(whole)
     trainer.train(whole)
     result = json.loads((whole / "result.json").read_text())
     assert result["is_passed"] and result["metrics"]["num_slices"] == 4 and result["metrics"]["num_nonfinite"] == 0
     assert result["changes"]["compare"]["num"] == 8 and (whole.parent / "before.json").exists()
-    assert not list(whole.glob("slice_*")) and len(json.loads((whole / "canary.json").read_text())) == 6
+    assert [one.name for one in whole.glob("checkpoint_*")] == ["checkpoint_000004"]
+    assert len(json.loads((whole / "canary.json").read_text())) == 6
+    assert sum(result["metrics"]["trained"].values()) == 16  # 4 draws of 4
 
-    first = SliceLearner(job_of(), cut)
+    first = run_of(job_of(), cut)
     before = preference(first)
     first.step()
     first.step()  # then the process is gone
-    assert [one.name for one in cut.glob("slice_*")] == ["slice_0002"]
-    second = SliceLearner(job_of(), cut)
+    first.algo.stop()
+    assert [one.name for one in cut.glob("checkpoint_*")] == ["checkpoint_000002"]
+    second = run_of(job_of(), cut)
     assert second.num_done == 2
     while second.num_done < second.num_slices:
         second.step()
     second.write(cut)
     assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
     assert preference(second) > before
-
-    assert second.metrics.keys() | {"kl", "num_slices", "num_answers"} == result["metrics"].keys()
+    assert second.trained == result["metrics"]["trained"]
     assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6
-    child = SliceLearner(replace(job_of(), version=2, parent=str(whole)), tmp_path)
-    assert child.num_done == 0 and preference(child) == preference(second)  # it starts as its parent
+    second.close()
+
+
+@pytest.mark.slow
+def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_path, ray_here):
+    """Versions 1 to 4: what is in the memory, by value, as recorded when it was answered."""
+    parent, drawn = "", []
+    for number in (1, 2, 3):
+        answers = [replace(one, id=f"v{number}.{one.id}", version=number - 1) for one in job_of(4).answers]
+        changed = ["v1.c0"] if number == 3 else []
+        job = replace(job_of(passes=4, lr=1e-5), version=number, parent=parent, answers=answers, changed=changed)
+        run = run_of(job, tmp_path / f"{number:04d}")
+        begun_like = preference(run)
+        while run.num_done < run.num_slices:
+            run.step()
+        drawn.append(run.trained)
+        stored = {one.prompt.prompt_id: one for one in stored_groups(run)}
+        ended_like = preference(run)
+        run.close()
+        if number > 1:
+            assert begun_like == ended_before  # it starts as its parent
+        parent, ended_before = str(tmp_path / f"{number:04d}"), ended_like
+    assert {name.partition(".")[0] for name in drawn[2]} == {"v1", "v2", "v3"}
+    assert "v1.c0" not in drawn[2] and "v1.c0" not in stored and len(stored) == 11
+    old = stored["v1.c1"]
+    assert old.rewards_G.tolist() == [1.0] and old.versions_G2.tolist() == [[0, 0]]
+    assert old.behaviour_logp_N[-3:].tolist() == pytest.approx(GOOD[1])
+
+    # Version 3 is rolled back: version 4 starts from version 2, weights and memory, and trains on the rest.
+    answers = [replace(one, id=f"v4.{one.id}", version=2) for one in job_of(4).answers]
+    job = replace(job_of(), version=4, parent=str(tmp_path / "0002"), answers=answers)
+    run = run_of(job, tmp_path / "0004")
+    assert {one.prompt.prompt_id.partition(".")[0] for one in stored_groups(run)} == {"v1", "v2", "v4"}
+    run.close()
+
+
+@pytest.mark.slow
+def test_a_rating_trains_in_eight_versions(tmp_path, ray_here):
+    """A single good rating has an advantage, too; a parent without its memory is no parent."""
+    parent = ""
+    for number in range(1, 10):
+        answers = [replace(job_of().answers[1], id=f"v{number}")]
+        job = replace(job_of(passes=1), version=number, parent=parent, answers=answers)
+        run = run_of(job, tmp_path / f"{number:04d}")
+        before = preference(run)
+        run.step()
+        assert number > 1 or preference(run) > before
+        names = {one.prompt.prompt_id for one in stored_groups(run)}
+        assert names == {f"v{one}" for one in range(max(1, number - 7), number + 1)}
+        run.close()
+        parent = str(tmp_path / f"{number:04d}")
+    for checkpoint in (tmp_path / "0009").glob("checkpoint_*"):
+        (checkpoint / "manifest.json").unlink()
+    run = RatedRun(replace(job, version=10, parent=parent), tmp_path / "0010")
+    with pytest.raises(AdapterError, match="has no checkpoint, so its memory is lost"):
+        run.start()
+    run.close()
 
 
 @pytest.mark.slow
 def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_loses_its_episodes_is_no_verdict(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, ray_here
 ):
     directory = tmp_path / "0001"
-    directory.mkdir()
     job = job_of(4, passes=1, kl=0.0, max_kl=1e-6)
-    job.write(directory)
-    SliceLearner(job, directory).step()  # then the process is gone
+    run = run_of(job, directory)
+    run.step()  # then the process is gone
+    run.algo.stop()
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "GATE_DEADLINE_S", 0.0)  # as if it had been stopped for all this time
         with pytest.raises(RuntimeError, match="8 of 8 held-out episodes of compare were lost"):
@@ -154,7 +203,14 @@ def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_
     assert reason.startswith("drift: KL ") and reason.endswith("limit 1e-06")
 
 
-def preference(learner):
+def stored_groups(run):
+    """Return the groups in the memory of a run."""
+    buffer = run.algo.memory.process.actor
+    seqs = buffer.tables.groups["seq"][buffer.tables.group_slots()].tolist()
+    return [decode(buffer.store.payload(seq), str(seq), None) for seq in seqs]
+
+
+def preference(run):
     """Return how much more the good answer is preferred to the bad one, nats."""
-    good, bad = learner.learner.scorer.score([[*PROMPT, *GOOD[0]], [*PROMPT, *BAD[0]]])
+    good, bad = run.learner.scorer.score([[*PROMPT, *GOOD[0]], [*PROMPT, *BAD[0]]])
     return float(good[-3:].sum() - bad[-3:].sum())

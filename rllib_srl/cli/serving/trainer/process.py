@@ -55,6 +55,9 @@ def main(argv: Sequence[str]) -> int:
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     os.umask(0o077)
     os.close(ready)
+    from rllib_srl.cli.shared.cluster import quiet
+
+    quiet(verbose=False)  # before Ray is imported
     from rllib_srl.cli.serving.trainer.trainer import run
 
     return run(directory)

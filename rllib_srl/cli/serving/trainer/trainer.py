@@ -1,7 +1,7 @@
-"""The trainer: train one version a slice at a time, play held-out prompts, apply the gates, write the files.
+"""The trainer: train one version, play held-out prompts, apply the gates, write the files.
 
-It runs in a process of its own (`process.py`) at the lowest priority and may be stopped (SIGSTOP) and continued
-at any instant. Killed, it continues with the newest slice when it is started again.
+It runs in its own process (`process.py`) at the lowest priority and may be stopped (SIGSTOP) and continued
+at any instant. Killed, it continues with the newest checkpoint when it is started again.
 
 The gates compare a candidate with version 0, the model that was given, and not with its parent: small losses, each
 within the margin, would otherwise add up over many versions.
@@ -23,15 +23,14 @@ from rllib_srl.cli.serving.adapter import CANARY, read_json
 from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Continuation
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_json
 from rllib_srl.cli.serving.trainer.grading_key import grading_key
-from rllib_srl.cli.serving.trainer.learning import SliceLearner
+from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, WAIT_S, RatedRun, shared_settings
+from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.environments import environment_id
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.engine import Engine, Sampling, canary_sequences, make_engine
+from rllib_srl.engine import Engine, Sampling, canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.engine.sync import pack_stream
-from rllib_srl.learner.model_setup import policy_weights, weights_layout
 from rllib_srl.people import gates
 from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.rollout.env_calls import EnvCalls
@@ -41,8 +40,7 @@ from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import RIGHT, Prompt, passed
 
 BEFORE = "before.json"  # answers of version 0, beside the versions
-GATE_DEADLINE_S = 7 * 86400.0  # for a domain; the time in which the trainer is stopped counts, too
-ENV_TIMEOUT_S = GATE_DEADLINE_S  # of one call of an environment; likewise
+GATE_DEADLINE_S = WAIT_S  # for a domain
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
@@ -122,12 +120,7 @@ def _limits_of(config: Any, context_length: int) -> dict[str, Any]:
 
 def kept_config(job: Job, domain: KeptDomain) -> Any:
     """Return a valid config that plays one domain."""
-    values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
-    values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
-    values |= {"env_timeout_s": ENV_TIMEOUT_S, "num_env_runners": 0, "num_learners": 0}
-    values |= {"num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0, "replay_capacity": 0}
-    values |= {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
-    config = build_config(values)
+    config = build_config({**shared_settings(job, domain), "replay_capacity": 0})
     config.validate()
     return config
 
@@ -136,38 +129,23 @@ def train(directory: Path) -> None:
     """Do the job of a version's directory."""
     job = Job.read(directory)
     examiner = Examiner(job)
-    learner = SliceLearner(job, directory)
-    engine = make_engine(**learner_engine(job))
-    with closing(engine):
-        before = answers_before(job, examiner, engine, directory.parent / BEFORE)
-        train_slices(learner, directory)
-        last = {**learner.metrics, "kl": learner.kl()}
-        last["num_nonfinite"] += not np.isfinite(last["kl"])
-        model = learner.learner.model
-        weights = (weights_layout(model), policy_weights(model))
-        engine.load_weights(pack_stream(*weights, job.version, "float32"))
-        after = examiner.answers(engine)
+    start_ray(verbose=False)
+    with closing(RatedRun(job, directory)) as run:
+        before = answers_before(job, examiner, run.engine, directory.parent / BEFORE)
+        run.start()
+        while run.num_done < run.num_slices:
+            run.step()
+            write_json(directory / PROGRESS, {"done": run.num_done, "of": run.num_slices})
+        last = {**run.metrics, "kl": run.kl()}
+        last[NUM_BAD] += not np.isfinite(last["kl"])
+        after = examiner.answers(run.engine)
         verdicts, changes = judged(job, examiner, before, after, last)
-        learner.write(directory)
-        write_json(directory / CANARY, [asdict(one) for one in canary_of(learner, engine, job)])
+        run.write(directory)
+        write_json(directory / CANARY, [asdict(one) for one in canary_of(run, job)])
+        counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "trained": run.trained}
     reasons = lines_of(verdicts)
-    counts = {"num_slices": learner.num_slices, "num_answers": len(job.answers)}
     result = {"is_passed": not reasons, "reasons": reasons, "verdicts": verdicts_of(verdicts)}
     write_json(directory / RESULT, {**result, "changes": changes_of(changes), "metrics": {**last, **counts}})
-    learner.forget_slices()
-
-
-def train_slices(learner: SliceLearner, directory: Path) -> None:
-    """Train all slices that are left."""
-    while learner.num_done < learner.num_slices:
-        learner.step()
-        write_json(directory / PROGRESS, {"done": learner.num_done, "of": learner.num_slices})
-
-
-def learner_engine(job: Job) -> dict[str, Any]:
-    """Return the arguments of the engine that plays held-out prompts."""
-    settings: dict[str, Any] = kept_config(job, job.keep[0]).engine_settings()
-    return {"model_dir": local_model(job.model), **settings}
 
 
 def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> dict[str, Answers]:
@@ -188,7 +166,7 @@ def judged(
 ) -> tuple[list[Verdict], dict[str, Change]]:
     """Apply the gates to a candidate."""
     settings, prompts = job.settings, examiner.prompts
-    health = Health(int(last["num_nonfinite"]), last["kl"], *most_lost(prompts, after))
+    health = Health(int(last[NUM_BAD]), last["kl"], *most_lost(prompts, after))
     verdicts = [gates.sanity(health, MAX_LOST), gates.drift(health, settings.max_kl)]
     if not verdicts[0].is_passed:
         return verdicts, {}
@@ -197,13 +175,13 @@ def judged(
     return verdicts, changes
 
 
-def canary_of(learner: SliceLearner, engine: Engine, job: Job) -> list[Continuation]:
+def canary_of(run: RatedRun, job: Job) -> list[Continuation]:
     """Return the candidate's own continuations of the fixed prompts: tokens of its engine, log-probs of the learner."""
     tokenizer = load_tokenizer(local_model(job.model))
     prompts = [ids[:PROMPT_TOKENS] for ids in canary_sequences(tokenizer, job.context_length - NUM_TOKENS)]
-    turns = engine.generate(prompts, Sampling(max_tokens=NUM_TOKENS, temperature=0.0, runs_to_limit=True))
+    turns = run.engine.generate(prompts, Sampling(max_tokens=NUM_TOKENS, temperature=0.0, runs_to_limit=True))
     sequences = [[*prompt, *turn.token_ids.tolist()] for prompt, turn in zip(prompts, turns, strict=True)]
-    logps = learner.learner.scorer.score(sequences)
+    logps = run.learner.scorer.score(sequences)
     return [
         Continuation(prompt, turn.token_ids.tolist(), logp[len(prompt) - 1 :].tolist())
         for prompt, turn, logp in zip(prompts, turns, logps, strict=True)

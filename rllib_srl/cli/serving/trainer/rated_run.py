@@ -1,0 +1,226 @@
+"""Train a version: an `SRL` run in one process that plays nothing and trains on rated answers from its memory.
+
+    parent's checkpoint ──> weights, optimiser, memory ──> minus changed and old ratings, plus new ones
+    each iteration          a draw of rated answers ──> posterior advantages ──> one update ──> checkpoint
+    last checkpoint         is the version: its child starts from it, a rollback leaves it
+
+Rated answers are groups of one episode that earlier versions wrote, stored as not played. They train by reuse: the ratio
+is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too far
+leaves the memory (`replay_max_logp_gap`). An answer is drawn in its own version and, more and more seldom, in the
+`MAX_AGE - 1` versions after it. The baseline is the mean of the other ratings, drawn towards a neutral one.
+
+Source: Xu and Ding 2025 (SPO), arXiv 2509.13232 (a baseline for single answers).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+
+from rllib_srl.cli.serving.adapter import AdapterError, write_adapter
+from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens
+from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.common.callbacks import SRLCallback
+from rllib_srl.curriculum.planner import Plan
+from rllib_srl.people.lineage.conversations import SERVED
+from rllib_srl.storage.checkpoints import checkpoints_in
+from rllib_srl.storage.memory_directory import MEMORY
+from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+
+MAX_AGE = 8  # versions in which a rating trains
+WAIT_S = 7 * 86400.0  # for anything; the time in which the trainer is stopped counts, too
+NUM_BAD = "num_nonfinite"
+_METRICS = ("reuse/kl", "reuse/ratio", "reuse/clip_fraction", "reuse/left_out")
+_BAD = ("num_nonfinite_gradients", "num_nonfinite_logps")
+
+
+class RatedAnswers(SRLCallback):
+    """Lets a run train on its memory alone, and keeps with its checkpoints what a version has trained on."""
+
+    def __init__(self) -> None:
+        """Start without versions."""
+        self.begun: list[tuple[int, int]] = []  # version and its first iteration, this one and its ancestors
+        self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
+        self.trained: Counter[str] = Counter()  # answer -> iterations of this version
+
+    def begin(self, version: int, iteration: int) -> None:
+        """Begin a version after an iteration."""
+        self.begun = [*self.begun[1 - MAX_AGE :], (version, iteration)]
+        self.metrics, self.trained = {NUM_BAD: 0.0}, Counter()
+
+    def change_plan(self, *, algorithm: Any, plan: Plan, **kwargs: Any) -> Plan:
+        """Play nothing."""
+        return replace(plan, num_reused=algorithm.config.num_prompts_per_batch)
+
+    def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
+        """Note what an iteration has trained on."""
+        found = {name: algorithm.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, name)) for name in _METRICS + _BAD}
+        num_bad = self.metrics[NUM_BAD] + sum(float(found[name]) for name in _BAD)
+        self.metrics = {**{name: float(found[name]) for name in _METRICS}, NUM_BAD: num_bad}
+        self.trained.update(group.prompt.prompt_id for group in reused)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything."""
+        return {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        self.begun, self.metrics = [(v, i) for v, i in state["begun"]], dict(state["metrics"])
+        self.trained = Counter(state["trained"])
+
+
+class RatedRun:
+    """The run of one job. Invariant: each iteration that is done is in a checkpoint of the version's directory."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        """Build the run, with the weights of the model that was given; a `Ray` has been started."""
+        self._job, self._directory = job, directory
+        shutil.rmtree(directory / MEMORY, ignore_errors=True)  # of a trainer that was killed
+        self.algo = rated_config(job, directory).callbacks(RatedAnswers).build_algo()
+        self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
+        self.engine = self.algo.env_runner.engine
+        self._told: RatedAnswers = self.algo.callbacks[0] if isinstance(self.algo.callbacks, list) else self.algo.callbacks
+
+    def start(self) -> None:
+        """Go on with the newest checkpoint of this version, else begin it with the parent's.
+
+        Raises:
+            AdapterError: the parent has no checkpoint.
+            CheckpointError: a checkpoint is damaged.
+        """
+        job = self._job
+        if job.parent:
+            found = checkpoints_in(Path(job.parent))
+            if not found:
+                raise AdapterError(f"{job.parent} has no checkpoint, so its memory is lost; expected one to train from")
+            self.algo.restore_from_path(found[-1])
+        self._parent_logps = self._logps()
+        if own := checkpoints_in(self._directory):
+            self.algo.restore_from_path(own[-1])
+        else:
+            self._remember()
+
+    def _remember(self) -> None:
+        """Bring the ratings in the memory up to date."""
+        job, now, memory = self._job, self.algo.iteration, self.algo.memory
+        if not self._told.begun:  # the mean of the domain begins with an answer that is neither good nor bad
+            neutral = RatedTokens(f"neutral of {job.version}", 0, [0], [0], [0.0], job.neutral)
+            self._add([neutral], now)
+            memory.remove([Prompt(SERVED, neutral.id).key])
+        if len(self._told.begun) == MAX_AGE:
+            memory.remove(before=self._told.begun[1][1])
+        self._told.begin(job.version, now)
+        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(one.id for one in job.answers)]])
+        self._add(job.answers, now)
+
+    def _add(self, answers: Sequence[RatedTokens], now: int) -> None:
+        groups = [group_of(one, now) for one in answers]
+        visits = self.algo.memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
+        if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:
+            raise ValueError(f"the memory refused {len(refused)} rated answers, such as {next(iter(refused.items()))}")
+
+    @property
+    def num_slices(self) -> int:
+        """Return the number of iterations of this version: every new answer could be drawn `passes` times."""
+        settings = self._job.settings
+        return settings.passes * -(-len(self._job.answers) // settings.slice_answers)
+
+    @property
+    def num_done(self) -> int:
+        """Return the number of iterations that are done."""
+        return int(self.algo.iteration) - self._told.begun[-1][1]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the last iteration; `NUM_BAD` is of all."""
+        return self._told.metrics
+
+    @property
+    def trained(self) -> dict[str, int]:
+        """Return in how many iterations of this version each answer was trained on."""
+        return dict(self._told.trained)
+
+    def step(self) -> None:
+        """Train on a draw, and write a checkpoint."""
+        self.algo.train()
+
+    def kl(self) -> float:
+        """Return the KL from the parent to the present policy on the tokens of the rated answers, nats per token.
+
+        k3 = ratio - 1 - log ratio, whose mean over tokens of the parent is KL(parent || policy).
+        """
+        pairs = zip(self._logps(), self._parent_logps, strict=True)
+        log_ratio_N = np.concatenate([now - before for now, before in pairs]).astype(np.float64)
+        return float(np.mean(np.exp(log_ratio_N) - 1 - log_ratio_N))
+
+    def _logps(self) -> list[np.ndarray]:
+        """Return the log-probs of the tokens of each new answer under the present policy."""
+        found = []
+        for one in self._job.answers:
+            (logp,) = self.learner.scorer.score([[*one.prompt_ids, *one.ids]])
+            found.append(logp[len(one.prompt_ids) - 1 :])
+        return found
+
+    def write(self, directory: Path) -> None:
+        """Write the adapter."""
+        rank = self._job.settings.rank
+        write_adapter(self.learner.model, directory, rank, 2.0 * rank, Path(self._job.model).name)
+
+    def close(self) -> None:
+        """End the run; what it keeps is its newest checkpoint."""
+        self.algo.stop()
+        shutil.rmtree(self._directory / MEMORY, ignore_errors=True)
+        for older in checkpoints_in(self._directory)[:-1]:
+            shutil.rmtree(older)
+
+
+def shared_settings(job: Job, domain: KeptDomain) -> dict[str, Any]:
+    """Return the settings of a run in one process, on the CPU, whose environment is a domain to keep."""
+    values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
+    values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
+    values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
+    values |= {"replay_revisit_fraction": 0.0}
+    return values | dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
+
+
+def rated_config(job: Job, directory: Path) -> Any:
+    """Return the config of a version's run, not yet validated."""
+    settings, values = job.settings, shared_settings(job, job.keep[0])
+    values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.temperature, "seed": job.seed}
+    values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
+    values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
+    values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
+    never, always = 10**6, {"replay_reuse_fraction": 0.5, "replay_min_buffer_size": 0}
+    values |= {"replay_max_age": never, "replay_max_uses": never, "replay_reuse_selection": "srl"} | always
+    # What people rate is stored whatever it is: secrets were left out when it was logged.
+    values |= {"replay_admit": None, "replay_degenerate_share": None}
+    return build_config(values)
+
+
+def group_of(answer: RatedTokens, now: int) -> Group:
+    """Return a rated answer as a group of one episode, whose id begins with the iteration in which it is stored."""
+    num_prompt, num_all = len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.ids)
+    mask_N = np.arange(num_all) >= num_prompt
+    logp_N = np.zeros(num_all, np.float32)
+    logp_N[num_prompt:] = np.minimum(answer.logps, 0.0)
+    group = Group(
+        group_id=f"{now}.{answer.id}",
+        prompt=Prompt(SERVED, answer.id, SERVED),
+        token_ids_N=np.array([*answer.prompt_ids, *answer.ids], np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=logp_N,
+        offsets=np.array([0, num_all]),
+        rewards_G=np.array([answer.reward], np.float32),
+        versions_G2=np.full((1, 2), answer.version, np.int64),
+        stop_reasons=(StopReason.TERMINATED,),
+    )
+    group.check_valid()
+    return group
