@@ -84,7 +84,7 @@ class Job:
     keep: list[KeptDomain]
     answers: list[RatedTokens]
     neutral: float = 0.5  # reward of an answer that is neither good nor bad
-    changed: list[str] = field(default_factory=list)  # ids of answers whose rating is another than some version used
+    changed: list[str] = field(default_factory=list)  # ids of answers that the parent remembers with another rating
 
     def write(self, directory: Path) -> None:
         """Write job.json."""

@@ -191,9 +191,9 @@ class Training:
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
         neutral = neutral_reward(stores.ratings.scheme)
         today = await stores.run(stores.ratings_today)
-        used = await stores.run(stores.lineage.all_uses)
-        changed = {name.rpartition("/")[0] for _, name, value in used if today.get(name, value) != value}
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral, sorted(changed))
+        remembered = await stores.run(stores.lineage.remembered, version.parent)
+        changed = [name.rpartition("/")[0] for name, value in remembered.items() if today.get(name, value) != value]
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral, changed)
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():

@@ -206,6 +206,14 @@ class Lineage(PrivateDatabase):
         """Return the ratings that a version was trained on: answer id -> value."""
         return dict(self._read("SELECT answer, value FROM uses WHERE version = ? ORDER BY answer", number))
 
+    def remembered(self, number: int) -> dict[str, str]:
+        """Return the ratings that a version and its ancestors were trained on, the newest use of each: id -> value."""
+        found: dict[str, str] = {}
+        while number:
+            found = {**self.uses(number), **found}
+            number = self.version(number).parent
+        return found
+
     def all_uses(self) -> list[tuple[int, str, str]]:
         """Return (version, answer id, value) of all ratings that versions were trained on."""
         return self._read("SELECT version, answer, value FROM uses")

@@ -71,6 +71,14 @@ def test_a_changed_rating_makes_versions_stale_and_is_free_again(lineage):
     assert lineage.used_up() == set() and lineage.version(number).state == "stale"
 
 
+def test_a_version_remembers_what_its_ancestors_were_trained_on(lineage):
+    lineage.activate(candidate(lineage, {"a/0": "good", "b/0": "good"}))
+    lineage.reject(candidate(lineage, {"c/0": "bad"}), "kept compare: lost")
+    lineage.activate(candidate(lineage, {"b/0": "bad"}))
+    assert lineage.remembered(0) == {} and lineage.remembered(1) == {"a/0": "good", "b/0": "good"}
+    assert lineage.remembered(3) == {"a/0": "good", "b/0": "bad"}
+
+
 def test_what_a_rejected_version_learned_from_is_not_used_again(lineage):
     number = candidate(lineage, {"a/0": "good"})
     lineage.reject(number, "kept compare: lost", {"kl": 9})

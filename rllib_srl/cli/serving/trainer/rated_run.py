@@ -4,10 +4,10 @@
     each iteration          a draw of rated answers ──> posterior advantages ──> one update ──> checkpoint
     last checkpoint         is the version: its child starts from it, a rollback leaves it
 
-Rated answers are groups of one episode that earlier versions wrote, stored as not played. They train by reuse: the ratio
-is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too far
-leaves the memory (`replay_max_logp_gap`). An answer is drawn in its own version and, more and more seldom, in the
-`MAX_AGE - 1` versions after it. The baseline is the mean of the other ratings, drawn towards a neutral one.
+Rated answers are groups of one episode that earlier versions wrote, stored as not played. They train by reuse: the
+ratio is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too
+far leaves the memory (`replay_max_logp_gap`). A rating trains in its own version and, less often, in the `MAX_AGE - 1`
+versions after it. The baseline is the mean of the other ratings, drawn towards a neutral one.
 
 Source: Xu and Ding 2025 (SPO), arXiv 2509.13232 (a baseline for single answers).
 """
@@ -28,7 +28,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from rllib_srl.cli.serving.adapter import AdapterError, write_adapter
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens
 from rllib_srl.cli.shared.settings import build_config
-from rllib_srl.common.callbacks import SRLCallback
+from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.people.lineage.conversations import SERVED
 from rllib_srl.storage.checkpoints import checkpoints_in
@@ -81,13 +81,13 @@ class RatedRun:
     """The run of one job. Invariant: each iteration that is done is in a checkpoint of the version's directory."""
 
     def __init__(self, job: Job, directory: Path) -> None:
-        """Build the run, with the weights of the model that was given; a `Ray` has been started."""
+        """Build the run with the weights of the model that was given. Ray has been started."""
         self._job, self._directory = job, directory
         shutil.rmtree(directory / MEMORY, ignore_errors=True)  # of a trainer that was killed
         self.algo = rated_config(job, directory).callbacks(RatedAnswers).build_algo()
         self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
         self.engine = self.algo.env_runner.engine
-        self._told: RatedAnswers = self.algo.callbacks[0] if isinstance(self.algo.callbacks, list) else self.algo.callbacks
+        (self._noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
@@ -111,13 +111,13 @@ class RatedRun:
     def _remember(self) -> None:
         """Bring the ratings in the memory up to date."""
         job, now, memory = self._job, self.algo.iteration, self.algo.memory
-        if not self._told.begun:  # the mean of the domain begins with an answer that is neither good nor bad
+        if not self._noted.begun:  # the mean of the domain begins with an answer that is neither good nor bad
             neutral = RatedTokens(f"neutral of {job.version}", 0, [0], [0], [0.0], job.neutral)
             self._add([neutral], now)
             memory.remove([Prompt(SERVED, neutral.id).key])
-        if len(self._told.begun) == MAX_AGE:
-            memory.remove(before=self._told.begun[1][1])
-        self._told.begin(job.version, now)
+        if len(self._noted.begun) == MAX_AGE:
+            memory.remove(before=self._noted.begun[1][1])
+        self._noted.begin(job.version, now)
         memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(one.id for one in job.answers)]])
         self._add(job.answers, now)
 
@@ -136,17 +136,17 @@ class RatedRun:
     @property
     def num_done(self) -> int:
         """Return the number of iterations that are done."""
-        return int(self.algo.iteration) - self._told.begun[-1][1]
+        return int(self.algo.iteration) - self._noted.begun[-1][1]
 
     @property
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last iteration; `NUM_BAD` is of all."""
-        return self._told.metrics
+        return self._noted.metrics
 
     @property
     def trained(self) -> dict[str, int]:
         """Return in how many iterations of this version each answer was trained on."""
-        return dict(self._told.trained)
+        return dict(self._noted.trained)
 
     def step(self) -> None:
         """Train on a draw, and write a checkpoint."""
@@ -198,8 +198,8 @@ def rated_config(job: Job, directory: Path) -> Any:
     values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
-    never, always = 10**6, {"replay_reuse_fraction": 0.5, "replay_min_buffer_size": 0}
-    values |= {"replay_max_age": never, "replay_max_uses": never, "replay_reuse_selection": "srl"} | always
+    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl"}
+    values |= dict.fromkeys(("replay_max_age", "replay_max_uses"), 10**6)  # `RatedRun` removes what is too old
     # What people rate is stored whatever it is: secrets were left out when it was logged.
     values |= {"replay_admit": None, "replay_degenerate_share": None}
     return build_config(values)
