@@ -115,8 +115,8 @@ class Plan:
     fresh: Mapping[str, float] | None = None  # domain -> share of fresh prompts
     revisit_fraction: float | None = None
     reuse_fraction: float | None = None
-    num_reused: int | None = None  # stored groups to train on, with nothing played
     weights: Mapping[str, float] = field(default_factory=dict)  # domain -> factor of its loss; 1 where it is missing
+    num_reused: int | None = None  # play nothing, and train on so many stored groups
 
 
 @dataclass

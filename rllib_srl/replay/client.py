@@ -96,8 +96,9 @@ class ReplayClient:
         if not groups or not self.is_on:
             return {}
         add, refs, timeout_s = RLlibReplayBuffer.add, [group.ref for group in groups], self.settings.timeout_s
-        how = {"policy_kl": policy_kl, "is_played": is_played, "fetch_timeout_s": timeout_s}
-        visits = self._do("storing groups", now, add, refs, now, **how)
+        visits = self._do(
+            "storing groups", now, add, refs, now, is_played=is_played, policy_kl=policy_kl, fetch_timeout_s=timeout_s
+        )
         self.counts["num_groups_lost"] += len(groups) - len(visits)
         return {visit.group_id: visit for visit in visits}
 

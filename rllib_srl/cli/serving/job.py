@@ -28,9 +28,9 @@ class TrainingSettings:
 
     lr: float = 3e-4
     rank: int = 16  # of the adapter
-    passes: int = 4  # over the rated answers
+    passes: int = 4  # over the new answers; so many slices draw from new and earlier ones
     slice_answers: int = 16  # of one slice, which is one update
-    kl: float = 0.05  # coefficient of the KL to the active version
+    kl: float = 0.05  # coefficient of the KL to the model that was given
     gate_prompts: int = 256  # held-out prompts of each domain to keep
     max_drop: float = 0.05  # share of right answers that may be lost
     confidence: float = 0.95  # of the gate's interval

@@ -42,7 +42,9 @@ MAX_TRIES = 3  # of a trainer that fails without another slice
 LOG = "train.log"
 _OF_SETTINGS: Kinds = {"model": str, "context": int, "temperature": (int, float)}
 _OF_PROGRESS: Kinds = {"done": int, "of": int}
-_OF_RESULT: Kinds = {"is_passed": bool, "reasons": list, "metrics": dict, "verdicts": (list, dict), "changes": dict}
+_OF_RESULT: Kinds = {
+    "is_passed": bool, "reasons": list, "metrics": dict, "verdicts": (list, dict), "changes": dict, "trained": dict
+}  # fmt: skip
 _LAST_WORDS = 300  # characters of a failed trainer's last line
 
 
@@ -239,7 +241,7 @@ class Training:
             await self._failed(version, "the trainer", str(error))
             return
         self._tries = 0
-        about = {name: result[name] for name in ("metrics", "verdicts", "changes")}
+        about = {name: result[name] for name in ("metrics", "verdicts", "changes", "trained")}
         if not result["is_passed"]:
             await self._reject(version, "; ".join(map(str, result["reasons"])), about)
             return

@@ -54,7 +54,7 @@ def trainer_that_ends_with(about):
     def start(directory, **how):
         for name in adapter.FILES:
             (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
-        result = {"metrics": {}, "verdicts": [], "changes": {}, "is_passed": True, "reasons": []}
+        result = {"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, "is_passed": True, "reasons": []}
         (directory / "result.json").write_text(json.dumps({**result, **about}))
         return subprocess.Popen([sys.executable, "-c", ""], **how)
 

@@ -106,7 +106,7 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     assert result["changes"]["compare"]["num"] == 8 and (whole.parent / "before.json").exists()
     assert [one.name for one in whole.glob("checkpoint_*")] == ["checkpoint_000004"]
     assert len(json.loads((whole / "canary.json").read_text())) == 6
-    assert sum(result["metrics"]["trained"].values()) == 16  # 4 draws of 4
+    assert sum(result["trained"].values()) == 16  # 4 draws of 4
 
     first = run_of(job_of(), cut)
     before = preference(first)
@@ -121,7 +121,7 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     second.write(cut)
     assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
     assert preference(second) > before
-    assert second.trained == result["metrics"]["trained"]
+    assert second.trained == result["trained"]
     assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6
     second.close()
 

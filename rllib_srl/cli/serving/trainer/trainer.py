@@ -142,9 +142,9 @@ def train(directory: Path) -> None:
         verdicts, changes = judged(job, examiner, before, after, last)
         run.write(directory)
         write_json(directory / CANARY, [asdict(one) for one in canary_of(run, job)])
-        counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "trained": run.trained}
+        counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.trained)}
     reasons = lines_of(verdicts)
-    result = {"is_passed": not reasons, "reasons": reasons, "verdicts": verdicts_of(verdicts)}
+    result = {"is_passed": not reasons, "reasons": reasons, "verdicts": verdicts_of(verdicts), "trained": run.trained}
     write_json(directory / RESULT, {**result, "changes": changes_of(changes), "metrics": {**last, **counts}})
 
 
