@@ -50,7 +50,8 @@ CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 _HELP = {
-    "lr": "learning rate", "rank": "rank of the adapters", "passes": "passes over the new answers of a version, some of which earlier ones take",
+    "lr": "learning rate", "rank": "rank of the adapters",
+    "passes": "passes over the new answers of a version; earlier answers take a part of them",
     "slice_answers": "answers of a slice: one update, after which the state is saved",
     "kl": "coefficient of the KL to the model that was given",
     "gate_prompts": "held-out prompts of each environment to keep",
