@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from rllib_srl.cli.serving import adapter
@@ -13,10 +16,12 @@ from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.trainer import trainer
+from rllib_srl.cli.serving.trainer.process import start_trainer
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.replay.payloads import decode
+from rllib_srl.storage.checkpoints import checkpoints_in
 
 # "Question: Which is largest: 17, 93 or 40?\nAnswer:" in the tiny model's tokens, and two answers.
 PROMPT = [361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27]
@@ -200,6 +205,27 @@ def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_
     assert result["metrics"]["num_nonfinite"] == 0 and result["metrics"]["num_slices"] == 1
     (reason,) = result["reasons"]  # a KL after the slice, also without a KL in the loss
     assert reason.startswith("drift: KL ") and reason.endswith("limit 1e-06")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_stopped_and_killed_leaves_no_process_and_goes_on(tmp_path):
+    directory = tmp_path / "0001"
+    directory.mkdir()
+    job_of(passes=3).write(directory)
+    with (tmp_path / "log").open("wb") as log:
+        first = start_trainer(directory, stdout=log, stderr=log)
+        deadline = time.monotonic() + 600
+        while not checkpoints_in(directory) and first.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)
+        below = psutil.Process(first.pid).children(recursive=True)
+        assert below  # those of Ray
+        first.kill()
+        first.wait(60)
+        assert not psutil.wait_procs(below, 60)[1]
+        assert start_trainer(directory, stdout=log, stderr=log).wait(600) == 0, (tmp_path / "log").read_text()
+    result = json.loads((directory / "result.json").read_text())
+    assert result["is_passed"] and sum(result["trained"].values()) == 6 * 4
 
 
 def stored_groups(run):
