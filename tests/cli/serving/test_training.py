@@ -16,7 +16,7 @@ from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.trainer import trainer
-from rllib_srl.cli.serving.trainer.process import start_trainer
+from rllib_srl.cli.serving.trainer.process import end_trainer, start_trainer
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
@@ -220,7 +220,7 @@ def test_a_trainer_that_is_stopped_and_killed_leaves_no_process_and_goes_on(tmp_
         first.send_signal(signal.SIGSTOP)
         below = psutil.Process(first.pid).children(recursive=True)
         assert below  # those of Ray
-        first.kill()
+        end_trainer(first)
         first.wait(60)
         assert not psutil.wait_procs(below, 60)[1]
         assert start_trainer(directory, stdout=log, stderr=log).wait(600) == 0, (tmp_path / "log").read_text()

@@ -13,8 +13,11 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rllib_srl.envs.kept_process import end_with, start_kept
 
@@ -46,6 +49,15 @@ def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
     finally:
         os.close(ready)
     return process
+
+
+def end_trainer(process: subprocess.Popen[bytes]) -> None:
+    """Kill a trainer, stopped or not, with the processes of its Ray, of which some would stay for a minute or two."""
+    with suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.kill()
 
 
 def main(argv: Sequence[str]) -> int:
