@@ -208,10 +208,10 @@ def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_stopped_and_killed_leaves_no_process_and_goes_on(tmp_path):
+def test_a_trainer_that_is_stopped_and_killed_leaves_no_process(tmp_path):
     directory = tmp_path / "0001"
     directory.mkdir()
-    job_of(passes=3).write(directory)
+    job_of().write(directory)
     with (tmp_path / "log").open("wb") as log:
         first = start_trainer(directory, stdout=log, stderr=log)
         deadline = time.monotonic() + 600
@@ -223,9 +223,7 @@ def test_a_trainer_that_is_stopped_and_killed_leaves_no_process_and_goes_on(tmp_
         end_trainer(first)
         first.wait(60)
         assert not psutil.wait_procs(below, 60)[1]
-        assert start_trainer(directory, stdout=log, stderr=log).wait(600) == 0, (tmp_path / "log").read_text()
-    result = json.loads((directory / "result.json").read_text())
-    assert result["is_passed"] and sum(result["trained"].values()) == 6 * 4
+    assert checkpoints_in(directory), (tmp_path / "log").read_text()
 
 
 def stored_groups(run):
