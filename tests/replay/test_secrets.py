@@ -9,8 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rllib_srl.common.decoder import _without_transformers, decoder_of
 from rllib_srl.engine.models import local_model
@@ -21,7 +19,7 @@ from rllib_srl.replay.admission.secrets import (
     redact,
     redact_turns,
     secret_episodes,
-    token_spans,
+    turns_of,
 )
 from rllib_srl.types import Group, Prompt, StopReason
 from tests.conftest import ROOT
@@ -181,15 +179,12 @@ def group_of(*episodes: tuple[list[int], list[int]], extra=None) -> Group:
     )
 
 
-def test_spans_of_tokens_by_hand(tokenizer, decode):
-    # "é" is two bytes, so two tokens that share one character; "ab" is one token of two characters.
-    ids = tokenizer("xéab", add_special_tokens=False)["input_ids"]
-    text, starts_T, ends_T = token_spans(ids, decode)
-    assert (text, starts_T.tolist(), ends_T.tolist()) == ("xéab", [0, 1, 1, 2], [1, 2, 2, 4])
-    assert token_spans([], decode)[0] == ""
-    # The last character was cut off: its two tokens share what they show.
-    text, starts_T, ends_T = token_spans(tokenizer("x🦊", add_special_tokens=False)["input_ids"][:3], decode)
-    assert text[0] == "x" and (starts_T[1:] == 1).all() and (ends_T[1:] == len(text)).all()
+def test_turns_by_hand(tokenizer, decode):
+    group = group_of((ids_of(tokenizer, "use é: "), ids_of(tokenizer, "ab")))
+    assert turns_of(group, 0, decode) == [(False, 0, 7, "use é: "), (True, 7, 9, "ab")]
+    # The first token of the policy ends a character that the environment began: it belongs to the first turn.
+    fox = ids_of(tokenizer, "x🦊")
+    assert [turn[-1] for turn in turns_of(group_of((fox[:3], fox[3:])), 0, decode)] == ["x🦊", ""]
 
 
 def test_a_decoder_that_drops_a_leading_space_is_asked_about_none():
@@ -198,41 +193,7 @@ def test_a_decoder_that_drops_a_leading_space_is_asked_about_none():
     def decode(ids):
         return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
 
-    text, starts_T, ends_T = token_spans([0, 1, 2, 3], decode)
-    assert text == "the password is" == decode([0, 1, 2, 3])
-    assert list(zip(starts_T, ends_T)) == [(0, 3), (3, 8), (8, 12), (12, 15)]
-
-
-@settings(max_examples=100)
-@given(text=st.text(st.sampled_from("ab1=h é🦊\n"), max_size=30), cut=st.integers(0, 3))
-def test_token_spans_cover_the_text_and_agree_with_decoding_prefixes(tokenizer, decode, text, cut):
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = ids[: len(ids) - cut]
-    shown, starts_T, ends_T = token_spans(ids, decode)
-    assert shown == decode(ids)
-    assert (np.diff(starts_T) >= 0).all() and (np.diff(ends_T) >= 0).all()
-    covered = {c for start, end in zip(starts_T, ends_T) for c in range(start, end)}
-    assert covered == set(range(len(shown)))
-    for t in range(len(ids)):  # the naive twin: a token ends where the text up to it ends, if that is whole
-        prefix = decode(ids[: t + 1])
-        if not prefix.endswith("\ufffd"):
-            assert ends_T[t] == len(prefix)
-
-
-@settings(max_examples=100)
-@given(st.lists(st.integers(4, 259), max_size=40))
-def test_any_bytes_have_spans_that_cover_what_is_shown(tokenizer, decode, ids):
-    shown, starts_T, ends_T = token_spans(ids, decode)
-    assert (np.diff(starts_T) >= 0).all() and (np.diff(ends_T) >= 0).all() and (ends_T <= len(shown)).all()
-    assert shown.replace("\ufffd", "") == decode(ids).replace("\ufffd", "")
-
-
-def test_a_character_behind_many_broken_bytes_is_shown(tokenizer, decode):
-    # Eight bytes that are no character are shown as they are; the eighth begins one, which the ninth completes.
-    lead = tokenizer("\u01f0", add_special_tokens=False)["input_ids"]  # two bytes
-    ids = [lead[1]] * 7 + lead + tokenizer("b", add_special_tokens=False)["input_ids"]
-    shown, starts_T, ends_T = token_spans(ids, decode)
-    assert shown.endswith("\u01f0b") and shown[starts_T[8] : ends_T[8]] == "\u01f0"
+    assert turns_of(group_of(([0], [1, 2, 3])), 0, decode) == [(False, 0, 3, "the"), (True, 3, 15, " password is")]
 
 
 def ids_of(tokenizer, text):

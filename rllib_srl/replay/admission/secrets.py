@@ -104,57 +104,27 @@ def secret_episodes(
         ids_T = group.stream(g)
         if (data := ids_T.tobytes()) in clean:  # short answers are often identical
             continue
-        ids = ids_T.tolist()
-        whole = detector(decode(ids))
-        if not whole:  # the usual case, at the cost of one decode
+        spans = detector(decode(ids_T.tolist()))
+        if not spans:  # the usual case, at the cost of one decode
             clean.add(data)
             continue
-        text, starts_T, ends_T = token_spans(ids, decode)
-        # If piecewise decoding hides a secret that the whole text shows, take the whole stream to be safe.
-        spans = detector(text) or [Span(0, len(text), whole[0].kind)]
-        written_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
-        if any((written_T & (starts_T < span.end) & (ends_T > span.start)).any() for span in spans):
+        written = [(start, end) for is_policy, start, end, _ in turns_of(group, g, decode) if is_policy]
+        if any(start < span.end and end > span.start for span in spans for start, end in written):
             episodes.append(g)
     return tuple(episodes)
 
 
-_MAX_PENDING = 8  # upper bound on the tokens of one character, which has at most 4 bytes; a token has at least 1
+def turns_of(group: Group, g: int, decode: Callable[[Sequence[int]], str]) -> list[tuple[bool, int, int, str]]:
+    """Return the turns of an episode: whether the policy wrote it, first and last character in the whole text, text.
 
-
-def token_spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[str, np.ndarray, np.ndarray]:
-    """Return the text of a stream, and the character range [starts_T, ends_T) of each token.
-
-    Each piece is decoded together with the piece before it, because some decoders drop a leading space. Tokens that
-    together encode one character share its span. Tokens without visible text share the span of the next tokens, or at
-    the end of the stream that of the previous ones.
+    The text of the tokens up to a turn's end shows where it ends: some decoders drop a leading space, so that the texts
+    of the turns are not those of their tokens alone.
     """
-    starts_T, ends_T = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
-    pieces: list[str] = []
-    context, first, length, start = 0, 0, 0, 0  # ids[context:first] is decoded; `length` characters in all
-    before = ""
-    for t in range(len(ids)):
-        shown = decode(ids[context : t + 1])
-        piece = _new_in(shown, before)
-        is_whole = piece and not shown.endswith("\ufffd")
-        if not is_whole and t - first + 1 < _MAX_PENDING:
-            continue
-        pieces.append(piece)
-        start, length = length, length + len(piece)
-        starts_T[first : t + 1], ends_T[first : t + 1] = start, length
-        context, first = first, t + 1
-        before = decode(ids[context:first])
-    if first < len(ids):
-        piece = _new_in(decode(ids[context:]), before)
-        start, length = (length, length + len(piece)) if piece else (start, length)
-        pieces.append(piece)
-        starts_T[first:], ends_T[first:] = start, length
-    return "".join(pieces), starts_T, ends_T
-
-
-def _new_in(shown: str, before: str) -> str:
-    """Return the part of `shown` after its common prefix with `before`; a character cut short in `before` is new."""
-    num_same = next((i for i, (a, b) in enumerate(zip(before, shown)) if a != b), min(len(before), len(shown)))
-    return shown[num_same:]
+    ids, mask_T = group.stream(g).tolist(), group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
+    text, cuts = decode(ids), (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
+    ends = [*(min(len(text), len(decode(ids[:at]))) for at in cuts), len(text)]
+    starts, is_policy = [0, *ends[:-1]], [bool(mask_T[at]) for at in [0, *cuts]]
+    return [(*turn, text[turn[1] : turn[2]]) for turn in zip(is_policy, starts, ends, strict=True)]
 
 
 # --- patterns -------------------------------------------------------------------------------------

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from rllib_srl.replay.admission.secrets import token_spans
+from rllib_srl.replay.admission.secrets import turns_of
 from rllib_srl.replay.reading import Reading
 from rllib_srl.types import Group, Prompt
 
@@ -28,12 +27,7 @@ def turns(group: Group, g: int, decode: Decode) -> list[tuple[str, str]]:
         g: index of the episode.
         decode: token ids -> text, with special tokens.
     """
-    mask_T = group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
-    text, starts_T, _ = token_spans(group.stream(g).tolist(), decode)
-    cuts = (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
-    borders = [0, *starts_T[cuts].tolist(), len(text)]
-    roles = ["policy" if mask_T[at] else "environment" for at in [0, *cuts]]
-    return [(role, text[a:b]) for role, (a, b) in zip(roles, pairwise(borders), strict=True)]
+    return [("policy" if one[0] else "environment", one[-1]) for one in turns_of(group, g, decode)]
 
 
 @dataclass(frozen=True)
