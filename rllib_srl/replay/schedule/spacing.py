@@ -32,7 +32,7 @@ from rllib_srl.common.setting_model import Settings, setting
 MIN_STABILITY, MAX_STABILITY = 1e-3, 1e12  # days; the upper bound keeps products finite
 MAXIMUM_INTERVAL = 36_500.0  # days
 HARD, EASY = 2, 4  # grades
-_DAYS: dict[str, Any] = {"ge": 1e-3, "le": 1e6}
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,10 @@ _DTYPES: dict[str, Any] = dict.fromkeys(("stability", "difficulty", "interval"),
 _DTYPES |= dict.fromkeys(("reps", "lapses", "streak"), np.int64)
 
 
-@dataclass(frozen=True)
-class Visit:
-    """Input of a review, one row an item. Invariant: rows match those of the reviewed state."""
-
-    grade_N: np.ndarray  # int64, 1 to 4
-    elapsed_N: np.ndarray  # float64 days since the last review; 0 for new items
-    is_new_N: np.ndarray
-    is_success_N: np.ndarray
-    streak_N: np.ndarray  # after the visit
-
-
 class SpacingRule(Settings, ABC):
     """A rule that sets intervals. Invariant: immutable; every parameter is within its range."""
 
     desired_retention: float = setting(0.9, "recall at which an item becomes due", gt=0, lt=1)
-
-    name: ClassVar[str]
 
     def review(self, state: SpacingState, grade_N: Any, elapsed_N: Any) -> SpacingState:
         """Return the states after one visit of each item.
@@ -97,13 +84,18 @@ class SpacingRule(Settings, ABC):
             elapsed_N: days since the last review, at least 0; ignored for new items.
 
         Raises:
-            ValueError: naming all arrays of a wrong shape or with invalid values.
+            ValueError: naming reviews of a wrong shape or with invalid values.
         """
-        grade_N, elapsed_N = _checked(state, grade_N, elapsed_N)
-        is_new_N, is_success_N = state.reps_N == 0, grade_N >= 2
+        grade_N, elapsed_N, is_new_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64), state.reps_N == 0
+        if not grade_N.shape == elapsed_N.shape == is_new_N.shape:
+            raise ValueError(f"{grade_N.shape} grades and {elapsed_N.shape} days of {len(state)} items")
+        is_bad_N = ~np.isin(grade_N, (1, 2, 3, 4)) | ~(is_new_N | ((elapsed_N >= 0) & np.isfinite(elapsed_N)))
+        if is_bad_N.any():
+            wrong = list(zip(grade_N[is_bad_N].tolist(), elapsed_N[is_bad_N].tolist()))[:5]
+            raise ValueError(f"grades and days = {wrong}; expected grades of 1 to 4, and finite days of at least 0")
+        is_success_N = grade_N >= 2
         streak_N = np.where(is_success_N, np.maximum(state.streak_N, 0) + 1, np.minimum(state.streak_N, 0) - 1)
-        visit = Visit(grade_N, np.where(is_new_N, 0.0, elapsed_N), is_new_N, is_success_N, streak_N)
-        stability_N, difficulty_N = self._next(state, visit)
+        stability_N, difficulty_N = self._next(state, grade_N, np.where(is_new_N, 0.0, elapsed_N), streak_N)
         stability_N = np.minimum(stability_N, MAX_STABILITY)
         return SpacingState(
             stability_N=stability_N,
@@ -122,8 +114,8 @@ class SpacingRule(Settings, ABC):
         return np.where(is_new_N, 0.0, recall_N)
 
     @abstractmethod
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        """Return stability and difficulty after a visit."""
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        """Return stability and difficulty after a visit; days are 0 for new items, `streak_N` is after the visit."""
 
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         """Return the probability of recall; stability is positive."""
@@ -133,24 +125,6 @@ class SpacingRule(Settings, ABC):
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         """Return the days after which recall is `desired_retention`."""
         return stability_N * (math.log(self.desired_retention) / math.log(0.9))
-
-
-def _checked(state: SpacingState, grade_N: Any, elapsed_N: Any) -> tuple[np.ndarray, np.ndarray]:
-    grade_N, elapsed_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64)
-    errors = [
-        f"{name} has shape {array.shape}, the state has {len(state)} items"
-        for name, array in (("grade_N", grade_N), ("elapsed_N", elapsed_N))
-        if array.shape != (len(state),)
-    ]
-    if bad := sorted(set(np.unique(grade_N).tolist()) - {1, 2, 3, 4}):
-        errors.append(f"grade_N holds {bad[:5]}; expected 1 to 4")
-    if elapsed_N.shape == (len(state),):
-        bad_N = (state.reps_N > 0) & ~((elapsed_N >= 0) & np.isfinite(elapsed_N))
-        if bad_N.any():
-            errors.append(f"elapsed_N holds {elapsed_N[bad_N][:5].tolist()}; expected finite days, at least 0")
-    if errors:
-        raise ValueError("; ".join(errors))
-    return grade_N.astype(np.int64), elapsed_N
 
 
 # --- FSRS-6 ---------------------------------------------------------------------------------------
@@ -182,8 +156,6 @@ class FSRS(SpacingRule):
     Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing spaced repetition scheduling".
     """
 
-    name: ClassVar[str] = "fsrs"
-
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         recall_N: np.ndarray = (1 + self._decay_of(0.9) * elapsed_N / stability_N) ** -W[20]
         return recall_N
@@ -194,21 +166,21 @@ class FSRS(SpacingRule):
     def _decay_of(self, recall: float) -> float:
         return float(recall ** (-1 / W[20]) - 1)
 
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        w, is_new_N, grade_N = W, visit.is_new_N, visit.grade_N
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        w, is_new_N, is_success_N = W, state.reps_N == 0, grade_N >= 2
         s_N = np.where(is_new_N, 1.0, state.stability_N)  # avoids division by the zeros of new items
         d_N = np.where(is_new_N, 1.0, state.difficulty_N)
-        forgotten_N = 1 - self._recall(s_N, visit.elapsed_N)
+        forgotten_N = 1 - self._recall(s_N, elapsed_N)
 
         bonus_N = np.where(grade_N == HARD, w[15], np.where(grade_N == EASY, w[16], 1.0))
         gain_N = np.exp(w[8]) * (11 - d_N) * s_N ** -w[9] * np.expm1(forgotten_N * w[10]) * bonus_N
         failed_N = w[11] * d_N ** -w[12] * ((s_N + 1) ** w[13] - 1) * np.exp(forgotten_N * w[14])
         failed_N = np.minimum(failed_N, s_N / np.exp(w[17] * w[18]))
-        later_N = np.where(visit.is_success_N, s_N * (1 + gain_N), failed_N)
+        later_N = np.where(is_success_N, s_N * (1 + gain_N), failed_N)
 
         factor_N = np.exp(w[17] * (grade_N - 3 + w[18])) * s_N ** -w[19]
-        within_a_day_N = s_N * np.where(visit.is_success_N, np.maximum(factor_N, 1.0), factor_N)
-        old_N = np.where(visit.elapsed_N < 1, within_a_day_N, later_N)
+        within_a_day_N = s_N * np.where(is_success_N, np.maximum(factor_N, 1.0), factor_N)
+        old_N = np.where(elapsed_N < 1, within_a_day_N, later_N)
         stability_N = np.where(is_new_N, np.array(w)[grade_N - 1], old_N)
 
         moved_N = d_N - w[6] * (grade_N - 3) * (10 - d_N) / 9
@@ -237,14 +209,12 @@ class SM2(SpacingRule):
     Source: Wozniak 1990, "Optimization of learning", master's thesis, section 3.2.
     """
 
-    name: ClassVar[str] = "sm2"
-
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        easiness_N = np.where(visit.is_new_N, 2.5, state.difficulty_N)
-        grown_N = np.where(visit.streak_N == 2, 6.0, state.stability_N * easiness_N)
-        missed_N = 4 - visit.grade_N  # 5 - q
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        easiness_N = np.where(state.reps_N == 0, 2.5, state.difficulty_N)
+        grown_N = np.where(streak_N == 2, 6.0, state.stability_N * easiness_N)
+        missed_N = 4 - grade_N  # 5 - q
         eased_N = np.maximum(1.3, easiness_N + 0.1 - missed_N * (0.08 + 0.02 * missed_N))
-        return np.where(visit.streak_N > 1, grown_N, 1.0), np.where(visit.is_success_N, eased_N, easiness_N)
+        return np.where(streak_N > 1, grown_N, 1.0), np.where(grade_N >= 2, eased_N, easiness_N)
 
 
 class Leitner(SpacingRule):
@@ -255,28 +225,25 @@ class Leitner(SpacingRule):
     Source: Leitner 1972, "So lernt man lernen".
     """
 
-    name: ClassVar[str] = "leitner"
     BOXES: ClassVar[tuple[float, ...]] = (1.0, 2.0, 4.0, 8.0, 16.0)  # days
 
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         boxes = np.array(self.BOXES)
-        old_N = np.where(visit.is_new_N, boxes[0], state.stability_N)
+        old_N = np.where(state.reps_N == 0, boxes[0], state.stability_N)
         next_N = boxes[np.minimum(np.searchsorted(boxes, old_N, side="right"), len(boxes) - 1)]
         # An item beyond the last box (the boxes were changed) stays where it is: success never shortens.
-        return np.where(visit.is_success_N, np.maximum(next_N, old_N), boxes[0]), np.zeros(len(state))
+        return np.where(grade_N >= 2, np.maximum(next_N, old_N), boxes[0]), np.zeros(len(state))
 
 
 class Fixed(SpacingRule):
     """The same interval after every review; `desired_retention` sets only the predicted recall after it."""
 
-    interval: float = setting(4.0, "days", **_DAYS)
-
-    name: ClassVar[str] = "fixed"
+    interval: float = setting(4.0, "days", ge=1e-3, le=1e6)
 
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N
 
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         return np.full(len(state), self.interval), np.zeros(len(state))
 
 
@@ -291,19 +258,16 @@ class Expanding(SpacingRule):
     Source: Bhattacharya et al. 2025, arXiv 2507.21109 ("TFC-SR"), and the notebook of github.com/pritalb/tfc-sr.
     """
 
-    name: ClassVar[str] = "expanding"
     FIRST: ClassVar[float] = 1.0  # days
     FACTOR: ClassVar[float] = 1.5  # of the gap after a success
 
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
-        old_N = np.where(visit.is_new_N, self.FIRST, state.stability_N)
-        return np.where(visit.is_success_N, old_N * self.FACTOR, self.FIRST), np.zeros(len(state))
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        old_N = np.where(state.reps_N == 0, self.FIRST, state.stability_N)
+        return np.where(grade_N >= 2, old_N * self.FACTOR, self.FIRST), np.zeros(len(state))
 
 
 class NoSpacing(SpacingRule):
     """Items are always due; recall is `desired_retention` at any time."""
-
-    name: ClassVar[str] = "none"
 
     def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         return np.full(len(stability_N), self.desired_retention)
@@ -311,14 +275,14 @@ class NoSpacing(SpacingRule):
     def _days(self, stability_N: np.ndarray) -> np.ndarray:
         return np.zeros(len(stability_N))
 
-    def _next(self, state: SpacingState, visit: Visit) -> tuple[np.ndarray, np.ndarray]:
+    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         return np.ones(len(state)), np.zeros(len(state))
 
 
-_OWN: dict[str, Callable[..., SpacingRule]] = {
-    rule.name: rule for rule in (FSRS, SM2, Leitner, Fixed, Expanding, NoSpacing)
-}
-SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", _OWN)
+SPACINGS: Rules[Callable[..., SpacingRule]] = Rules(
+    "spacing",
+    {"fsrs": FSRS, "sm2": SM2, "leitner": Leitner, "fixed": Fixed, "expanding": Expanding, "none": NoSpacing},
+)
 
 
 def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
