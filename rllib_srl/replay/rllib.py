@@ -26,8 +26,8 @@ from rllib_srl.replay.history import Policy
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.payloads import StoredGroupBatch
 from rllib_srl.replay.ratings import RatedUntil
-from rllib_srl.replay.rule_transfer import received
-from rllib_srl.replay.settings import ReplaySettings, register_rules
+from rllib_srl.replay.rule_transfer import Registered, register
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
 
@@ -38,7 +38,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        rules: Sequence[ray.ObjectRef[dict[str, Any]]] = (),
+        rules: Sequence[ray.ObjectRef[Registered]] = (),
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:
@@ -53,7 +53,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self._busy_s, self._error = 0.0, None
         try:
             if rules and settings:
-                register_rules(settings, received(rules))
+                register(rules)
             super().__init__(settings, **arguments)
         except Exception as error:  # of any type: `call` raises it
             if not is_actor:

@@ -270,13 +270,17 @@ class ReplaySettings(Settings):
 
     def as_dict(self) -> dict[str, Any]:
         """Return every setting in JSON types; a function by its import path."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return self.model_dump(mode="json", warnings=False, fallback=_plain)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation."""
         is_tuple = {name for name in cls.model_fields if isinstance(cls.default(name), tuple)}
         return cls.unchecked({n: tuple(v) if n in is_tuple else v for n, v in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value.tolist()
 
 
 def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
@@ -323,42 +327,21 @@ def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
     Raises:
         ValueError: naming these rules.
     """
-    chosen = [(name, rule) for name in names or rules() for rule in _chosen(settings, name)]
-    chosen = [(name, rule) for name, rule in chosen if isinstance(rule, str) and not rule.startswith(CONTRIB)]
-    named = [(name, rule) for name, rule in chosen if ":" in rule and rule not in rules()[name]]
-    if named:
-        listed = ", ".join(f"{name} = {rule!r}" for name, rule in named)
-        raise ValueError(f"the memory has rules of somebody's own: {listed}; expected --trust-rules, to run their code")
+    listed = [
+        f"{name} = {rule!r}"
+        for name, rule in chosen_rules(settings, names)
+        if isinstance(rule, str) and ":" in rule and not rule.startswith(CONTRIB) and rule not in rules()[name]
+    ]
+    if listed:
+        raise ValueError(
+            f"this memory uses custom rules: {', '.join(listed)}; expected --trust-rules, which runs their code"
+        )
 
 
-def users_rules(settings: ReplaySettings) -> dict[str, Any]:
-    """Return setting -> rule for the chosen rules registered in this process only; of hooks "admit/<name>"."""
-    chosen = [(name, rule) for name in rules() for rule in _chosen(settings, name) if rules()[name].is_users(rule)]
-    return {f"admit/{rule}" if name == "admit" else name: rules()[name][rule] for name, rule in chosen}
-
-
-def register_rules(settings: ReplaySettings, given: Mapping[str, Any]) -> None:
-    """Register the rules that `users_rules` returned in another process."""
-    for key, rule in given.items():
-        name, _, of_hook = key.partition("/")
-        rules()[name][of_hook or getattr(settings, name)] = rule
-
-
-def _chosen(settings: ReplaySettings, name: str) -> tuple[Any, ...]:
-    """Return the rules that a setting names."""
+def chosen_rules(settings: ReplaySettings, names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield each setting that names rules, of `names` or of all, with each rule that it names."""
     from rllib_srl.replay.admission.admission import names_of
 
-    value = getattr(settings, name)
-    return names_of(value) if name == "admit" else (value,)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
-    return value.tolist() if hasattr(value, "tolist") else value
+    for name in names or rules():
+        value = getattr(settings, name)
+        yield from ((name, one) for one in (names_of(value) if name == "admit" else (value,)))

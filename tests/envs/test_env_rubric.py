@@ -32,7 +32,6 @@ from rllib_srl.envs.people.rubric import Rubric
 from rllib_srl.envs.people.sentences import CRITERIA, Sentences, grades
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
-from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.history import facts_of
 from rllib_srl.replay.payloads import decode, encode
@@ -396,4 +395,3 @@ def test_whatever_reads_the_mark_of_a_pass_reads_the_environments(rewards, mark,
     meta = GroupMeta.of(group, group)
     assert facts_of(group, 0.95).num_success == sum(expected)
     assert group.is_success_G(0.95).tolist() == meta.is_success_G(0.95).tolist() == expected
-    assert GroupDiagnostics([group], 0.95)._is_success_B.tolist() == expected

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.diversity.embedders import NgramEmbedder
 from rllib_srl.replay.selection import sampler
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, rewards_of
@@ -21,6 +22,13 @@ def is_of_words(domain, candidates):
 
 def finds_nothing(group, decode):
     """Refuse nothing: a hook that settings can name."""
+
+
+class Words(NgramEmbedder):
+    """Vectors of single tokens."""
+
+    def __init__(self):
+        super().__init__(orders=(1,))
 
 
 def words(token_ids):
@@ -99,7 +107,7 @@ ACTS = {
     "max_age": ({"max_age": 1}, {}),
     "max_uses": ({"max_uses": 1}, {}),
     "diversity_coeff": ({"diversity_coeff": 5.0}, {}),
-    "embedding": ({"embedding": "ngram"}, {}),
+    "embedding": ({"embedding": f"{__name__}:Words"}, {}),
     "eviction": ({"eviction": "mastered_first"}, {"capacity": 20}),
     "max_episode_tokens": ({"max_episode_tokens": 30}, {}),
     "near_duplicate": ({"near_duplicate": 0.9}, {}),

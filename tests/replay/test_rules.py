@@ -145,12 +145,12 @@ def test_rules_reach_a_process_that_does_not_know_them(ray_here):
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         RLlibReplayBuffer(settings)
     try:
-        RLlibReplayBuffer(settings, rules=[ray.put({"selection": by_number})]).close()
+        RLlibReplayBuffer(settings, rules=[ray.put({("selection", "theirs"): by_number})]).close()
         assert SELECTIONS["theirs"] is by_number
     finally:
         SELECTIONS.pop("theirs", None)
     with pytest.raises(ValueError, match="rules registered in the script cannot be loaded .* No module named"):
-        RLlibReplayBuffer(settings, rules=[ray.put({"selection": Gone()})])
+        RLlibReplayBuffer(settings, rules=[ray.put({("selection", "theirs"): Gone()})])
 
 
 def test_names_that_are_nowhere_are_named_early():

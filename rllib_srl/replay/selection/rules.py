@@ -327,7 +327,7 @@ def domain_filter(domains: Any) -> Any:
         return None
     if isinstance(domains, str) and domains in ("last", "earlier"):
         return domains
-    if isinstance(domains, list | tuple | set | frozenset) and domains and all(isinstance(d, str) for d in domains):
+    if isinstance(domains, list | tuple) and domains and all(isinstance(d, str) for d in domains):
         return frozenset(domains)
     if not callable(domains) and (fault := FILTERS.fault(domains)):
         if not (isinstance(domains, str) and ":" in domains):
