@@ -24,7 +24,7 @@ from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTo
 from rllib_srl.cli.serving.served_directory import SETTINGS, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.stores import Stores
-from rllib_srl.cli.serving.trainer.process import end_trainer, start_trainer
+from rllib_srl.cli.serving.trainer.process import signal_trainer, start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import ConversationsError
@@ -106,7 +106,7 @@ class Training:
         process, wanted = self._process, self._is_busy or self.is_paused
         if process is None or process.poll() is not None or wanted == self._is_stopped:
             return
-        process.send_signal(signal.SIGSTOP if wanted else signal.SIGCONT)
+        signal_trainer(process, signal.SIGSTOP if wanted else signal.SIGCONT)
         self._is_stopped = wanted
 
     # --- the loop ----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Training:
     def kill(self) -> None:
         """End the trainer process; its newest slice stays."""
         if self._process is not None and self._process.poll() is None:
-            end_trainer(self._process)
+            signal_trainer(self._process, signal.SIGKILL)
         self._process = None
 
     async def drop(self, reason: str) -> None:

@@ -70,7 +70,7 @@ def trainer_that(writes, status):
     def start(directory, **how):
         for name, text in writes.items():
             (directory / name).write_text(text)
-        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], **how)
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], process_group=0, **how)
 
     return start
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from rllib_srl.envs.kept_process import end_with, start_kept
 
 NICENESS = 19
+PRESTARTS = "RAY_prestart_worker_first_driver"
 _READY_S = 60.0  # until the process is tied to its owner
 
 
@@ -40,24 +39,24 @@ def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
     try:
         command = [sys.executable, "-m", __name__, str(directory.absolute()), str(os.getpid()), str(of_trainer)]
         try:
-            process = start_kept(command, pass_fds=(of_trainer,), **options)
+            process = start_kept(command, pass_fds=(of_trainer,), process_group=0, **options)
         finally:
             os.close(of_trainer)
         if not select.select([ready], [], [], _READY_S)[0]:  # readable once all its writers have closed it
-            process.kill()
+            signal_trainer(process, signal.SIGKILL)
             raise TimeoutError(f"the trainer did not start within {_READY_S:g} s")
     finally:
         os.close(ready)
     return process
 
 
-def end_trainer(process: subprocess.Popen[bytes]) -> None:
-    """Kill a trainer, stopped or not, with the processes of its Ray, of which some would stay for a minute or two."""
-    with suppress(psutil.NoSuchProcess):
-        for one in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.kill()
+def signal_trainer(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a trainer that has not ended, and to the processes of its Ray, which are in its process group.
+
+    If the owner is killed while they are stopped, the kernel kills the trainer, and continues the others, which end:
+    their process group is orphaned.
+    """
+    os.killpg(process.pid, number)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose=False)  # before Ray is imported
+    os.environ[PRESTARTS] = "0"  # no worker is needed
     from rllib_srl.cli.serving.trainer.trainer import run
 
     return run(directory)
