@@ -121,11 +121,18 @@ class GRPOTorchLearner(TorchLearner):
             )
         self.retention = None
         if config.flat().replay_retain:
-            from rllib_srl.learner.retention import Conflict, StoredAnswers
+            from rllib_srl.learner.retention import Conflict
 
             last = self.model.base_model.layers[-1]
             self.conflict = Conflict(list(self._params.values()), last, self._summed_gradients)
-            self.retention = StoredAnswers(config, self.scorer, self.can_share_prefixes, self._empty_passes)
+            kind = self.stored_answers()
+            self.retention = kind(config, self.scorer, self.can_share_prefixes, self._empty_passes)
+
+    def stored_answers(self) -> type[StoredAnswers]:
+        """Return the class that holds stored answers; a learner with another term overrides it."""
+        from rllib_srl.learner.retention import StoredAnswers
+
+        return StoredAnswers
 
     def _make_module(self) -> Any:
         module = super()._make_module()

@@ -152,13 +152,22 @@ class StoredAnswers:
         """Keep the targets that the first pass of a played micro-batch was asked for."""
         if "top_at" not in batch:
             return
+        stored = self.stored(batch, fwd_out)
         at_M = batch.pop("top_at")
         del batch["num_top"]
-        episode_M, logp_M = batch["episode"][at_M], fwd_out["logp"].detach()[at_M]
+        episode_M = batch["episode"][at_M]
         for b in torch.unique(episode_M).tolist():
             at = episode_M == b
-            likeliest = fwd_out["top_tokens"][at], fwd_out["top_logp"][at]
-            self._targets.append(make_target(*self._of_B[b], *likeliest, logp_M[at]))
+            self._targets.append(make_target(*self._of_B[b], *(one[at] for one in stored)))
+
+    def stored(
+        self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return tokens [M, k], their log-probs [M, k] and those of the sampled tokens [M] at `batch["top_at"]`.
+
+        They become targets; a subclass may hold answers at another policy than the one in training.
+        """
+        return fwd_out["top_tokens"], fwd_out["top_logp"], fwd_out["logp"].detach()[batch["top_at"]]
 
     def backward(self) -> None:
         """Add the gradient of the held answers to the parameters."""
@@ -185,7 +194,17 @@ class StoredAnswers:
         if not batch.get("is_noted"):
             batch["is_noted"] = True
             self._note(batch["episode"], kl_N.detach(), batch["stored_sampled"] - logp_N.detach())
-        return (batch["scale"] * kl_N).sum()
+        return (batch["scale"] * self.token_loss(kl_N, logp_N, batch["stored_sampled"])).sum()
+
+    def token_loss(self, kl_N: torch.Tensor, logp_N: torch.Tensor, stored_N: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each token of held answers, without its factor; a subclass may have another one.
+
+        Args:
+            kl_N: to the target.
+            logp_N: log-prob of the sampled token under the policy in training.
+            stored_N: that of the target.
+        """
+        return kl_N
 
     def _note(self, episode_N: torch.Tensor, kl_N: torch.Tensor, gap_N: torch.Tensor) -> None:
         values = torch.stack([kl_N, gap_N]).double().cpu().numpy()
