@@ -3,7 +3,7 @@
     buffer = SRLReplayBuffer(capacity=1000)    prompts to revisit, groups to reuse, targets of right answers
     retention = Retention(weight=1.0)          targets from logits, and the loss at later updates
 
-`SRL` uses the same two through `.replay(...)`; docs/memory.md has a loop in plain torch.
+`SRL` uses the same two through `.replay(...)`; docs/examples/torch_memory.py is a loop in plain torch.
 """
 
 from rllib_srl.losses.retention import Retention

@@ -67,6 +67,13 @@ def test_minimal_grpo_learns_in_less_than_200_lines(tmp_path: Path) -> None:
     assert len((EXAMPLES / "minimal_grpo.py").read_text().splitlines()) <= 200
 
 
+def test_a_memory_in_plain_torch_keeps_the_first_task(tmp_path: Path) -> None:
+    text = printed("torch_memory.py", cwd=tmp_path)
+    without, held = (list(map(float, re.findall(r"\d\.\d+", line))) for line in text.splitlines()[-2:])
+    assert held[0] > without[0] + 0.05 and min(held[1], without[1]) > 0.6, text
+    assert len((EXAMPLES / "torch_memory.py").read_text().splitlines()) <= 65
+
+
 def test_a_file_of_questions_is_learned(tmp_path: Path) -> None:
     text = printed("own_jsonl.py", cwd=tmp_path)
     before, after = map(float, ACCURACIES.search(text).groups())
