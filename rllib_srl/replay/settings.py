@@ -63,9 +63,10 @@ def _fault_of_domains(value: Any) -> str:
 
 
 def _fault_of_hooks(value: Any) -> str:
-    from rllib_srl.replay.admission.admission import fault_of_names
+    from rllib_srl.replay.admission.admission import names_of
 
-    return fault_of_names(value)
+    faults = (fault for name in names_of(value) if (fault := rules()["admit"].fault(name)))
+    return next((f"{fault}, a list of these, or None" for fault in faults), "")
 
 
 def _fault_of_quotas(value: Any) -> str:

@@ -77,10 +77,10 @@ class Nearest(NamedTuple):
 
 
 def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Decode | None = None) -> Refusal | None:
-    """Run the checks on a group, those that keep episodes out of the loss first.
+    """Run the checks on a well-formed group, those that keep episodes out of the loss first.
 
     Args:
-        group: well-formed, played in this run or foreign.
+        group: played in this run or foreign.
         checks: `ReplaySettings`; `admit`, `max_episode_tokens`, `degenerate_share` and `near_duplicate` are read.
         nearest: the closest stored item; an item of the same prompt is not a duplicate but an earlier visit.
         decode: token ids -> text; None only without hooks.
@@ -104,24 +104,20 @@ def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Dec
 
 def malformed(group: Group) -> Refusal | None:
     """Return the refusal of a group that breaks an invariant of `Group`, or None."""
-    reason = _malformation(group)
-    return Refusal(reason, tuple(range(group.size))) if reason else None
-
-
-def _malformation(group: Group) -> str:
+    reason = ""
     if group.size < 1:
-        return "too_few"
-    if group.loss_mask_N.dtype != bool:  # an integer mask would index tokens 0 and 1
-        return "invalid"
-    if len(group.behaviour_logp_N) == len(group.loss_mask_N):
+        reason = "too_few"
+    elif group.loss_mask_N.dtype != bool:  # an integer mask would index tokens 0 and 1
+        reason = "invalid"
+    elif len(group.behaviour_logp_N) == len(group.loss_mask_N):
         written = group.behaviour_logp_N[group.loss_mask_N]
-        if not (np.isfinite(written) & (written <= _MAX_LOGP)).all():
-            return "bad_logp"
-    try:
-        group.check_valid()
-    except ValueError:
-        return "invalid"
-    return ""
+        reason = "" if (np.isfinite(written) & (written <= _MAX_LOGP)).all() else "bad_logp"
+    if not reason:
+        try:
+            group.check_valid()
+        except ValueError:
+            reason = "invalid"
+    return Refusal(reason, tuple(range(group.size))) if reason else None
 
 
 # --- hooks ----------------------------------------------------------------------------------------
@@ -150,12 +146,6 @@ def names_of(admit: Any) -> tuple[Any, ...]:
     if admit is None:
         return ()
     return tuple(admit) if isinstance(admit, list | tuple) else (admit,)
-
-
-def fault_of_names(admit: Any) -> str:
-    """Return the error message "expected ..." for a value of the setting `admit`, "" if it is valid."""
-    faults = (fault for name in names_of(admit) if (fault := ADMISSIONS.fault(name)))
-    return next((f"{fault}, a list of these, or None" for fault in faults), "")
 
 
 def detector_of(admit: Any) -> Detector | None:

@@ -59,11 +59,9 @@ class Neighbours:
         self._is_stored_N = np.zeros(0, bool)
 
     def __len__(self) -> int:
-        """Return the number of vectors."""
         return int(self._is_stored_N.sum())
 
     def ids(self) -> np.ndarray:
-        """Return all ids, ascending."""
         return np.flatnonzero(self._is_stored_N)
 
     def set(self, ids_K: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:

@@ -62,7 +62,6 @@ class SpacingState:
         return {name: getattr(self, f"{name}_N") for name in _DTYPES}
 
     def __len__(self) -> int:
-        """Return N."""
         return len(self.reps_N)
 
 
@@ -78,10 +77,7 @@ class SpacingRule(Settings, ABC):
     def review(self, state: SpacingState, grade_N: Any, elapsed_N: Any) -> SpacingState:
         """Return the states after one visit of each item.
 
-        Args:
-            state: before the visit.
-            grade_N: 1 to 4.
-            elapsed_N: days since the last review, at least 0; ignored for new items.
+        Grades are 1 to 4; the days since the last review are at least 0, and ignored for new items.
 
         Raises:
             ValueError: naming reviews of a wrong shape or with invalid values.
@@ -286,12 +282,7 @@ SPACINGS: Rules[Callable[..., SpacingRule]] = Rules(
 
 
 def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
-    """Build a spacing rule.
-
-    Args:
-        name: a key of `SPACINGS` or an import path.
-        desired_retention: recall at which an item becomes due, in (0, 1).
-        parameters: of the rule, by field name.
+    """Build a spacing rule by its name or import path.
 
     Raises:
         ValueError: an unknown name, unknown parameters, or values outside their ranges.

@@ -90,7 +90,7 @@ def quotas(
 
     Args:
         num: slots; if there are fewer candidates, all of them are taken.
-        weights: domain -> finite weight >= 0; a domain without a weight has weight 0.
+        weights: domain -> finite weight >= 0, 0 for a domain that is left out.
         available: domain -> number of candidates.
         generator: breaks ties.
         carry: of the previous call.

@@ -110,7 +110,6 @@ class Candidates:
         return Candidates(len(indices), self.are_groups, self.diversity_coeff, **columns)
 
     def __len__(self) -> int:
-        """Return N."""
         return self.num
 
 
@@ -153,7 +152,8 @@ def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generato
 
 def safe_log(value_N: np.ndarray) -> np.ndarray:
     """Return the logarithm, -inf where the value is 0 or below."""
-    log_N: np.ndarray = np.log(value_N, where=value_N > 0, out=np.full(len(value_N), -np.inf))
+    with np.errstate(divide="ignore"):
+        log_N: np.ndarray = np.log(np.maximum(value_N, 0.0))
     return log_N
 
 
@@ -187,7 +187,6 @@ class SRL(Settings):
     temperature: float = setting(1.0, "of draws by priority; 0 takes the highest first", ge=0)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw `num` of the candidates."""
         log_priority_N = self.log_priority(candidates)
         if candidates.are_groups:
             return tempered(log_priority_N, num, generator, self.temperature)
@@ -199,7 +198,6 @@ class SRL(Settings):
         return np.concatenate([drawn, early[first(num - len(drawn), generator, candidates.retrievability[early])]])
 
     def log_priority(self, candidates: Candidates) -> np.ndarray:
-        """Return the logarithm of each candidate's priority."""
         log_priority_N: np.ndarray
         log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
@@ -227,15 +225,12 @@ class PER(Settings):
     )
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw `num` of the candidates."""
         return weighted(self.log_weight(candidates), num, generator)
 
     def loss_weights(self, candidates: Candidates, indices: np.ndarray) -> np.ndarray:
-        """Return the importance weights of drawn candidates."""
         return importance_weights(self.log_weight(candidates), indices, self.beta)
 
     def log_weight(self, candidates: Candidates) -> np.ndarray:
-        """Return the logarithm of each candidate's weight in a draw."""
         log_weight_N: np.ndarray = self.alpha * np.log(np.abs(getattr(candidates, self.by)) + PER_EPSILON)
         return log_weight_N
 
@@ -253,7 +248,6 @@ def high_reward(candidates: Candidates, num: int, generator: np.random.Generator
 
 
 def uniform(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Draw uniformly."""
     return weighted(np.zeros(len(candidates)), num, generator)
 
 
@@ -263,7 +257,6 @@ def fifo(candidates: Candidates, num: int, generator: np.random.Generator) -> np
 
 
 def recent(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Take the last inserted."""
     return first(num, generator, -candidates.seq)
 
 
@@ -273,18 +266,10 @@ def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -
     nums = quotas(num, dict.fromkeys(available, 1.0), available, generator).num
     return apply("selection 'balanced'", uniform, candidates, num, generator, nums)
 
-SELECTIONS: Rules[Any] = Rules(
-    "selection",
-    {
-        "srl": SRL,
-        "uniform": uniform,
-        "fifo": fifo,
-        "recent": recent,
-        "high_reward": high_reward,
-        "balanced": balanced,
-        "per": PER,
-    },
-)  # rules without parameters, and classes of rules
+
+_OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
+_OWN |= {"high_reward": high_reward, "balanced": balanced, "per": PER}
+SELECTIONS: Rules[Any] = Rules("selection", _OWN)  # functions, and classes of rules with parameters
 
 # Rules of prompts to which it matters how long an item is due; with a user's rule only a spacing rule says so.
 BY_DUE = ("srl", "fifo")
@@ -294,7 +279,6 @@ DATELESS = tuple(name for name in SELECTIONS if name != "srl")  # rules that rea
 
 
 def first_inserted(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Evict the first inserted."""
     return first(num, generator, candidates.seq)
 
 
@@ -407,18 +391,11 @@ def num_by_domain(candidates: Candidates) -> dict[int, int]:
     return dict(zip(domains.tolist(), counts.tolist(), strict=True))
 
 
-def loss_weights(
-    rule: Rule, candidates: Candidates, indices: np.ndarray, is_by_domain: bool = False
-) -> np.ndarray:
+def loss_weights(rule: Rule, candidates: Candidates, indices: np.ndarray, is_by_domain: bool = False) -> np.ndarray:
     """Return the loss weight of each drawn group, in (0, 1]: 1 for a rule without the method `loss_weights`.
 
-    The weights correct for the rule's preferences within a domain. Quotas of domains are intended and not corrected.
-
-    Args:
-        rule: as `SELECTIONS.make` returns it.
-        candidates: among which it has drawn.
-        indices: what it has drawn.
-        is_by_domain: whether it has drawn from each domain apart, by quotas.
+    The weights correct for the rule's preferences within a domain. Quotas of domains (`is_by_domain`) are intended and
+    not corrected.
     """
     weight_N = np.ones(len(indices))
     of_rule: Callable[[Candidates, np.ndarray], np.ndarray] | None = getattr(rule, "loss_weights", None)

@@ -42,7 +42,6 @@ class Draws:
     """
 
     def __init__(self, settings: ReplaySettings, store: Tables, recall: Recall) -> None:
-        """Draw from `store`, whose schedule is `recall`, by the rules of `settings`."""
         self._settings, self._store, self._recall = settings, store, recall
         self._reads_recall = settings.reads_recall
         self._is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
@@ -56,14 +55,7 @@ class Draws:
         self._carries: dict[str, Carry] = {"items": {}, "groups": {}}
 
     def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
-        """Return the slots of `num` items to revisit, fewer only if fewer may be played.
-
-        Args:
-            num: items wanted.
-            now: the training iteration.
-            generator: of this draw.
-            without: slots that are already in the batch.
-        """
+        """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
         store, settings, domains = self._store, self._settings, self._domains()
 
         def pool_of(size: int) -> np.ndarray:
@@ -88,11 +80,7 @@ class Draws:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots of `num` groups to reuse and their loss weights, fewer only if fewer may be reused.
 
-        Args:
-            num: groups wanted.
-            now: the training iteration.
-            generator: of this draw.
-            must_vary: leave out groups whose rewards are all equal.
+        Groups whose rewards are all equal are left out if they `must_vary`.
         """
         store, settings, domains = self._store, self._settings, self._domains(are_groups=True)
 
@@ -138,7 +126,6 @@ class Draws:
         )
 
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
-        """Build the candidates of groups."""
         rows_N = rows_at(self._store.groups, groups_N)
         return Candidates(
             len(groups_N),
