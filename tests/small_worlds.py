@@ -183,12 +183,12 @@ def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_conf
 
 def watch(algo) -> list:
     """Return a list that every batch of groups an algorithm plays is added to."""
-    seen, play = [], algo.play
+    seen, play = [], algo.rollouts.play
 
     def watched(*args, **kwargs):
         for batch in play(*args, **kwargs):
             seen.append(batch)
             yield batch
 
-    algo.play = watched
+    algo.rollouts.play = watched
     return seen

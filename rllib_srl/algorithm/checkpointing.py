@@ -12,7 +12,7 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,12 @@ from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.payloads import prompt_fields, prompt_of
-from rllib_srl.rollout.ahead import RolloutsAhead
+from rllib_srl.rollout.rollouts import Rollouts
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import writing
 from rllib_srl.storage.memory_directory import MEMORY
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
-from rllib_srl.types import Prompt
 from rllib_srl.weights.sync import WeightSync
 
 SNAPSHOTS = "memory"  # path within a checkpoint
@@ -77,18 +75,20 @@ class SavedAlgorithm(Algorithm):
     learner_group: Any  # RLlib's
     learners: Learners
     weight_sync: WeightSync
-    version: int
     policy_kl: float
     seed: int
-    ahead: RolloutsAhead | None
+    rollouts: Rollouts
     retention: Any  # `learner.group.retention.Retention`, which a run without it does not load; None
     _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _is_saving = False
     _is_stopped = False
-    _counted: tuple[int, int] = (0, 0)  # newest iteration whose groups were numbered, and how many they are
-    _again: Sequence[tuple[Prompt, bool]] = ()  # prompts in play when the restored state was saved; is it a revisit?
     _is_due = False  # is a checkpoint due after the iteration?
+
+    @property
+    def version(self) -> int:
+        """Return the version of the weights: the number of updates."""
+        return self.rollouts.version
 
     def train(self) -> dict[str, Any]:
         """Run one iteration, log its result, then write a checkpoint where one is due.
@@ -148,8 +148,8 @@ class SavedAlgorithm(Algorithm):
         return bool(new)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and SRL's: version, seed, prompt source, memory, reference and planner."""
-        own: dict[str, Any] = {"version": self.version, "seed": self.seed, "prompts": self.source.get_state()}
+        """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and planner."""
+        own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         own["memory"] = self.memory.get_state()
         own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
@@ -157,9 +157,6 @@ class SavedAlgorithm(Algorithm):
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
-        in_play = self.ahead.outstanding if self.ahead is not None else []
-        own["in_play"] = [(prompt_fields(one.prompt), one.is_revisit) for one in in_play]
-        own["in_play"] += [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self._again]
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
             if self.config.is_sharded:  # RLlib reads the full state from one learner
                 self.learners.gather(self.config.sync_timeout_s)
@@ -178,7 +175,8 @@ class SavedAlgorithm(Algorithm):
             self.memory.check_fits(bool(state["srl"]["memory"]))
         super().set_state(state)
         if "srl" in state:
-            self.version, self.seed = state["srl"]["version"], state["srl"]["seed"]
+            self.rollouts.set_state(state["srl"]["rollouts"])
+            self.seed = self.rollouts.seed
             self.policy_kl = state["srl"]["policy_kl"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
@@ -188,10 +186,6 @@ class SavedAlgorithm(Algorithm):
             if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])
             self.filler.set_state(state["srl"]["filling"])
-            if self.ahead is not None:
-                self.ahead.forget()
-            self._again = [(prompt_of(fields), again) for fields, again in state["srl"]["in_play"]]
-            self._counted = 0, 0  # groups of an iteration that is repeated from a checkpoint have the same names again
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
@@ -204,8 +198,8 @@ class SavedAlgorithm(Algorithm):
         """
         if self.config.colocate:
             self.learners.offload(self.config.sync_timeout_s)
-        with self._runners_at_rest():
-            self._restore_runners(self.weight_sync.sync(self.version)[1])
+        with self.rollouts.at_rest():
+            self.rollouts.restore(self.weight_sync.sync(self.version)[1])
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint with the memory's snapshot and seal it; a failed write is removed.
@@ -301,7 +295,7 @@ class SavedAlgorithm(Algorithm):
             self.learners.load_weights_from_shards(str(place / SHARDS), self.config.sync_timeout_s)
         else:
             self.learners.take_weights(read_weights(place / MODULE / WEIGHTS), self.config.sync_timeout_s)
-        self.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
+        self.rollouts.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
         self._sync_restored()
 
     def restore(self, checkpoint_path: Any) -> None:

@@ -41,13 +41,11 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal
-from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
-from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum.controller import Controller, weighted
-from rllib_srl.curriculum.filling import Batch, make_filler
+from rllib_srl.curriculum.filling import make_filler
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
@@ -61,9 +59,9 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.history import Policy
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.rollout.ahead import RolloutsAhead
-from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
 from rllib_srl.rollout.loss_watch import LossWatch
+from rllib_srl.rollout.rollouts import Rollouts, RolloutSettings, group_order
 from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
 from rllib_srl.storage.local_paths import local_path
 from rllib_srl.storage.memory_directory import memory_directory
@@ -76,8 +74,6 @@ if TYPE_CHECKING:  # loaded if a run asks for it
     from rllib_srl.learner.group.retention import Retention
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
-BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
-MAX_TRIES = 3  # attempts to play the same prompts when runners die
 
 ReplayBufferInterface.register(RLlibReplayBuffer)
 
@@ -89,7 +85,6 @@ class SRL(SavedAlgorithm):
     """
 
     config: SRLConfig
-    ahead: RolloutsAhead | None = None
     retention: Retention | None = None  # with `replay_retain` above 0
     result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
@@ -126,14 +121,17 @@ class SRL(SavedAlgorithm):
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
-        self.version = 0
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
-        self.ahead = self._start_ahead()
-        starting.info("testing the weight sync")
+        loss, admit = self.config.loss_settings(), self.config.flat().replay_admit
+        trains_all = any(one.trains_all for one in self.config.made_regularisers().values())
+        self.advantage_estimator = AdvantageEstimator(loss, trains_all)
+        self.report = Report(self.metrics, Path(self.logdir), admit)
         model_dir = self.config.model_dir()
         self.weight_sync = self._make_weight_sync(model_dir)
+        self.rollouts = self._make_rollouts()
+        starting.info("testing the weight sync")
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
@@ -143,31 +141,30 @@ class SRL(SavedAlgorithm):
         self.controller = Controller(
             self.config.planner_settings(), fractions, self.source, self.metrics
         )
-        loss = self.config.loss_settings()
-        trains_all = any(one.trains_all for one in self.config.made_regularisers().values())
-        self.advantage_estimator = AdvantageEstimator(loss, trains_all)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
-        flat = self.config.flat()
-        self.report = Report(self.metrics, Path(self.logdir), flat.replay_admit)
         self.losses = LossWatch()
         self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
         self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
 
-    def _start_ahead(self) -> RolloutsAhead | None:
-        """Return what keeps the runners playing during updates, None if rollout and training take turns."""
-        if not self.config.max_lag:
-            return None
-        how = {"slice_s": self.config.slice_s, "timeout_s": self.config.sample_timeout_s, "max_tries": MAX_TRIES}
-        most_begun = BEGUN_PER_SEAT * self.config.engine_max_num_seqs
-        return RolloutsAhead(self.runners, **how, most_begun=most_begun)
-
-    @property
-    def _num_in_flight(self) -> int:
-        """Return the largest number of groups that are played or wait to be trained on."""
-        default: int = (self.config.max_lag + 1) * self.config.num_prompts_per_batch
-        return default if self.config.in_flight is None else int(self.config.in_flight)
+    def _make_rollouts(self) -> Rollouts:
+        config = self.config
+        settings = RolloutSettings(
+            training={
+                "group_size": config.group_size,
+                "num_transcripts": config.num_transcripts,
+                "min_episodes": self.advantage_estimator.min_episodes,
+            },
+            num_prompts_per_batch=config.num_prompts_per_batch,
+            max_lag=config.max_lag,
+            in_flight=config.in_flight,
+            slice_s=config.slice_s,
+            num_seats=config.engine_max_num_seqs,
+            play_timeout_s=config.sample_timeout_s,
+            start_timeout_s=config.start_timeout_s,
+        )
+        return Rollouts(self.runners, settings, self.seed, self.weight_sync.start, self.report)
 
     def _start_memory(self, model_dir: Path) -> ReplayClient:
         return ReplayClient.start(
@@ -214,31 +211,21 @@ class SRL(SavedAlgorithm):
     def training_step(self) -> None:
         """Run one iteration: plan, rollout, remember, batch, learn, sync, look back."""
         now = self.iteration + 1
-        self._welcome_runners()
         with self._timed("ratings"):
             self._apply_ratings()
         with self._timed("plan"):
-            plan = planned(self, self.controller.begin(now), now)
-            filled = self._fill(now, plan)
-            prompts = augmented(self, filled.prompts, now)
+            plan, prompts, num_revisits = self._plan(now)
         with self._timed("rollout"):
-            batches = self._play_training(prompts, num_revisits=filled.num_revisits)
-            num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
-            batches += self._resampled(batches, now, plan)
-            self.losses.check(batches)
+            batches, num_played = self._rollout(prompts, num_revisits, plan, now)
             groups, late = self._kept(batches)
         with self._timed("remember"):
             visits = self.memory.add(groups, now, self.policy_kl)
-            left_out = _unpaid(groups) | late | self._gone(groups, visits) | _malformed(visits)
             policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
             reused = self.memory.draw_groups(num_played, now, policy, plan.num_reused)
             held = self.retention.draw(groups, now) if self.retention else []
         with self._timed("batch"):
-            batch = weighted(self._estimate_advantages(groups, visits, reused, left_out), plan.weights)
-            shards = self._shards(batch)
-            if self.retention:
-                oldest = self.version - self.config.max_lag
-                self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, oldest)
+            batch = weighted(self._estimate_advantages(groups, visits, reused, late), plan.weights)
+            shards = self._shards(batch, groups, visits, held)
         with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):
@@ -247,16 +234,62 @@ class SRL(SavedAlgorithm):
         with self._timed("look_back"):
             if is_updated:
                 self._look_back(groups, reused, now)
-            self.filler.observe(groups, {group.group_id for group in batch.groups})
-            ended = self.controller.end(plan, groups, self.config.replay_pass_reward, now)
-            refused = {name for name, visit in visits.items() if visit.without_loss}
-            self._end_stages(ended, [group for group in groups if group.group_id not in refused])
-            call_finished(self, groups, reused, ended, now)
-        self.ratings.note_played(group.group_id for group in groups)
+            ended = self._end(plan, groups, reused, batch, visits, now)
         self._report_iteration(now, batches, groups, batch, reused, visits)
         self.report.stages(ended)
 
     # --- the lines of training_step --------------------------------------------------------------
+
+    def _plan(self, now: int) -> tuple[Plan, list[Prompt], int]:
+        """Return the plan and the prompts to begin; the first ones, of the returned number, are revisits."""
+        plan = planned(self, self.controller.begin(now), now)
+        if plan.num_reused is not None:
+            return plan, augmented(self, [], now), 0
+        in_play = [prompt.key for prompt, _ in self.rollouts.in_play]
+        filled = self.rollouts.resumed_first(self.filler.fill(self.rollouts.num_free, now, plan, in_play))
+        return plan, augmented(self, filled.prompts, now), filled.num_revisits
+
+    def _rollout(
+        self, prompts: Sequence[Prompt], num_revisits: int, plan: Plan, now: int
+    ) -> tuple[list[RunnerBatch], int]:
+        """Play; return the batches, and the number of groups that they hold without those of dynamic sampling.
+
+        Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have signal, in at most
+        `dynamic_sampling_tries` rounds.
+        """
+        self.rollouts.welcome()
+        batches = self.rollouts.play_training(prompts, self.iteration, num_revisits)
+        num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
+        num_more = 0
+        for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
+            num_live = sum(has_signal(group.rewards_G) for batch in batches for group in batch.groups)
+            if num_live >= self.config.num_prompts_per_batch:
+                break
+            filled = self.filler.more(self.config.num_prompts_per_batch - num_live, now, plan)
+            stream = f"train again {attempt}"
+            batches += self.rollouts.play_training(filled.prompts, self.iteration, filled.num_revisits, stream)
+            num_more += len(filled.prompts)
+        self.report.count("num_prompts_resampled", num_more)
+        self.losses.check(batches)
+        return batches, num_played
+
+    def _end(
+        self,
+        plan: Plan,
+        groups: Sequence[GroupMeta],
+        reused: Sequence[GroupMeta],
+        batch: AdvantageBatch,
+        visits: Mapping[str, Visit],
+        now: int,
+    ) -> list[str]:
+        """Tell filler, planner, regularisers, callbacks and ratings what was played; return the ended stages."""
+        self.filler.observe(groups, {group.group_id for group in batch.groups})
+        ended = self.controller.end(plan, groups, self.config.replay_pass_reward, now)
+        refused = {name for name, visit in visits.items() if visit.without_loss}
+        self._end_stages(ended, [group for group in groups if group.group_id not in refused])
+        call_finished(self, groups, reused, ended, now)
+        self.ratings.note_played(group.group_id for group in groups)
+        return ended
 
     def _report_iteration(
         self,
@@ -273,37 +306,21 @@ class SRL(SavedAlgorithm):
         paid = [group for group in groups if group.has_reward_G is None]
         self.report.pool(paid, self.config.replay_pass_reward, self.advantage_estimator.settings.advantage)
 
-    def _fill(self, now: int, plan: Plan) -> Batch:
-        """Return the prompts to begin in this iteration; after a resume those that were in play come first."""
-        if plan.num_reused is not None:
-            return Batch([], 0)
-        again, self._again = self._again, []
-        in_play = [one.prompt.key for one in self.ahead.outstanding] if self.ahead is not None else []
-        num = max(0, self._num_in_flight - len(in_play) - len(again))
-        filled = self.filler.fill(num, now, plan, [*in_play, *(prompt.key for prompt, _ in again)])
-        if not again:
-            return filled
-        revisits = [prompt for prompt, is_revisit in again if is_revisit]
-        fresh = [prompt for prompt, is_revisit in again if not is_revisit]
-        num_revisits = len(revisits) + filled.num_revisits
-        at = filled.num_revisits
-        return Batch([*revisits, *filled.prompts[:at], *fresh, *filled.prompts[at:]], num_revisits)
-
     def _kept(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], frozenset[str]]:
         """Return the played groups in the order in which they were begun, and the ids of late ones among them.
 
         A group's lag is the number of updates since the weights of its first token. With `late` "drop" groups that lag
         more than `max_lag` are not among the groups.
         """
-        groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: _place(g.group_id))
-        if self.ahead is None:
+        groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: group_order(g.group_id))
+        if (ahead := self.rollouts.ahead) is None:
             return groups, frozenset()
         lag = {group.group_id: self.version - int(group.versions_G2[:, 0].min()) for group in groups}
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
         is_trained_later = not is_dropped and self.config.flat().may_draw("reuse")
-        spent = self.ahead.take_seconds(), self.ahead.take_waiting_share()
+        spent = ahead.take_seconds(), ahead.take_waiting_share()
         self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
         if late and not is_dropped and not is_trained_later:
             self.report.warn_of_late_groups(len(late))
@@ -330,199 +347,32 @@ class SRL(SavedAlgorithm):
             )
 
     def play(
-        self,
-        prompts: Sequence[Prompt],
-        stream: str = "train",
-        num_revisits: int = 0,
-        first_slot: int = 0,
-        **options: Unpack[PlayOptions],
+        self, prompts: Sequence[Prompt], stream: str = "train", num_revisits: int = 0, **options: Unpack[PlayOptions]
     ) -> Iterator[RunnerBatch]:
-        """Play prompts on all runners and yield each runner's batch as it arrives.
-
-        A runner that dies or times out is restarted with the current weights, and plays its prompts again with the same
-        seed: the run goes on as if nothing had happened. If it does not come back, others play them. Groups that are
-        played ahead of training are played to their end first, so that the engines are free.
-
-        Args:
-            prompts: the prompts to play.
-            stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
-            num_revisits: number of prompts, the first ones, that come from the memory.
-            first_slot: number of the first prompt within the iteration.
-            options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
-
-        Raises:
-            ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
-        """
-        if self.ahead is not None:
-            self.ahead.finish(self._restore_runners)
-        pending = {f"{self.iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
-        revisits = frozenset(list(pending)[:num_revisits])
-        shares = _deal(pending, self.runners.ids)
-        seeds = {i: self._play_seed(stream, i, 0) for i in shares}
-        for attempt in range(MAX_TRIES):
-            calls = {i: self._play_arguments(share, seeds[i], revisits, options) for i, share in shares.items()}
-            lost: dict[int, Failure] = {}
-            for runner_id, answer in self.runners.play_groups(calls, self.version, self.config.sample_timeout_s):
-                if isinstance(answer, Failure):
-                    lost[runner_id] = answer
-                else:
-                    yield answer
-            if not lost:
-                return
-            pending = {group_id: prompt for runner_id in lost for group_id, prompt in shares[runner_id].items()}
-            if attempt + 1 == MAX_TRIES:
-                culprit = min(lost)
-                raise ActorFailure(
-                    f"{len(pending)} prompts could not be played in {MAX_TRIES} attempts: "
-                    f"runner {culprit} {lost[culprit].reason}"
-                )
-            self.report.count("num_groups_played_again", len(pending))
-            self._restore_runners(lost)
-            shares = {i: shares[i] for i in lost}
-            if not lost.keys() <= set(self.runners.ids):
-                shares = _deal(pending, self.runners.ids)
-                seeds = {i: self._play_seed(stream, i, attempt + 1) for i in shares}
-
-    def _play_training(self, prompts: Sequence[Prompt], **where: Any) -> list[RunnerBatch]:
-        """Play prompts to train on.
-
-        Args:
-            prompts: the prompts to play.
-            where: `stream` and `num_revisits` of `play`.
-        """
-        where["first_slot"] = self._first_slot(len(prompts))
-        if self.ahead is not None:
-            return self._play_ahead(self.ahead, prompts, **where)
-        return list(self.play(prompts, **where))
-
-    def _first_slot(self, num: int) -> int:
-        """Return the number of the first of `num` groups in this iteration, and count them.
-
-        An iteration that is repeated after an error goes on counting: the memory may hold groups of the first try.
-        """
-        now, (counted_in, num_counted) = self.iteration + 1, self._counted
-        first = num_counted if counted_in == now else 0
-        self._counted = now, first + num
-        return first
-
-    def _play_ahead(
-        self, ahead: RolloutsAhead, prompts: Sequence[Prompt], num_revisits: int, first_slot: int
-    ) -> list[RunnerBatch]:
-        """Begin prompts, each on the runner with the fewest episodes; return the batches of P groups that have ended.
-
-        Args:
-            ahead: plays.
-            prompts: new ones; the first `num_revisits` come from the memory.
-            num_revisits: their number.
-            first_slot: number of the first prompt within the iteration.
-        """
-        loads = ahead.loads()
-        shares: dict[int, dict[str, Prompt]] = {}
-        for slot, prompt in enumerate(prompts, first_slot):
-            runner_id = min(loads, key=lambda i: (loads[i], i))
-            loads[runner_id] += self.config.group_size
-            shares.setdefault(runner_id, {})[f"{self.iteration + 1}.{slot}"] = prompt
-        revisits = frozenset(f"{self.iteration + 1}.{first_slot + slot}" for slot in range(num_revisits))
-        for runner_id, share in shares.items():
-            ahead.launch(
-                runner_id, self._play_arguments(share, self._play_seed("train", runner_id, 0), revisits, {})
-            )
-        return ahead.take(self.config.num_prompts_per_batch, self._restore_runners)
-
-    def _play_seed(self, stream: str, runner_id: int, attempt: int) -> int:
-        words = [self.seed, sum(stream.encode()), self.iteration, runner_id, attempt]
-        return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
-
-    def _play_arguments(
-        self, share: dict[str, Prompt], seed: int, revisits: frozenset[str], options: PlayOptions
-    ) -> PlayArguments:
-        training: PlayOptions = {
-            "group_size": self.config.group_size,
-            "num_transcripts": self.config.num_transcripts,
-            "min_episodes": self.advantage_estimator.min_episodes,
-        }
-        return {"prompts": share, "seed": seed, "revisits": revisits, **training, **options}
-
-    def _restore_runners(self, lost: dict[int, Failure]) -> None:
-        """Restart runners and sync the current weights to them; a runner that dies meanwhile is restarted again.
-
-        The run goes on without runners whose node is dead, as long as others are left.
-
-        Raises:
-            ActorFailure: the last runner did not come back, or a runner died `MAX_TRIES` times.
-        """
-        for runner_id, failure in lost.items():
-            for attempt in range(MAX_TRIES):
-                self.report.warn(
-                    f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again"
-                )
-                is_back = self.runners.revive(runner_id, failure, self.config.start_timeout_s)
-                self.report.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
-                try:
-                    if is_back:
-                        self.weight_sync.start(self.version, [runner_id])
-                    else:
-                        left = ", ".join(map(str, self.runners.ids))
-                        self.report.warn(f"runner {runner_id} is lost; its prompts go to {left}")
-                    if self.ahead is not None:
-                        again = self.ahead.restarted({runner_id: failure})
-                        self.report.count("num_groups_played_again", again)
-                    break
-                except RunnerFailure as error:
-                    if attempt + 1 == MAX_TRIES:
-                        raise
-                    failure = error.failure
-
-    def _welcome_runners(self) -> None:
-        """Let runners that were away with their node play again, with the current weights."""
-        if not (back := self.runners.returned()):
-            return
-        self.report.warn(f"lost runners are back: {', '.join(map(str, back))}")
-        with self._runners_at_rest():
-            for runner_id in back:
-                self.report.count("num_runner_restarts", 1)
-                try:
-                    self.weight_sync.start(self.version, [runner_id])
-                except RunnerFailure as error:
-                    self._restore_runners({runner_id: error.failure})
-
-    def _gone(self, groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> frozenset[str]:
-        """Return the ids of groups that were lost with the node that held them, before the memory had stored them."""
-        if not self.memory.is_on:
-            return frozenset()
-        return frozenset(group.group_id for group in groups if group.group_id not in visits)
-
-    def _resampled(self, batches: Sequence[RunnerBatch], now: int, plan: Plan) -> list[RunnerBatch]:
-        """Dynamic sampling: play further prompts until `num_prompts_per_batch` groups have signal.
-
-        At most `dynamic_sampling_tries` rounds.
-        """
-        more: list[RunnerBatch] = []
-        num_more = 0
-        for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
-            played = [group for batch in [*batches, *more] for group in batch.groups]
-            missing = self.config.num_prompts_per_batch - sum(has_signal(group.rewards_G) for group in played)
-            if missing <= 0:
-                break
-            filled, stream = self.filler.more(missing, now, plan), f"train again {attempt}"
-            more += self._play_training(filled.prompts, stream=stream, num_revisits=filled.num_revisits)
-            num_more += len(filled.prompts)
-        self.report.count("num_prompts_resampled", num_more)
-        return more
+        """Play prompts on all runners in this iteration; see `Rollouts.play`."""
+        return self.rollouts.play(prompts, self.iteration, stream, num_revisits, **options)
 
     def _estimate_advantages(
         self,
         played: Sequence[GroupMeta],
         visits: Mapping[str, Visit],
         reused: Sequence[GroupMeta],
-        left_out: Collection[str],
+        late: Collection[str],
     ) -> AdvantageBatch:
         """Return the groups to train on with their advantages.
 
-        Groups that are left out (late, malformed, or without rewards) are not trained on; their advantages are 0.
-        Episodes that the memory's admission keeps out of the loss are removed at the end: they count in the baseline.
+        Groups that are late, malformed, without rewards, or lost with their node before they were stored are not
+        trained on; their advantages are 0. Episodes that the memory's admission keeps out of the loss are removed at
+        the end: they count in the baseline.
         """
-        groups = [group for group in played if group.group_id not in left_out]
+        groups = [
+            group
+            for group in played
+            if group.group_id not in late
+            and group.has_reward_G is None
+            and (group.group_id in visits or not self.memory.is_on)
+            and not (group.group_id in visits and visits[group.group_id].refused in MALFORMED)
+        ]
         batch = self.advantage_estimator.estimate(
             groups,
             self.advantage_estimator.shaped_rewards(groups),
@@ -536,9 +386,12 @@ class SRL(SavedAlgorithm):
         batch = batch.without({name: visit.without_loss for name, visit in visits.items() if visit.without_loss})
         return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
 
-    def _shards(self, batch: AdvantageBatch) -> list[TrainingShard]:
+    def _shards(
+        self, batch: AdvantageBatch, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], held: Sequence[Any]
+    ) -> list[TrainingShard]:
+        """Return what each learner trains on: the batch, and the answers `held` by retention."""
         settings = self.advantage_estimator.settings
-        return build_shards(
+        shards = build_shards(
             batch.groups,
             batch.advantages,
             self.learners.num_shards,
@@ -546,6 +399,10 @@ class SRL(SavedAlgorithm):
             aggregation=settings.aggregation,
             longest=settings.longest_answer,
         )
+        if self.retention:
+            oldest = self.version - self.config.max_lag
+            self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, oldest)
+        return shards
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
         """Return kl_coeff times each episode's estimate of the KL, None unless the KL is part of the reward."""
@@ -607,21 +464,11 @@ class SRL(SavedAlgorithm):
                 )
 
     def _sync_weights(self) -> None:
-        with self._runners_at_rest():
-            self.version += 1
+        with self.rollouts.at_rest():
+            self.rollouts.version += 1
             gap, lost = self.weight_sync.sync(self.version)
-            self._restore_runners(lost)
+            self.rollouts.restore(lost)
         self.report.sync(gap, self.version, self.weight_sync.seconds)
-
-    @contextmanager
-    def _runners_at_rest(self) -> Iterator[None]:
-        """Play nothing ahead inside the context, and play on with the weights of `version` after it."""
-        if self.ahead is None:
-            yield
-            return
-        with self.ahead.at_rest():
-            yield
-            self.ahead.version = self.version
 
     @contextmanager
     def _engines_at_rest(self) -> Iterator[None]:
@@ -630,16 +477,10 @@ class SRL(SavedAlgorithm):
             yield
             return
         timeout_s = self.config.sync_timeout_s
-        if lost := self.runners.sleep(self.runners.ids, timeout_s):
-            self._restore_runners(lost)
-            for runner_id, failure in self.runners.sleep(lost, timeout_s).items():
-                raise RunnerFailure(runner_id, failure, "going to sleep")
-        self.learners.onload(timeout_s)
-        try:
+        with self.rollouts.asleep(timeout_s):
+            self.learners.onload(timeout_s)
             yield
             self.learners.offload(timeout_s)
-        finally:
-            self._restore_runners(self.runners.wake_up(self.runners.ids, timeout_s))
 
     # --- evaluation, resources, end ---------------------------------------------------------------
 
@@ -691,8 +532,8 @@ class SRL(SavedAlgorithm):
         """Stop callbacks and the memory, close the log files, and stop runners and learners."""
         self._is_stopped = True
         call_stopped(self)
-        if self.ahead is not None:
-            self.ahead.close()
+        if hasattr(self, "rollouts"):
+            self.rollouts.close()
         if hasattr(self, "memory"):
             self.memory.stop()
         if hasattr(self, "report"):
@@ -707,36 +548,12 @@ class SRL(SavedAlgorithm):
             yield
 
 
-def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int, dict[str, Prompt]]:
-    """Split prompts by group id over runners, about as many each; leave out runners that get none."""
-    listed = list(pending.items())
-    parts = balanced_shards([1] * len(pending), len(runner_ids))
-    shares = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
-    return {runner_id: share for runner_id, share in shares.items() if share}
-
-
-def _malformed(visits: Mapping[str, Visit]) -> frozenset[str]:
-    """Return the ids of groups that the memory found malformed: their numbers must reach no baseline."""
-    return frozenset(name for name, visit in visits.items() if visit.refused in MALFORMED)
-
-
 def _stored(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[tuple[GroupMeta, Collection[int]]]:
     """Return the groups that the memory has stored, each with the episodes that it keeps out of the loss."""
     found = [(group, visits.get(group.group_id)) for group in groups]
     return [(group, visit.without_loss) for group, visit in found if visit is not None and not visit.refused]
 
 
-def _unpaid(groups: Sequence[GroupMeta]) -> frozenset[str]:
-    """Return the ids of the groups that were played where nothing is paid; they are not trained on."""
-    return frozenset(group.group_id for group in groups if group.has_reward_G is not None)
-
-
 def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:
     """Return the history of each group's prompt before this iteration; [] without visits."""
     return [visits[g.group_id].history if g.group_id in visits else NO_HISTORY for g in groups] if visits else []
-
-
-def _place(group_id: str) -> tuple[int, int]:
-    """Return the iteration in which a group was begun, and its slot in it."""
-    iteration, slot = group_id.split(".")
-    return int(iteration), int(slot)

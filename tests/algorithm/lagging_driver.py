@@ -62,7 +62,7 @@ def main() -> int:
         return {"iteration": now, "groups": {one.group_id: one.prompt.key for one in groups if one.group_id in visits}}
 
     def saved(algo: Any, directory: Any, *given: Any) -> dict[str, Any]:
-        return {"iteration": algo.iteration, "in_play": in_play(algo.ahead)}
+        return {"iteration": algo.iteration, "in_play": in_play(algo.rollouts.ahead)}
 
     after(ReplayClient, "add", stored)
     after(SRL, "save_to_path", saved)
@@ -83,7 +83,7 @@ def main() -> int:
             launch(self, runner_id, arguments)
 
         def dying(self: Any, *given: Any, **named: Any) -> Any:
-            ahead = self if owner is RolloutsAhead else self.ahead
+            ahead = self if owner is RolloutsAhead else self.rollouts.ahead
             if is_last(ahead.outstanding[-1].group_id):
                 deadline = time.monotonic() + SLICE_S
                 while not ahead._in_slice and time.monotonic() < deadline:

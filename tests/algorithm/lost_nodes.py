@@ -151,7 +151,7 @@ def _without_a_runner(directory: Path, config: Any) -> dict[str, Any]:
                 time.sleep(1)
                 back += gone_through(algo, 1)
             back += gone_through(algo, 1)
-        outstanding = algo.ahead.outstanding if algo.ahead is not None else []
+        outstanding = algo.rollouts.ahead.outstanding if algo.rollouts.ahead is not None else []
         groups = {
             "taken": [[meta.group_id, meta.prompt.key] for one in iterations for meta in one.metas],
             "in_play": [[one.group_id, one.prompt.key] for one in outstanding],

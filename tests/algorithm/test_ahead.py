@@ -45,11 +45,11 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
         for _ in range(7):
             version = algo.version
             # However slow a runner is at the moment: what is in play has ended.
-            assert wait_until(lambda: len(algo.ahead._ended) == len(algo.ahead.outstanding), 120)
+            assert wait_until(lambda: len(algo.rollouts.ahead._ended) == len(algo.rollouts.ahead.outstanding), 120)
             result = algo.train()
             lags += [lag_of(meta, version) for meta in iterations[-1].metas]
             assert len(iterations[-1].metas) == result["env_runners"]["num_groups"] == P
-            assert result["rollout"]["late_share"] == 0 and len(algo.ahead.outstanding) == P
+            assert result["rollout"]["late_share"] == 0 and len(algo.rollouts.ahead.outstanding) == P
             assert result["rollout"]["lag_max"] == max(lags[-P:])
             engine_s += result["env_runners"]["engine_s"]
             num_heldout.append(result.get("evaluation", {}).get("num_prompts"))
@@ -59,7 +59,7 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
     assert result["rollout"]["lag_mean"] == 1 and all(0 <= result["rollout"][name] <= 1 for name in idle)
     assert result["rollout"]["engine_idle_share"] >= result["rollout"]["runner_idle_share"]
     ids = [meta.group_id for one in iterations for meta in one.metas]
-    begun = ids + [one.group_id for one in algo.ahead.outstanding]
+    begun = ids + [one.group_id for one in algo.rollouts.ahead.outstanding]
     first = {f"1.{slot}" for slot in range(2 * P)}  # of the first iteration, then P in each
     assert len(set(begun)) == len(begun) == 8 * P
     assert set(begun) == first | {f"{now}.{slot}" for now in range(2, 8) for slot in range(P)}
@@ -243,7 +243,8 @@ def test_a_killed_runner_costs_time_and_no_group(random_llama_dir, tmp_path, ray
                 os.kill(pid, signal.SIGKILL)
             result = algo.train()
     assert result["num_runner_restarts"] == 2
-    ids = [meta.group_id for one in iterations for meta in one.metas] + [one.group_id for one in algo.ahead.outstanding]
+    ids = [meta.group_id for one in iterations for meta in one.metas]
+    ids += [one.group_id for one in algo.rollouts.ahead.outstanding]
     assert len(set(ids)) == len(ids) == 6 * P
     prints = algo.runners.fingerprint(algo.runners.ids, 30)
     assert len({repr(sorted(one.items())) for one in prints.values()}) == 1
@@ -257,7 +258,7 @@ def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, r
             for _ in range(3):
                 algo.train()
         taken = [meta.prompt.key for one in iterations for meta in one.metas]
-        in_play = [one.prompt.key for one in algo.ahead.outstanding]
+        in_play = [one.prompt.key for one in algo.rollouts.ahead.outstanding]
         assert len(in_play) == 2 * P and len(set(taken + in_play)) == 5 * P
         saved = Path(algo.save_to_path(tmp_path / "saved"))
     finally:
@@ -268,7 +269,7 @@ def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, r
             again.train()
             again.train()
         later = [meta.prompt.key for one in iterations for meta in one.metas]
-        still = [one.prompt.key for one in again.ahead.outstanding]
+        still = [one.prompt.key for one in again.rollouts.ahead.outstanding]
     finally:
         again.stop()
     assert set(in_play) <= set(later + still)

@@ -17,7 +17,7 @@ ROUNDING = 2_000  # bytes by which two iterations may differ for other reasons
 
 def bytes_of_an_iteration(algo, monkeypatch) -> tuple[int, int, list]:
     """Train once; return the bytes this process got from Ray, the bytes of all tokens, and the groups' metadata."""
-    received, metas, get, play = [], [], ray.get, algo.play
+    received, metas, get, play = [], [], ray.get, algo.rollouts.play
 
     def counted(*args, **kwargs):
         value = get(*args, **kwargs)
@@ -31,7 +31,7 @@ def bytes_of_an_iteration(algo, monkeypatch) -> tuple[int, int, list]:
 
     with monkeypatch.context() as patch:
         patch.setattr(ray, "get", counted)
-        patch.setattr(algo, "play", watched)
+        patch.setattr(algo.rollouts, "play", watched)
         algo.train()
     groups = fetched([meta.ref for meta in metas], 60.0)
     arrays = [array for g in groups for array in (g.token_ids_N, g.loss_mask_N, g.behaviour_logp_N)]

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from rllib_srl import SRL
-from rllib_srl.algorithm.srl import MAX_TRIES
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.env_runner import LLMEnvRunner
+from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.replay.groups import a_group
 
@@ -42,20 +42,21 @@ def test_a_runner_plays_only_with_the_weights_it_is_asked_to():
 class Fakes:
     """What an algorithm needs to restore runners: a log of what is done, and how often restoring fails first."""
 
-    _restore_runners, _engines_at_rest = SRL._restore_runners, SRL._engines_at_rest
+    _engines_at_rest = SRL._engines_at_rest
 
     def __init__(self, num_failures=0, dead=(), away=()):
         self.log, self.num_failures, self.dead = [], num_failures, dict(dead)
-        self.version, self.ahead = 7, None
-        self.config = SimpleNamespace(start_timeout_s=1.0, sync_timeout_s=1.0, num_learners=0, colocate=True)
-        self.report = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
-        self.runners = SimpleNamespace(
+        self.config = SimpleNamespace(sync_timeout_s=1.0, num_learners=0, colocate=True)
+        notes = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
+        runners = SimpleNamespace(
             ids=[i for i in (1, 2) if i not in away],
             revive=lambda i, failure, s: self.log.append(f"revive {i}") or i not in away,
             sleep=partial(self.each, "sleep"),
             wake_up=partial(self.each, "wake_up"),
         )
-        self.weight_sync = SimpleNamespace(start=self.start)
+        settings = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 4, 1.0, 1.0)
+        self.rollouts = Rollouts(runners, settings, 0, self.start, notes)
+        self.rollouts.version = self.version = 7
         self.learners = SimpleNamespace(onload=lambda timeout_s: None, offload=lambda timeout_s: None)
 
     def start(self, version, ids):
@@ -71,13 +72,13 @@ class Fakes:
 
 def test_a_runner_that_dies_while_it_is_restored_is_restored_again():
     algo = Fakes(num_failures=2)
-    algo._restore_runners({1: DIED})
+    algo.rollouts.restore({1: DIED})
     assert algo.log == ["revive 1", "num_runner_restarts", "weights 7 to [1]"] * 3
 
 
 def test_a_runner_whose_node_is_dead_is_counted_and_gets_no_weights():
     algo = Fakes(away=[2])
-    algo._restore_runners({2: DIED})
+    algo.rollouts.restore({2: DIED})
     assert algo.log == ["revive 2", "num_runners_lost"]
 
 
@@ -102,7 +103,7 @@ def test_groups_of_a_runner_that_is_away_are_played_by_the_others():
 def test_a_runner_that_always_dies_ends_the_run_by_name():
     algo = Fakes(num_failures=99)
     with pytest.raises(ActorFailure, match=r"^runner 1 died \(killed\) while testing weights$") as caught:
-        algo._restore_runners({1: DIED})
+        algo.rollouts.restore({1: DIED})
     assert algo.log.count("revive 1") == MAX_TRIES
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.runner_id, again.failure, str(again)) == (1, DIED, str(caught.value))
@@ -125,7 +126,6 @@ def test_a_restored_optimiser_makes_room_before_weights_are_sent(takes_turns, ex
     """It is restored onto the learner's GPU; with turns an awake engine has no room for it there."""
     algo = Fakes()
     algo.config.colocate = takes_turns
-    algo._runners_at_rest = partial(SRL._runners_at_rest, algo)
     algo.learners = SimpleNamespace(offload=lambda timeout_s: algo.log.append("offload"))
     algo.weight_sync = SimpleNamespace(sync=lambda version: (algo.log.append(f"sync {version}"), {}))
     SRL._sync_restored(algo)

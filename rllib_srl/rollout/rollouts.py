@@ -1,0 +1,312 @@
+"""All runners as one: prompts in, batches of groups out, whatever happens to a runner.
+
+    rollouts.play(prompts, iteration, stream="greedy")      each runner's batch as it arrives
+    rollouts.play_training(prompts, iteration)              batches to train on; with `max_lag` runners play ahead
+    with rollouts.at_rest(): sync                           nothing is played: weights may be loaded
+    rollouts.restore({id: Failure})                         restarts runners and sends them the current weights
+
+A runner that dies or times out is restarted, and plays its prompts again with the same seed: the run goes on as if
+nothing had happened. If it does not come back, the others play them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, Unpack
+
+import numpy as np
+
+from rllib_srl.batch.layout import balanced_shards
+from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
+from rllib_srl.curriculum.filling import Batch
+from rllib_srl.replay.payloads import prompt_fields, prompt_of
+from rllib_srl.rollout.ahead import RolloutsAhead
+from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
+from rllib_srl.rollout.runner_group import RunnerGroup
+from rllib_srl.types import Prompt
+
+BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
+MAX_TRIES = 3  # attempts to play the same prompts when runners die
+
+
+class Notes(Protocol):
+    """Takes counts and warnings, as `Report` does."""
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a metric."""
+
+    def warn(self, line: str) -> None:
+        """Tell the user."""
+
+
+class RolloutSettings(NamedTuple):
+    """How `Rollouts` plays."""
+
+    training: PlayOptions  # of prompts to train on
+    num_prompts_per_batch: int
+    max_lag: int  # 0: rollout and training take turns
+    in_flight: int | None  # groups that are played or wait to be trained on; None: those that `max_lag` allows
+    slice_s: float
+    num_seats: int  # of an engine
+    play_timeout_s: float
+    start_timeout_s: float
+
+
+class Rollouts:
+    """Plays prompts on all runners.
+
+    Invariant: every prompt is in a batch that was returned, in play, or in an exception's message.
+    """
+
+    def __init__(
+        self,
+        runners: RunnerGroup,
+        settings: RolloutSettings,
+        seed: int,
+        load_weights: Callable[[int, Sequence[int]], None],
+        notes: Notes,
+    ) -> None:
+        """Begin with weights of version 0; nothing is played yet.
+
+        Args:
+            runners: started, with these weights.
+            settings: of play.
+            seed: of all sampling.
+            load_weights: called with (version, runner ids): sends the current weights, or raises `RunnerFailure`.
+            notes: gets counts and warnings.
+        """
+        self.runners, self.seed, self.version = runners, seed, 0
+        self._settings, self._load_weights, self._notes = settings, load_weights, notes
+        self._again: list[tuple[Prompt, bool]] = []  # in play when the restored state was saved; is it a revisit?
+        self._counted = 0, 0  # newest iteration whose groups were numbered, and how many they are
+        self.ahead: RolloutsAhead | None = None
+        if settings.max_lag:
+            self.ahead = RolloutsAhead(
+                runners,
+                slice_s=settings.slice_s,
+                timeout_s=settings.play_timeout_s,
+                max_tries=MAX_TRIES,
+                most_begun=BEGUN_PER_SEAT * settings.num_seats,
+            )
+
+    @property
+    def in_play(self) -> list[tuple[Prompt, bool]]:
+        """Return the prompts that were begun and not taken, each with whether it is a revisit."""
+        begun = [] if self.ahead is None else [(one.prompt, one.is_revisit) for one in self.ahead.outstanding]
+        return begun + self._again
+
+    @property
+    def num_free(self) -> int:
+        """Return the number of prompts to begin, beside those in play."""
+        most = self._settings.in_flight
+        if most is None:
+            most = (self._settings.max_lag + 1) * self._settings.num_prompts_per_batch
+        return max(0, most - len(self.in_play))
+
+    def resumed_first(self, filled: Batch) -> Batch:
+        """Return the prompts to begin: those of a batch, after a resume behind those that were in play."""
+        if not self._again:
+            return filled
+        again, self._again = self._again, []
+        revisits = [prompt for prompt, is_revisit in again if is_revisit]
+        fresh = [prompt for prompt, is_revisit in again if not is_revisit]
+        at = filled.num_revisits
+        return Batch([*revisits, *filled.prompts[:at], *fresh, *filled.prompts[at:]], len(revisits) + at)
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        iteration: int,
+        stream: str = "train",
+        num_revisits: int = 0,
+        first_slot: int = 0,
+        **options: Unpack[PlayOptions],
+    ) -> Iterator[RunnerBatch]:
+        """Play prompts on all runners and yield each runner's batch as it arrives.
+
+        Groups that are played ahead of training are played to their end first, so that the engines are free.
+
+        Args:
+            prompts: the prompts to play.
+            iteration: number of finished ones.
+            stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
+            num_revisits: number of prompts, the first ones, that come from the memory.
+            first_slot: number of the first prompt within the iteration.
+            options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
+
+        Raises:
+            ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
+        """
+        if self.ahead is not None:
+            self.ahead.finish(self.restore)
+        pending = _named(prompts, iteration, first_slot)
+        revisits = frozenset(list(pending)[:num_revisits])
+        parts = _deal(pending, self.runners.ids)
+        seeds = {i: self._seed(stream, iteration, i) for i in parts}
+        for attempt in range(1, MAX_TRIES + 1):
+            calls = {i: self._arguments(part, seeds[i], revisits, options) for i, part in parts.items()}
+            lost: dict[int, Failure] = {}
+            for runner_id, answer in self.runners.play_groups(calls, self.version, self._settings.play_timeout_s):
+                if isinstance(answer, Failure):
+                    lost[runner_id] = answer
+                else:
+                    yield answer
+            if not lost:
+                return
+            pending = {group_id: prompt for runner_id in lost for group_id, prompt in parts[runner_id].items()}
+            if attempt == MAX_TRIES:
+                culprit = min(lost)
+                raise ActorFailure(
+                    f"{len(pending)} prompts could not be played in {MAX_TRIES} attempts: "
+                    f"runner {culprit} {lost[culprit].reason}"
+                )
+            self._notes.count("num_groups_played_again", len(pending))
+            self.restore(lost)
+            parts = {i: parts[i] for i in lost}
+            if not lost.keys() <= set(self.runners.ids):
+                parts = _deal(pending, self.runners.ids)
+                seeds = {i: self._seed(stream, iteration, i, attempt) for i in parts}
+
+    def play_training(
+        self, prompts: Sequence[Prompt], iteration: int, num_revisits: int = 0, stream: str = "train"
+    ) -> list[RunnerBatch]:
+        """Return batches to train on: those of the prompts, or with `max_lag` of the P groups that ended first.
+
+        An iteration that is repeated after an error goes on numbering its groups: the memory may hold those of the
+        first try. Runners that play ahead begin each prompt where the fewest episodes are in play.
+
+        Args:
+            prompts: the prompts to begin.
+            iteration: number of finished ones.
+            num_revisits: number of prompts, the first ones, that come from the memory.
+            stream: as in `play`.
+        """
+        counted_in, num_counted = self._counted
+        first_slot = num_counted if counted_in == iteration + 1 else 0
+        self._counted = iteration + 1, first_slot + len(prompts)
+        if self.ahead is None:
+            return list(self.play(prompts, iteration, stream, num_revisits, first_slot))
+        pending, loads = _named(prompts, iteration, first_slot), self.ahead.loads()
+        revisits = frozenset(list(pending)[:num_revisits])
+        parts: dict[int, dict[str, Prompt]] = {}
+        for group_id, prompt in pending.items():
+            runner_id = min(loads, key=lambda i: (loads[i], i))
+            loads[runner_id] += self._settings.training["group_size"]
+            parts.setdefault(runner_id, {})[group_id] = prompt
+        for runner_id, part in parts.items():
+            seed = self._seed(stream, iteration, runner_id)
+            self.ahead.launch(runner_id, self._arguments(part, seed, revisits, {}))
+        return self.ahead.take(self._settings.num_prompts_per_batch, self.restore)
+
+    def restore(self, lost: Mapping[int, Failure]) -> None:
+        """Restart runners and send them the current weights; a runner that dies meanwhile is restarted again.
+
+        The run goes on without runners whose node is dead, as long as others are left.
+
+        Raises:
+            ActorFailure: the last runner did not come back, or a runner died `MAX_TRIES` times.
+        """
+        for runner_id, failure in lost.items():
+            for attempt in range(1, MAX_TRIES + 1):
+                self._notes.warn(f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again")
+                is_back = self.runners.revive(runner_id, failure, self._settings.start_timeout_s)
+                self._notes.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
+                try:
+                    if is_back:
+                        self._load_weights(self.version, [runner_id])
+                    else:
+                        left = ", ".join(map(str, self.runners.ids))
+                        self._notes.warn(f"runner {runner_id} is lost; its prompts go to {left}")
+                    if self.ahead is not None:
+                        again = self.ahead.restarted({runner_id: failure})
+                        self._notes.count("num_groups_played_again", again)
+                    break
+                except RunnerFailure as error:
+                    if attempt == MAX_TRIES:
+                        raise
+                    failure = error.failure
+
+    def welcome(self) -> None:
+        """Let runners that were away with their node play again, with the current weights."""
+        if not (back := self.runners.returned()):
+            return
+        self._notes.warn(f"lost runners are back: {', '.join(map(str, back))}")
+        with self.at_rest():
+            for runner_id in back:
+                self._notes.count("num_runner_restarts", 1)
+                try:
+                    self._load_weights(self.version, [runner_id])
+                except RunnerFailure as error:
+                    self.restore({runner_id: error.failure})
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Play nothing ahead inside the context, and play on with the weights of `version` after it."""
+        if self.ahead is None:
+            yield
+            return
+        with self.ahead.at_rest():
+            yield
+            self.ahead.version = self.version
+
+    @contextmanager
+    def asleep(self, timeout_s: float) -> Iterator[None]:
+        """Put the engines to sleep inside the context: their GPU is free."""
+        if lost := self.runners.sleep(self.runners.ids, timeout_s):
+            self.restore(lost)
+            for runner_id, failure in self.runners.sleep(lost, timeout_s).items():
+                raise RunnerFailure(runner_id, failure, "going to sleep")
+        try:
+            yield
+        finally:
+            self.restore(self.runners.wake_up(self.runners.ids, timeout_s))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return version, seed and the prompts in play, for a checkpoint."""
+        in_play = [(prompt_fields(prompt), is_revisit) for prompt, is_revisit in self.in_play]
+        return {"version": self.version, "seed": self.seed, "in_play": in_play}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of `get_state`: its prompts are begun again, and groups in play now are dropped.
+
+        Groups of an iteration that is repeated from a checkpoint have the same names again.
+        """
+        self.version, self.seed = state["version"], state["seed"]
+        if self.ahead is not None:
+            self.ahead.forget()
+        self._again = [(prompt_of(fields), is_revisit) for fields, is_revisit in state["in_play"]]
+        self._counted = 0, 0
+
+    def close(self) -> None:
+        """End what plays in the background."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+    def _seed(self, stream: str, iteration: int, runner_id: int, attempt: int = 0) -> int:
+        words = [self.seed, sum(stream.encode()), iteration, runner_id, attempt]
+        return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
+
+    def _arguments(
+        self, part: dict[str, Prompt], seed: int, revisits: frozenset[str], options: PlayOptions
+    ) -> PlayArguments:
+        return {"prompts": part, "seed": seed, "revisits": revisits, **self._settings.training, **options}
+
+
+def _named(prompts: Sequence[Prompt], iteration: int, first_slot: int) -> dict[str, Prompt]:
+    """Return the prompts by group id, "<iteration>.<slot>"."""
+    return {f"{iteration + 1}.{slot}": prompt for slot, prompt in enumerate(prompts, first_slot)}
+
+
+def group_order(group_id: str) -> tuple[int, int]:
+    """Return the iteration in which a group was begun, and its slot in it."""
+    iteration, slot = group_id.split(".")
+    return int(iteration), int(slot)
+
+
+def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int, dict[str, Prompt]]:
+    """Split prompts by group id over runners, about as many each; leave out runners that get none."""
+    listed = list(pending.items())
+    parts = balanced_shards([1] * len(pending), len(runner_ids))
+    dealt = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
+    return {runner_id: part for runner_id, part in dealt.items() if part}
