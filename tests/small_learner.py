@@ -128,6 +128,8 @@ def update(
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, group.config.num_shards
     shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)
+    if group.is_local:  # a test may have changed its config
+        group._learner.settings = group._learner.config.loss_settings()
     results = Learners(group).update(shards, {}, num_epochs, 120)
     stats = {name: value.peek() for name, value in results[0][DEFAULT_MODULE_ID].items()}
     return [one.get() for one in group.foreach_learner(lambda learner: learner.gradients())], stats

@@ -121,6 +121,7 @@ class SRL(SavedAlgorithm):
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
+        self._discounts_by_kl = self.config.flat().replay_history_by == "kl"
         self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
@@ -427,7 +428,7 @@ class SRL(SavedAlgorithm):
         with self._engines_at_rest():
             results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
-            if self.config.flat().replay_history_by == "kl":
+            if self._discounts_by_kl:
                 with self._timed("policy_kl"):
                     self.policy_kl += self.learners.policy_kl(shards, self.config.update_timeout_s)
         return True

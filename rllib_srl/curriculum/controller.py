@@ -42,13 +42,13 @@ class Controller:
             source: of fresh prompts.
             metrics: the logger for the planner's metrics.
         """
-        self.settings = settings
+        self.is_on = settings.is_on
         self.planner = Planner(settings, fractions)
         self._source, self._metrics = source, metrics
 
     def begin(self, now: int) -> Plan:
         """Return the plan of an iteration."""
-        return self.planner.plan(now, self._source.domain_weights()) if self.settings.is_on else Plan()
+        return self.planner.plan(now, self._source.domain_weights()) if self.is_on else Plan()
 
     def end(
         self,
@@ -68,11 +68,11 @@ class Controller:
         Returns:
             The domains of a stream that ended with this iteration.
         """
-        if self.settings.is_on:
+        if self.is_on:
             self.planner.observe(results_of(groups, pass_reward), now)
             self.planner.adapt()
             self._log(self.planner.gauges())
-        if self.settings.is_on or plan.fresh is not None:
+        if self.is_on or plan.fresh is not None:
             played = [group.prompt.domain for group in groups]
             self._log({f"share_realised/{name}": played.count(name) / len(played) for name in set(played)})
             self._log({f"share_intended/{name}": share for name, share in (plan.fresh or {}).items()})

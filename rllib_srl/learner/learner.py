@@ -85,7 +85,8 @@ class GRPOTorchLearner(TorchLearner):
     def build(self) -> None:
         """Build module and optimiser, load the reference model if a KL term needs it, and check prefix sharing."""
         super().build()
-        config, settings, device = self.config, self.config.loss_settings(), self._device
+        config, device = self.config, self._device
+        self.settings = settings = config.loss_settings()
         # Without `fsdp` all learners have whole weights, and only one is called.
         self._is_first = not config.is_sharded or torch.distributed.get_rank() == 0
         size = config.sequence_parallel
@@ -209,7 +210,7 @@ class GRPOTorchLearner(TorchLearner):
         return batch
 
     def _has_kl(self, is_reused: bool) -> bool:
-        is_weighted = not is_reused or self.config.loss_settings().kl_on_reused == "weighted"
+        is_weighted = not is_reused or self.settings.kl_on_reused == "weighted"
         return self.reference is not None and is_weighted
 
     def _num_empty(self, num_passes: int) -> int:
@@ -264,13 +265,12 @@ class GRPOTorchLearner(TorchLearner):
         return {}, {DEFAULT_MODULE_ID: total_loss}, {}
 
     def _set_batch_statistics(self) -> dict[str, float]:
-        settings = self.config.loss_settings()
-        if not settings.needs_batch_statistics:
+        if not self.settings.needs_batch_statistics:
             return {}
         with torch.no_grad():
             both = (*self._micro_batches[True], *self._micro_batches[False])
             scored = [(one, self._forward(one)["logp"]) for one in both]
-        return set_batch_statistics(scored, settings, self.config.num_learners, self._device)
+        return set_batch_statistics(scored, self.settings, self.config.num_learners, self._device)
 
     def _accumulate_gradients(self) -> Sums:
         """Run all micro-batches, reused ones first; return the sums for the metrics."""
@@ -326,16 +326,15 @@ class GRPOTorchLearner(TorchLearner):
         if one["is_reused"]:
             noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
             self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
-        settings = self.config.loss_settings()
-        if settings.advantage == "gae":
-            set_token_advantages(one, fwd_out, self.critic, settings.gae_lambda)
+        if self.settings.advantage == "gae":
+            set_token_advantages(one, fwd_out, self.critic, self.settings.gae_lambda)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
     ) -> torch.Tensor:
         """Return this micro-batch's share of the loss and set `batch["stats"]` to its sums; see `objective`."""
         loss_of = reused_loss if batch["is_reused"] else played_loss
-        loss, batch["stats"] = loss_of(batch, fwd_out, config.loss_settings())
+        loss, batch["stats"] = loss_of(batch, fwd_out, self.settings)
         return loss
 
     def _compare(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -411,7 +410,7 @@ class GRPOTorchLearner(TorchLearner):
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
         batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
         num_empty = self._num_empty(len(passes))
-        sums_B = self.reference.episode_kl(batches, len(episodes), self.config.loss_settings().kl_estimator)
+        sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
         self._run_empty_of_reference(num_empty)
         bounds = np.cumsum([group.size for group in groups])[:-1]
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
@@ -487,7 +486,7 @@ class GRPOTorchLearner(TorchLearner):
         if self.critic is not None:
             state["critic"] = self.critic.get_state()
         # "base" is loaded from the model's files.
-        if self.reference is not None and self.config.loss_settings().kl_reference != "base":
+        if self.reference is not None and self.settings.kl_reference != "base":
             state["reference"] = self.reference.get_state()
         if kept := self.regularisers.get_state():
             state["regularisers"] = kept

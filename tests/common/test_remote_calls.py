@@ -231,7 +231,7 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
 
 def learners_of(*workers, fsdp=False, per_shard=1) -> Learners:
     manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp, learners_per_shard=per_shard)
+    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp, learners_per_shard=per_shard, num_shards=1)
     return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
 
 

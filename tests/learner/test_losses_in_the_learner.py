@@ -73,7 +73,7 @@ def gradient(learners):
         return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
 
     yield run
-    learner.config, learner.critic = kept, critic
+    learner.config, learner.settings, learner.critic = kept, kept.loss_settings(), critic
 
 
 def slowly(learner, settings, played, stored, reuse_coeff, bounds):
@@ -302,6 +302,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
     learner = learners._learner
     kept, base = learner.config, {n: p.clone() for n, p in learner.reference.model.named_parameters()}
     learner.config = kept.copy(copy_frozen=False).training(kl={"coeff": 1.0, "reference": "ema"})
+    learner.settings = learner.config.loss_settings()
     try:
         policy = dict(learner.model.named_parameters())
         learner.follow_policy(0.25)
@@ -314,7 +315,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
         for name, parameter in learner.reference.model.named_parameters():
             torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
     finally:
-        learner.config = kept
+        learner.config, learner.settings = kept, kept.loss_settings()
         with torch.no_grad():
             for name, parameter in learner.reference.model.named_parameters():
                 parameter.copy_(base[name])

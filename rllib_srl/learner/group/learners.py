@@ -47,6 +47,8 @@ class Learners:
     def __init__(self, group: LearnerGroup) -> None:
         """Wrap RLlib's group."""
         self._group = group
+        self.num_shards: int = group.config.num_shards  # into how many a batch is cut
+        self._per_shard: int = group.config.learners_per_shard  # neighbours that train one shard together
 
     def end(self) -> None:
         """Kill all remote learners; none is waited for, since they may hang in a collective."""
@@ -67,16 +69,6 @@ class Learners:
     def num(self) -> int:
         """Return the number of learners, at least 1."""
         return max(1, int(self._group.config.num_learners))
-
-    @property
-    def _per_shard(self) -> int:
-        """The number of neighbouring learners that train one shard together."""
-        return int(self._group.config.learners_per_shard)
-
-    @property
-    def num_shards(self) -> int:
-        """Return into how many shards a batch is cut."""
-        return int(self._group.config.num_shards)
 
     @property
     def nodes(self) -> set[str]:
