@@ -10,7 +10,7 @@ from typing import Any
 
 from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_model import PRESET
+from rllib_srl.common.setting_model import PRESET, Clash, clashes
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.corrections import CORRECTIONS
 from rllib_srl.losses.kl import KL_REWARDS
@@ -25,7 +25,9 @@ def faults_of_loss(config: Any) -> Iterator[str]:
     faults = list(_rules(config))
     yield from faults
     if not faults:
-        yield from _contradictions(LossSettings.of(config), config)
+        loss = LossSettings.of(config)
+        for check in (_of_ratios, _of_kl, _of_advantages):
+            yield from clashes(check(loss, config), loss, config)
 
 
 def _is_preset(value: Any) -> bool:
@@ -47,92 +49,58 @@ def _rules(config: Any) -> Iterator[str]:
             )
 
 
-def _contradictions(settings: LossSettings, config: Any) -> Iterator[str]:
-    is_clip_high_set = not _is_preset(config.clip_high)
+def _of_ratios(loss: LossSettings, config: Any) -> Iterator[Clash]:
     for name in ("clip_low", "clip_high"):
-        value = getattr(config, name)
-        if settings.clip_rule in WITHOUT_CLIP_BOUNDS and not _is_preset(value):
-            rule = settings.clip_rule
-            yield f"{name} = {value!r} with clip_rule = {rule!r}; expected no {name}: the rule does not read it"
-    if settings.clip_rule == "symmetric" and is_clip_high_set and settings.clip_high != settings.clip_low:
-        yield (
-            f"clip_high = {settings.clip_high!r} with clip_rule = 'symmetric'; expected clip_low = "
-            f"{settings.clip_low!r}, or clip_rule = 'higher'"
-        )
-    if settings.clip_rule == "two_sided" and settings.clip_delta <= 1 + settings.clip_high:
-        yield f"clip_delta = {settings.clip_delta!r}; expected more than 1 + clip_high = {1 + settings.clip_high!r}"
-    if settings.ratio_level != "token" and settings.correction in _TOKEN_CORRECTIONS:
-        yield (
-            f"correction = {settings.correction!r} with ratio_level = {settings.ratio_level!r}; expected 'none', "
-            "'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
-        )
-    if settings.ratio_anchor == "bypass" and settings.correction not in ("none", "mis_po"):
-        yield (
-            f"correction = {settings.correction!r} with ratio_anchor = 'bypass'; expected 'none' or 'mis_po': the "
-            "ratio to the engine's log-probs already contains the correction"
-        )
-    if settings.tis_clip_max is None and not _is_preset(config.correction) and "tis" in settings.correction:
-        yield f"tis_clip_max = None with correction = {settings.correction!r}; expected a number above 0"
-    if settings.kl_estimator == "k1" and settings.kl_on_reused == "weighted":
-        estimators = "'k2', 'k3' or 'k3_k2'"
-        yield f"kl_on_reused = 'weighted' with kl_estimator = 'k1'; expected {estimators}: k1's gradient has mean 0"
-    if settings.kl_in_reward and settings.kl_estimator not in KL_REWARDS:
-        yield (
-            f"kl_in_reward = True with kl_estimator = {settings.kl_estimator!r}; expected one of "
-            f"{', '.join(map(repr, KL_REWARDS))}: it differs from k3 by its gradient, which a reward has none of"
-        )
-    elif settings.kl_in_reward and settings.kl_on_reused == "weighted" and settings.kl_estimator != "k1":
-        yield "kl_in_reward = True with kl_on_reused = 'weighted'; expected a KL in the loss: it has no reward"
-    if not settings.kl_in_reward and settings.kl_estimator == "k1":
-        yield "kl_in_reward = False with kl_estimator = 'k1'; expected another estimator: k1's gradient has mean 0"
-    if config.kl_in_reward and not settings.kl_coeff:
-        yield "kl_in_reward = True with kl_coeff = 0; expected kl_coeff above 0"
-    yield from _together(settings, config)
+        is_unread = loss.clip_rule in WITHOUT_CLIP_BOUNDS and not _is_preset(getattr(config, name))
+        yield is_unread, f"{name} clip_rule", f"no {name}: the rule does not read it"
+    is_split = loss.clip_rule == "symmetric" and not _is_preset(config.clip_high) and loss.clip_high != loss.clip_low
+    yield is_split, "clip_high clip_rule", f"clip_low = {loss.clip_low!r}, or clip_rule = 'higher'"
+    highest = 1 + loss.clip_high
+    is_low = loss.clip_rule == "two_sided" and loss.clip_delta <= highest
+    yield is_low, "clip_delta", f"more than 1 + clip_high = {highest!r}"
+    is_mixed = loss.ratio_level != "token" and loss.correction in _TOKEN_CORRECTIONS
+    own = "'none', 'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
+    yield is_mixed, "correction ratio_level", own
+    is_double = loss.ratio_anchor == "bypass" and loss.correction not in ("none", "mis_po")
+    contained = "'none' or 'mis_po': the ratio to the engine's log-probs already contains the correction"
+    yield is_double, "correction ratio_anchor", contained
+    is_free = loss.tis_clip_max is None and not _is_preset(config.correction) and "tis" in loss.correction
+    yield is_free, "tis_clip_max correction", "a number above 0"
 
 
-def _together(settings: LossSettings, config: Any) -> Iterator[str]:
-    if settings.use_critic and settings.advantage in GROUP_NORMALISED:
-        yield (
-            f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae': with other "
-            "estimators the group is the baseline, and advantages have no value per token"
-        )
-    elif settings.use_critic and settings.advantage != "gae":
-        yield f"use_critic = True with advantage = {settings.advantage!r}; expected advantage = 'gae'"
-    if settings.advantage == "gae" and settings.dynamic_sampling_tries:
-        yield (
-            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'gae'; expected 0: with "
-            "it, groups of equal rewards have a signal"
-        )
-    yield from _posterior(settings, config)
-    if settings.advantage == "none":
-        yield from _without_rewards(config)
-    if settings.kl_reference != "base" and config.lora_rank:
-        yield (
-            f"kl_reference = {settings.kl_reference!r} with lora_rank = {config.lora_rank}; expected 'base': the "
-            "reference is the model without its adapters, which is never updated"
-        )
-    if settings.kl_reference != "base" and not settings.kl_coeff:
-        yield f"kl_reference = {settings.kl_reference!r} with kl_coeff = 0; expected kl_coeff above 0"
-    if settings.kl_on_reused == "weighted" and not settings.kl_coeff:
-        yield "kl_on_reused = 'weighted' with kl_coeff = 0; expected kl_coeff above 0"
+def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
+    is_k1, is_weighted = loss.kl_estimator == "k1", loss.kl_on_reused == "weighted"
+    yield is_k1 and is_weighted, "kl_on_reused kl_estimator", "'k2', 'k3' or 'k3_k2': k1's gradient has mean 0"
+    has_no_reward = loss.kl_in_reward and loss.kl_estimator not in KL_REWARDS
+    known = f"one of {', '.join(map(repr, KL_REWARDS))}: it differs from k3 by its gradient, which a reward has none of"
+    yield has_no_reward, "kl_in_reward kl_estimator", known
+    is_unrewarded = loss.kl_in_reward and is_weighted and not is_k1 and not has_no_reward
+    yield is_unrewarded, "kl_in_reward kl_on_reused", "a KL in the loss: it has no reward"
+    is_flat = not loss.kl_in_reward and is_k1
+    yield is_flat, "kl_in_reward kl_estimator", "another estimator: k1's gradient has mean 0"
+    is_based = loss.kl_reference == "base"
+    adapted = "'base': the reference is the model without its adapters, which is never updated"
+    yield not is_based and bool(config.lora_rank), "kl_reference lora_rank", adapted
+    for name, is_given in (("kl_in_reward", config.kl_in_reward), ("kl_reference", not is_based),
+                           ("kl_on_reused", is_weighted)):  # fmt: skip
+        yield bool(is_given) and not loss.kl_coeff, f"{name} kl_coeff", "kl_coeff above 0"
 
 
-def _without_rewards(config: Any) -> Iterator[str]:
-    if not (isinstance(config.regularisers, Mapping) and "distill" in config.regularisers):
-        yield "advantage = 'none' without a teacher; expected .distill(teacher=...): nothing else is learned"
-    if config.flat().may_draw("reuse"):
-        yield "advantage = 'none' with replay_reuse_fraction above 0; expected 0: stored groups train by their rewards"
-
-
-def _posterior(settings: LossSettings, config: Any) -> Iterator[str]:
-    if settings.advantage != "posterior":
-        return
-    if not config.replay_capacity:
-        yield "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
-    if settings.prior_weight == 0 and config.group_size == 1:
-        yield "prior_weight = 0 with group_size = 1; expected more than 0: a first visit has no other baseline"
-    if settings.dynamic_sampling_tries:
-        yield (
-            f"dynamic_sampling_tries = {settings.dynamic_sampling_tries} with advantage = 'posterior'; expected 0: "
-            "with it, groups of equal rewards can have a signal"
-        )
+def _of_advantages(loss: LossSettings, config: Any) -> Iterator[Clash]:
+    is_grouped = loss.advantage in GROUP_NORMALISED
+    why = ": with other estimators the group is the baseline, and advantages have no value per token"
+    is_idle = loss.use_critic and loss.advantage != "gae"
+    yield is_idle, "use_critic advantage", "advantage = 'gae'" + (why if is_grouped else "")
+    if loss.dynamic_sampling_tries and loss.advantage in ("gae", "posterior"):
+        verb = "have" if loss.advantage == "gae" else "can have"
+        yield True, "dynamic_sampling_tries advantage", f"0: with it, groups of equal rewards {verb} a signal"
+    has_no_reward = loss.advantage == "none"
+    is_taught = isinstance(config.regularisers, Mapping) and "distill" in config.regularisers
+    yield has_no_reward and not is_taught, "advantage", "a teacher, .distill(teacher=...): nothing else is learned"
+    may_reuse = has_no_reward and config.may_draw("reuse")
+    yield may_reuse, "advantage replay_reuse_fraction", "0 reused: stored groups train by their rewards"
+    is_posterior = loss.advantage == "posterior"
+    memory = "a memory, which keeps the history"
+    yield is_posterior and not config.replay_capacity, "advantage replay_capacity", memory
+    is_bare = is_posterior and loss.prior_weight == 0 and config.group_size == 1
+    yield is_bare, "prior_weight group_size", "more than 0: a first visit has no other baseline"

@@ -14,12 +14,10 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.algorithm.rollout_validation import faults_of_rollout
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS
 from rllib_srl.common.foreign_names import in_place_of, nearest
 from rllib_srl.common.setting_checks import is_number
-from rllib_srl.common.setting_model import PRESET, Settings, names_any
-from rllib_srl.curriculum.settings import PlannerSettings
+from rllib_srl.common.setting_model import PRESET, Clash, Settings, clashes, names_any
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
@@ -93,6 +91,7 @@ def faults_of(config: Any) -> list[str]:
         lines += [_as_given(part.model.prefix + line, given) for line in found.values()]
         together += [part.model.prefix + line for line in others]
     flat = FlatSettings(config, {name: FLAT[name].initial for name in wrong if name in FLAT})
+    together += clashes((row for check in PAIRS for row in check(flat)), flat.loss_settings(), flat)
     together += [line for check in CHECKS for line in check(flat)]
     return lines + [_as_given(line, given) for line in together if not names_any(line, wrong)]
 
@@ -165,163 +164,141 @@ def _unused(config: Any) -> Iterator[str]:
         yield "policies = several; expected one: SRL trains a single policy"
 
 
-def _group_size(config: Any) -> Iterator[str]:
-    if config.group_size == 1 and config.rule_of("advantage") not in ("posterior", "none"):
-        yield "group_size = 1; expected an integer of at least 2, or advantage = 'posterior' or 'none'"
+def _group_size(config: Any) -> Iterator[Clash]:
+    is_alone = config.group_size == 1 and config.rule_of("advantage") not in ("posterior", "none")
+    yield is_alone, "group_size", "an integer of at least 2, or advantage = 'posterior' or 'none'"
 
 
-def _pairs(config: Any) -> Iterator[str]:
-    turn, episode = config.max_turn_tokens, config.max_episode_tokens
-    if turn >= episode:
-        yield f"max_turn_tokens = {turn}; expected less than max_episode_tokens = {episode}, which includes the prompt"
-    if config.optimizer_name == "sgd" and config.weight_decay:
-        yield f"weight_decay = {config.weight_decay}; expected 0 with optimizer_name = 'sgd'"
+def _pairs(config: Any) -> Iterator[Clash]:
+    episode = config.max_episode_tokens
+    is_long = config.max_turn_tokens >= episode
+    yield is_long, "max_turn_tokens", f"less than max_episode_tokens = {episode}, which includes the prompt"
+    is_decayed = config.optimizer_name == "sgd" and config.weight_decay
+    yield is_decayed, "weight_decay optimizer_name", "0, or another optimizer"
 
 
-def _fitting(config: Any) -> Iterator[str]:
-    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
-        yield fault
-    if config.activation_checkpointing == "offload" and not config.num_gpus_per_learner:
-        yield (
-            "activation_checkpointing = 'offload'; expected num_gpus_per_learner above 0: on a CPU they are in host "
-            "memory already"
-        )
-    if config.lora_rank and find_spec("peft") is None:
-        yield f"lora_rank = {config.lora_rank}; expected the package peft: pip install 'rllib_srl[lora]'"
-    if config.lora_rank and config.lora_send == "adapter":
-        yield from _adapters_in_vllm(config)
+def _ahead(config: Any) -> Iterator[Clash]:
+    """How far ahead of training prompts are played."""
+    if not config.max_lag:
+        for name in ("in_flight", "slice_s", "late"):
+            is_given = getattr(config, name) != FLAT[name].default
+            yield is_given, f"{name} max_lag", "it only with max_lag above 0"
+        return
+    num, loss = config.num_prompts_per_batch, config.loss_settings()
+    is_small = config.in_flight is not None and config.in_flight <= num
+    yield is_small, "in_flight", f"an integer above num_prompts_per_batch = {num}, or None"
+    here = "at least 1: a runner plays while this process trains"
+    yield config.num_env_runners == 0, "num_env_runners max_lag", here
+    yield config.colocate, "colocate max_lag", "False: engine and learner would use the GPU at the same time"
+    late = "0: further prompts would have to be waited for"
+    yield loss.dynamic_sampling_tries, "dynamic_sampling_tries max_lag", late
+    yield loss.correction == "none", "correction max_lag", "a correction for tokens of older weights"
+    yield loss.kl_coeff and loss.kl_in_reward, "kl_coeff max_lag", "0, or a KL in the loss"
+    is_forgotten = config.late == "memory" and not config.replay_capacity
+    yield is_forgotten, "replay_capacity max_lag", "a memory, or late = 'drop'"
+
+
+def _fitting(config: Any) -> Iterator[Clash]:
+    is_offloaded = config.activation_checkpointing == "offload" and not config.num_gpus_per_learner
+    place = "num_gpus_per_learner above 0: on a CPU they are in host memory already"
+    yield is_offloaded, "activation_checkpointing", place
+    is_missing = config.lora_rank and find_spec("peft") is None
+    yield is_missing, "lora_rank", "the package peft: pip install 'rllib_srl[lora]'"
+    is_moving = config.kl_coeff and config.loss_settings().kl_reference != "base"
     for name in ("lora_rank", "fsdp"):
         value = getattr(config, name)
-        if value and config.weight_transfer != "object_store":
-            yield f"{name} = {value!r} with weight_transfer = {config.weight_transfer!r}; expected 'object_store'"
-        if value and config.kl_coeff and config.loss_settings().kl_reference != "base":
-            yield (
-                f"{name} = {value!r} with kl_reference = {config.loss_settings().kl_reference!r}; expected 'base': "
-                "updating a reference copies whole weights"
-            )
-    if config.fsdp is True:
-        yield from _sharded(config)
+        yield value and config.weight_transfer != "object_store", f"{name} weight_transfer", "'object_store'"
+        yield value and is_moving, f"{name} kl_reference", "'base': updating a reference copies whole weights"
 
 
-def _adapters_in_vllm(config: Any) -> Iterator[str]:
-    """Yield why vLLM cannot apply the adapters itself; its engine checks the layers of the model when it starts."""
-    if config.engine == "transformers" or (config.engine == "auto" and find_spec("vllm") is None):
+def _optimizer(config: Any) -> Iterator[str]:
+    if fault := fault_of(config.optimizer_name, config.num_gpus_per_learner or 0):
+        yield fault
+
+
+def _adapters_in_vllm(config: Any) -> Iterator[Clash]:
+    """Say why vLLM cannot apply the adapters itself; its engine checks the layers of the model when it starts."""
+    is_vllm = config.engine == "vllm" or (config.engine == "auto" and find_spec("vllm") is not None)
+    if not config.lora_rank or config.lora_send != "adapter" or not is_vllm:
         return
     remedy = "lora = {'rank': ..., 'send': 'merged'}"
-    if config.lora_rank > MAX_RANK:
-        yield f"lora_rank = {config.lora_rank}; expected at most {MAX_RANK}, the highest that vLLM applies, or {remedy}"
-    if tables := sorted({*config.lora_targets} & TABLES):
-        yield f"lora_targets has {tables}; expected layers inside the decoder with vLLM, or {remedy}"
-    if config.num_gpus_per_env_runner and config.compute_dtype == "float32":
-        yield (
-            "lora_send = 'adapter' with compute_dtype = 'float32' on a GPU; expected 'bfloat16', the format of vLLM's "
-            f"kernels for adapters, or {remedy}"
-        )
+    is_high, tables = config.lora_rank > MAX_RANK, sorted({*config.lora_targets} & TABLES)
+    yield is_high, "lora_rank", f"at most {MAX_RANK}, the highest that vLLM applies, or {remedy}"
+    yield tables, "lora_targets", f"layers inside the decoder with vLLM, not {tables}, or {remedy}"
+    is_wide = config.num_gpus_per_env_runner and config.compute_dtype == "float32"
+    kernels = f"'bfloat16' on a GPU, the format of vLLM's kernels for adapters, or {remedy}"
+    yield is_wide, "lora_send compute_dtype", kernels
 
 
-def _sharded(config: Any) -> Iterator[str]:
-    """Yield what does not go together with `fsdp`."""
+def _sharded(config: Any) -> Iterator[Clash]:
+    """What does not go together with `fsdp`."""
+    if config.fsdp is not True:
+        return
+    num, loss = config.num_learners, config.loss_settings()
     for name in ("fsdp_tensor_parallel", "fsdp_sequence_parallel"):
-        if config.num_learners > 1 and config.num_learners % getattr(config, name):
-            yield f"{name} = {getattr(config, name)}; expected a divisor of num_learners = {config.num_learners}"
-    if config.fsdp_tensor_parallel > 1 and config.fsdp_sequence_parallel > 1:
-        yield (
-            f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel} with fsdp_tensor_parallel = "
-            f"{config.fsdp_tensor_parallel}; expected 1 of one of the two"
-        )
-    for name in ("fsdp_tensor_parallel", "fsdp_sequence_parallel"):
-        if config.replay_retain and getattr(config, name) > 1:
-            yield (
-                f"replay_retain = {config.replay_retain!r} with {name} = {getattr(config, name)}; expected 1: the "
-                "likeliest tokens are found in a whole head, for whole answers"
-            )
-    if config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16":
-        yield (
-            f"fsdp_gather_dtype = 'bfloat16' with compute_dtype = {config.compute_dtype!r}; expected compute_dtype = "
-            "'bfloat16': products in float32 need weights in float32"
-        )
+        size = getattr(config, name)
+        yield num > 1 and num % size, name, f"a divisor of num_learners = {num}"
+        whole = "1: the likeliest tokens are found in a whole head, for whole answers"
+        yield config.replay_retain and size > 1, f"replay_retain {name}", whole
+    is_both = config.fsdp_tensor_parallel > 1 and config.fsdp_sequence_parallel > 1
+    yield is_both, "fsdp_sequence_parallel fsdp_tensor_parallel", "1 of one of the two"
+    is_narrow = config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16"
+    products = "compute_dtype = 'bfloat16': products in float32 need weights in float32"
+    yield is_narrow, "fsdp_gather_dtype compute_dtype", products
     if config.fsdp_sequence_parallel > 1:
-        yield from _splitting_tokens(config)
-    if config.replay_history_by == "kl":
-        yield "fsdp = True with replay_history_by = 'kl'; expected 'versions' or 'visits'"
-    if config.lora_rank:
-        yield "fsdp = True with lora_rank; expected one of the two: adapters are too small to shard"
-    if config.num_learners < 2:
-        yield f"fsdp = True with num_learners = {config.num_learners}; expected at least 2"
-    if config.colocate:
-        yield "fsdp = True with colocate = True; expected one of the two: shards cannot be moved off the GPU"
-    if config.grad_clip_by != "global_norm":
-        yield f"fsdp = True with grad_clip_by = {config.grad_clip_by!r}; expected 'global_norm'"
-    if config.optimizer_name not in TORCH:
-        yield f"fsdp = True with optimizer_name = {config.optimizer_name!r}; expected one of {', '.join(TORCH)}"
-    if config.loss_settings().needs_batch_statistics:
-        yield "fsdp = True with a loss that needs statistics of the whole batch (bapo); expected another loss"
+        tries = "True: only the tokens of tries are split"
+        yield config.prefix_sharing is False, "fsdp_sequence_parallel prefix_sharing", tries
+        apart = "False: no learner has the hidden states of all tokens"
+        yield loss.use_critic, "fsdp_sequence_parallel use_critic", apart
+    yield config.replay_history_by == "kl", "fsdp replay_history_by", "'versions' or 'visits'"
+    yield config.lora_rank, "fsdp lora_rank", "one of the two: adapters are too small to shard"
+    yield num < 2, "fsdp num_learners", "at least 2"
+    yield config.colocate, "fsdp colocate", "one of the two: shards cannot be moved off the GPU"
+    yield config.grad_clip_by != "global_norm", "fsdp grad_clip_by", "'global_norm'"
+    yield config.optimizer_name not in TORCH, "fsdp optimizer_name", f"one of {', '.join(TORCH)}"
+    bapo = "a loss that does not need statistics of the whole batch"
+    yield loss.needs_batch_statistics, "fsdp clip_rule", bapo
 
 
-def _splitting_tokens(config: Any) -> Iterator[str]:
-    """Yield what does not go together with sequence parallelism."""
-    shown = f"fsdp_sequence_parallel = {config.fsdp_sequence_parallel}"
-    if config.prefix_sharing is False:
-        yield f"{shown} with prefix_sharing = False; expected True: only the tokens of tries are split"
-    if config.loss_settings().use_critic:
-        yield f"{shown} with use_critic = True; expected False: no learner has the hidden states of all tokens"
-
-
-def _placement(config: Any) -> Iterator[str]:
-    num_gpus, learner_gpus = (config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0)
-    has_engine_gpu = num_gpus > 0
-    if config.num_env_runners == 0 and config.num_learners != 0:
-        yield f"num_env_runners = 0 (all in one process); expected num_learners = 0, not {config.num_learners}"
-    yield from _transfer(config, num_gpus, learner_gpus)
-    if config.replay_diversity_device == "gpu" and config.num_env_runners == 0:
-        yield (
-            "replay_diversity_device = 'gpu' with num_env_runners = 0 (all in one process); expected 'cpu': the memory "
-            "needs a process of its own, with its own CUDA runtime"
-        )
-    if learner_gpus > 1:
-        yield f"num_gpus_per_learner = {learner_gpus:g}; expected at most 1: raise num_learners, with fsdp = True"
-    if num_gpus >= 1 and config.engine_tensor_parallel_size != num_gpus:
-        yield (
-            f"engine_tensor_parallel_size = {config.engine_tensor_parallel_size}; expected "
-            f"num_gpus_per_env_runner = {num_gpus:g}"
-        )
-    if config.colocate and has_engine_gpu and num_gpus + learner_gpus > 1:
-        yield f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected fractions that sum to at most 1"
+def _placement(config: Any) -> Iterator[Clash]:
+    engine, learner = config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0
+    is_one = config.num_env_runners == 0
+    yield is_one and config.num_learners, "num_env_runners num_learners", "0 learners where all is in one process"
+    own = "'cpu': the memory needs its own process, with its own CUDA runtime"
+    yield is_one and config.replay_diversity_device == "gpu", "replay_diversity_device num_env_runners", own
+    yield learner > 1, "num_gpus_per_learner", "at most 1: raise num_learners, with fsdp = True"
+    is_split = engine >= 1 and config.engine_tensor_parallel_size != engine
+    yield is_split, "engine_tensor_parallel_size", f"num_gpus_per_env_runner = {engine:g}"
+    both = "colocate num_gpus_per_env_runner num_gpus_per_learner"
+    shares_card = config.colocate and engine > 0
+    yield shares_card and engine + learner > 1, both, "fractions that sum to at most 1"
     is_several = config.num_env_runners > 1 or config.num_learners > 1
-    if config.colocate and has_engine_gpu and is_several and max(num_gpus, learner_gpus) <= 0.5:
-        yield (
-            f"colocate = True with {num_gpus:g} + {learner_gpus:g} GPUs; expected one of the two above 0.5, such as "
-            "0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"
-        )
+    above = (
+        "one of the two above 0.5, such as 0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"
+    )
+    yield shares_card and is_several and max(engine, learner) <= 0.5, both, above
 
 
-def _transfer(config: Any, num_gpus: float, learner_gpus: float) -> Iterator[str]:
-    """Yield what the transport between GPUs cannot do; checked here, because it would hang or fail in a run."""
-    kind = config.weight_transfer
+def _transfer(config: Any) -> Iterator[Clash]:
+    """What the transport between GPUs cannot do; checked here, because it would hang or fail in a run."""
+    kind, name = config.weight_transfer, "weight_transfer"
     if kind == "object_store":
         return
-    shown = f"weight_transfer = {kind!r}"
-    if not (num_gpus > 0 and learner_gpus > 0):
-        yield f"{shown}; expected 'object_store' without GPUs on both sides"
-    if config.engine == "transformers":
-        yield f"{shown}; expected 'object_store' with engine = {config.engine!r}"
-    if config.num_env_runners == 0:
-        yield f"{shown} with num_env_runners = 0; expected 'object_store': engine and learner share one process"
-    shares_card = bool(config.colocate) or 0 < num_gpus < 1 or 0 < learner_gpus < 1
-    if kind == "nccl" and shares_card:
-        yield (
-            f"{shown} with num_gpus_per_env_runner = {num_gpus:g}, num_gpus_per_learner = {learner_gpus:g}; expected "
-            "whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"
-        )
-    if kind != "ipc":
-        return
-    if config.num_learners > 1:
-        yield f"{shown} with num_learners = {config.num_learners}; expected 1, or 'object_store' or 'nccl'"
-    if num_gpus > 0 and learner_gpus > 0 and (not shares_card or config.num_env_runners > 1):
-        yield (
-            f"{shown} with num_env_runners = {config.num_env_runners} and {num_gpus:g} + {learner_gpus:g} GPUs; "
-            "expected one engine and one learner on one GPU, such as 0.6 + 0.4: memory of another GPU cannot be mapped"
-        )
+    engine, learner = config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0
+    are_on_gpus = engine > 0 and learner > 0
+    shares_card = bool(config.colocate) or 0 < engine < 1 or 0 < learner < 1
+    yield not are_on_gpus, name, "'object_store' without GPUs on both sides"
+    yield config.engine == "transformers", f"{name} engine", "'object_store'"
+    one = "'object_store': engine and learner share one process"
+    yield config.num_env_runners == 0, f"{name} num_env_runners", one
+    gpus = "num_gpus_per_env_runner num_gpus_per_learner"
+    whole = "whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"
+    yield kind == "nccl" and shares_card, f"{name} {gpus}", whole
+    is_ipc = kind == "ipc"
+    yield is_ipc and config.num_learners > 1, f"{name} num_learners", "1 learner, or 'object_store' or 'nccl'"
+    mapped = "one engine and one learner on one GPU, such as 0.6 + 0.4: memory of another GPU cannot be mapped"
+    is_apart = is_ipc and are_on_gpus and (not shares_card or config.num_env_runners > 1)
+    yield is_apart, f"{name} num_env_runners {gpus}", mapped
 
 
 def _model(config: Any) -> Iterator[str]:
@@ -375,14 +352,13 @@ def _worlds(config: Any) -> Iterator[str]:
         yield f"mixture = {weights!r}; expected weights above 0"
 
 
-def _prompt_order(config: Any) -> Iterator[str]:
-    """Yield errors for settings that draw environments, where every prompt is played once an epoch."""
-    if config.prompt_order != "epochs":
-        return
-    if config.stream is not None:
-        yield "prompt_order = 'epochs' with a stream; expected 'mixture': a stream changes the weights of its domains"
-    if config.mixture and len(set(config.mixture.values())) > 1:
-        yield f"prompt_order = 'epochs' with mixture = {config.mixture!r}; expected equal weights, or 'mixture'"
+def _prompt_order(config: Any) -> Iterator[Clash]:
+    """What draws environments, where every prompt is played once an epoch."""
+    if config.prompt_order == "epochs":
+        whole = "'mixture': a stream changes the weights of its domains"
+        yield config.stream is not None, "prompt_order stream", whole
+        is_unequal = config.mixture and len(set(config.mixture.values())) > 1
+        yield is_unequal, "prompt_order mixture", "equal weights, or 'mixture'"
 
 
 def _stream(config: Any) -> Iterator[str]:
@@ -399,7 +375,7 @@ def _stream(config: Any) -> Iterator[str]:
 
 
 def _replay(config: Any) -> Iterator[str]:
-    if not any(_group_size(config)):
+    if not any(is_wrong for is_wrong, *_ in _group_size(config)):
         yield from group_size_errors(config.replay_settings(), _beside_memory(config))
 
 
@@ -413,27 +389,18 @@ def _beside_memory(config: Any) -> Run:
     )
 
 
-def _fractions(config: Any, settings: PlannerSettings) -> Iterator[str]:
+def _planner(config: Any) -> Iterator[Clash]:
+    settings = config.planner_settings()
     low, high = settings.fraction_bounds
     for name in settings.adapted:
         fraction = getattr(config, f"replay_{name}_fraction")
-        if isinstance(fraction, int | float) and not low <= fraction <= high:
-            yield (
-                f"replay_{name}_fraction = {fraction!r}; expected {low} to {high}, the planner_fraction_bounds within "
-                f"which planner_adapt = {settings.adapt!r} moves it"
-            )
-
-
-def _planner(config: Any) -> Iterator[str]:
-    settings = config.planner_settings()
-    yield from _fractions(config, settings)
-    if config.replay_revisit_fraction == AUTO and "revisit" in settings.adapted:
-        yield (
-            f"replay_revisit_fraction = 'auto' with planner_adapt = {settings.adapt!r}; expected a number, or 'reuse' "
-            "or 'none': only one of them can move the fraction"
-        )
-    if settings.adapt != "none" and config.replay_capacity == 0:
-        yield f"planner_adapt = {settings.adapt!r} with replay_capacity = 0; expected 'none' without a memory"
+        is_out = isinstance(fraction, int | float) and not low <= fraction <= high
+        yield is_out, f"replay_{name}_fraction planner_adapt", f"{low} to {high}, the planner_fraction_bounds"
+    is_double = config.replay_revisit_fraction == AUTO and "revisit" in settings.adapted
+    one = "a number, or 'reuse' or 'none': only one of them can move the fraction"
+    yield is_double, "replay_revisit_fraction planner_adapt", one
+    is_idle = settings.adapt != "none" and config.replay_capacity == 0
+    yield is_idle, "planner_adapt replay_capacity", "'none' without a memory"
 
 
 def _regularisers(config: Any) -> Iterator[str]:
@@ -444,7 +411,8 @@ def _regularisers(config: Any) -> Iterator[str]:
         yield from one.faults(f"regularisers.{name}", config)
 
 
-CHECKS = (
-    *(_group_size, _pairs, _fitting, _placement, _model, _worlds, _prompt_order, _replay, _planner),
-    *(faults_of_loss, _regularisers, faults_of_rollout),
+PAIRS = (
+    *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _transfer, _prompt_order),
+    _planner,
 )
+CHECKS = (_optimizer, _model, _worlds, _replay, faults_of_loss, _regularisers)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -29,6 +29,7 @@ PRESET = "preset"  # value of a setting that the user leaves to the named algori
 Pair = Annotated[tuple[float, float], Strict(False)]  # a list is a tuple, too
 Triple = Annotated[tuple[float, float, float], Strict(False)]
 Part = TypeVar("Part", bound="Settings")
+Clash = tuple[Any, str, str]  # see `clashes`
 
 
 class Setting(NamedTuple):
@@ -196,6 +197,20 @@ class Settings(BaseModel):
             else:
                 wrong.setdefault(name, f"expected {expected(cls, name)}")
         return wrong
+
+
+def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:
+    """Yield "a = 1 with b = 2; expected ..." for each row whose condition is true.
+
+    Args:
+        rows: condition, names of settings separated by spaces, and what is expected instead.
+        sources: objects with the settings as attributes; the first that has one counts.
+    """
+    for is_wrong, names, instead in rows:
+        if is_wrong:
+            owners = {name: next(one for one in sources if hasattr(one, name)) for name in names.split()}
+            first, *others = (f"{name} = {getattr(one, name)!r}" for name, one in owners.items())
+            yield f"{first}{' with ' * bool(others)}{' and '.join(others)}; expected {instead}"
 
 
 def names_any(line: str, names: Collection[str]) -> bool:

@@ -119,15 +119,15 @@ def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expect
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"num_env_runners": 0, "num_learners": 2}, "(all in one process); expected num_learners = 0, not 2"),
+        ({"num_env_runners": 0, "num_learners": 2}, "with num_learners = 2; expected 0 learners where all is in one process"),
         ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
-        ({"weight_transfer": "ipc", "engine": "transformers"}, "expected 'object_store' with engine = 'transformers'"),
+        ({"weight_transfer": "ipc", "engine": "transformers"}, "with engine = 'transformers'; expected 'object_store'"),
         ({"num_gpus_per_env_runner": 2}, "engine.tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
         (
             {"colocate": True, "num_gpus_per_env_runner": 0.6, "num_gpus_per_learner": 0.6},
-            "colocate = True with 0.6 + 0.6 GPUs; expected fractions that sum to at most 1",
+            "num_gpus_per_env_runner = 0.6 and num_gpus_per_learner = 0.6; expected fractions that sum to at most 1",
         ),
-        ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1; expected 0 with optimizer_name = 'sgd'"),
+        ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1 with optimizer_name = 'sgd'; expected 0"),
         ({"env": None, "worlds": {"nowhere": {}}}, "worlds: environment 'nowhere' is unknown"),
         ({"env": None, "worlds": {"compare": 3}}, "env_config of compare = 3; expected a mapping"),
         ({"env": None, "worlds": ["compare"]}, "worlds = ['compare']; expected a mapping from the names of "),

@@ -43,7 +43,7 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
 
 @pytest.mark.parametrize(("diversity", "num_env_runners", "message"), [
     ({"device": "cuda"}, 1, "replay_diversity.device = 'cuda'; expected one of 'cpu', 'gpu'"),
-    ({"device": "gpu"}, 0, "expected 'cpu': the memory needs a process of its own"),
+    ({"device": "gpu"}, 0, "expected 'cpu': the memory needs its own process"),
 ])  # fmt: skip
 def test_a_search_that_cannot_run_on_a_card_is_refused(config, diversity, num_env_runners, message):
     config.env_runners(num_env_runners=num_env_runners).replay(diversity={"coeff": 0.5, **diversity})
@@ -172,11 +172,11 @@ def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
 
 REFUSED = [
     ({"weight_transfer": "ipc", "num_learners": 2, "num_gpus": (0.6, 0.4), "num_env_runners": 1},
-     "'ipc' with num_learners = 2; expected 1, or 'object_store' or 'nccl'"),
+     "'ipc' with num_learners = 2; expected 1 learner, or 'object_store' or 'nccl'"),
     ({"weight_transfer": "ipc", "num_learners": 1, "num_gpus": (1, 1)},
      "expected one engine and one learner on one GPU, such as 0.6 + 0.4"),
     ({"weight_transfer": "ipc", "num_learners": 1, "num_env_runners": 2, "num_gpus": (0.6, 0.4)},
-     "num_env_runners = 2 and 0.6 + 0.4 GPUs; expected one engine and one learner on one GPU"),
+     "and num_gpus_per_learner = 0.4; expected one engine and one learner on one GPU"),
     ({"weight_transfer": "nccl", "num_env_runners": 0, "num_learners": 0, "num_gpus": (1, 1)},
      "'nccl' with num_env_runners = 0; expected 'object_store': engine and learner share one process"),
     ({"weight_transfer": "ipc", "num_env_runners": 0, "num_learners": 0, "num_gpus": (0.6, 0.4)},

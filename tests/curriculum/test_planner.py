@@ -179,8 +179,7 @@ def test_validate_reports_the_planner(random_llama_dir, tmp_path):
         told = [line for line in faults_of(config) if "planner_adapt.bounds" in line]
         assert [line.partition("_fraction = ")[0] for line in told] == [f"replay_{name}" for name in wrong]
     assert told[0] == (
-        "replay_revisit_fraction = 0.7; expected 0.1 to 0.6, the planner_adapt.bounds within which planner_adapt = "
-        "'both' moves it"
+        "replay_revisit_fraction = 0.7 with planner_adapt = 'both'; expected 0.1 to 0.6, the planner_adapt.bounds"
     )
     with pytest.raises(TypeError, match=r"planner\(\) got .*\n  adopt; .*did you mean adapt\?"):
         config.planner(adopt="both")

@@ -183,11 +183,11 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
     ({"fsdp": True}, "num_learners = 0; expected at least 2"),
-    ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora; expected one of the two"),
+    ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora = 4; expected one of the two"),
     ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
     ({"fsdp": {"tensor_parallel": 0}}, "fsdp.tensor_parallel = 0; expected an integer of at least 1"),
     ({"fsdp": {"enabled": False, "tensor_parallel": 2}}, "expected it only with fsdp = 'True', not False"),
-    ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora; expected one of the"),
+    ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora = 4; expected one of the"),
     ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
     ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
     ({"fsdp": {"sequence_parallel": 2}, "use_critic": True}, "with advantage.use_critic = True; expected False"),
@@ -206,8 +206,8 @@ def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, 
 
 @pytest.mark.parametrize(("lora", "num_gpus", "message"), [
     ({"rank": 600}, 0, "lora.rank = 600; expected at most 512, the highest that vLLM applies"),
-    ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets has \['lm_head'\]; expected layers inside the decoder"),
-    ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32' on a GPU; expected 'bfloat16'"),
+    ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets = .*; expected layers inside the decoder"),
+    ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32'; expected 'bfloat16' on a GPU"),
 ])  # fmt: skip
 def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(config, lora, num_gpus, message):
     config.env_runners(engine="vllm", num_env_runners=1, num_gpus_per_env_runner=num_gpus)

@@ -153,7 +153,7 @@ CONTRADICTIONS = [
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
     ({"kl_coeff": 0.1, "kl_estimator": "k3_k2", "kl_in_reward": True}, "expected one of 'k1', 'k2', 'k3': it differs"),
     ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected a KL in the loss"),
-    ({"kl_in_reward": True}, "with kl.coeff = 0; expected kl.coeff above 0"),
+    ({"kl_in_reward": True}, "with kl.coeff = 0.0; expected kl.coeff above 0"),
     ({"kl_reference": "ema"}, "kl.reference = 'ema' with kl.coeff = 0"),
     ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
     ({"kl_on_reused": "weighted"}, "kl.on_reused = 'weighted' with kl.coeff = 0"),
