@@ -10,6 +10,7 @@ and is loaded only for `prompt_format = "chat"`.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any
 
 from torch import version
 
+from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import num_gpus_here
 from rllib_srl.algorithm.settings import warn_once
 from rllib_srl.common.environments import lacks
@@ -194,20 +196,22 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
     made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
     envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
-    faults = [f"{_setting_of(config, name)}; {env.text}" for name, env in made.items() if isinstance(env, Fault)]
+    faults = [_told(config, name, env.text) for name, env in made.items() if isinstance(env, Fault)]
     looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
     for env_id, found in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
         text = found.text if isinstance(found, Fault) else found
-        faults += [f"{_setting_of(config, env_id)}; {text}"] if text else []
+        faults += [_told(config, env_id, text)] if text else []
     in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
     return faults
 
 
-def _setting_of(config: Any, env_id: str) -> str:
-    """Return the setting that names an environment, for error messages."""
+def _told(config: Any, env_id: str, text: str) -> str:
+    """Return an error of an environment behind the setting that names it: `data` for a user's own questions."""
     if config.stream:
-        return f"stream: environment {env_id!r}"
-    return f"worlds: environment {env_id!r}" if config.worlds else f"env = {env_id!r}"
+        return f"stream: environment {env_id!r}; {text}"
+    if config.env == OWN_DATA and (place := re.match("(path|hub_id)(?= = )", text)):
+        return f"data{text[place.end() :]}"
+    return f"worlds: environment {env_id!r}; {text}" if config.worlds else f"env = {env_id!r}; {text}"
 
 
 def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:

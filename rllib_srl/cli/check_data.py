@@ -8,7 +8,8 @@ answer of another row), and compares lengths with max_turn_tokens and max_episod
 untrained model answer --solve prompts a few times each: training learns from prompts whose answers earn different
 rewards.
 
-Exit status: 0 if nothing needs a look, else 1.
+Exit status: 1 if rows cannot be used, contradict each other, or leave nothing to train on; else 0, also if something
+needs a look.
 """
 
 from __future__ import annotations
@@ -81,13 +82,15 @@ class Findings:
     """The lines to print. Invariant: `to_look_at` has one line for each finding that training would suffer from."""
 
     to_look_at: list[str] = field(default_factory=list)
+    are_rows_wrong: bool = False
 
     def line(self, topic: str, text: str) -> None:
         """Print a line under a topic."""
         print(f"{topic:<10}{text}")
 
-    def look(self, text: str, examples: Sequence[str] = ()) -> None:
-        """Keep a finding for the end, with a few examples."""
+    def look(self, text: str, examples: Sequence[str] = (), is_wrong: bool = False) -> None:
+        """Keep a finding for the end, with a few examples; `is_wrong`: the rows have to be mended."""
+        self.are_rows_wrong |= is_wrong
         self.to_look_at.append("".join([text, *(f"\n    {each}" for each in examples[:NUM_EXAMPLES])]))
 
 
@@ -134,7 +137,7 @@ def check_data(arguments: argparse.Namespace) -> int:
     print(f"\n{len(found.to_look_at)} to look at:")
     for text in found.to_look_at:
         print(f"- {text}")
-    return 1
+    return int(found.are_rows_wrong)
 
 
 def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
@@ -151,16 +154,18 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
     found.line("", f"rows: {counts}")
     if contradictions:
         text = "rows with another answer than an earlier row with the same question"
-        found.look(f"{text}: {len(contradictions)}", contradictions)
+        found.look(f"{text}: {len(contradictions)}", contradictions, is_wrong=True)
     if others:
-        found.look(f"rows that cannot be used (fix them, or set bad_rows to skip): {len(others)}", others)
+        text = f"rows that cannot be used (fix them, or set bad_rows to skip): {len(others)}"
+        found.look(text, others, is_wrong=True)
     if env.row_notes:
         found.look(f"rows that are used and may not say what is meant: {len(env.row_notes)}", env.row_notes)
     if similar:
         text = f"questions that differ only in case and spacing, or in other columns: {len(similar)}"
         found.look(text, [_short(each) for each in similar])
     if not num["train"]:
-        found.look("there is no question to train on: all are held out; expected more rows, or another heldout_path")
+        text = "there is no question to train on: all are held out; expected more rows, or another heldout_path"
+        found.look(text, is_wrong=True)
     if not num["heldout"]:
         found.look("there is no held-out question: evaluation is not possible; expected more rows, or a heldout_path")
 

@@ -169,7 +169,7 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
     """Return both sides with their settings, validated; nothing is started.
 
     Raises:
-        SettingsError: the settings have faults, or differ where they must be equal.
+        SettingsError: the settings are invalid, or differ where they must be equal.
         CheckpointError: a checkpoint is missing or damaged.
     """
     checkpoints = [checkpoint_named(name) for name in names]

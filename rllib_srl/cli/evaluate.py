@@ -108,7 +108,7 @@ def started(
     """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind.
 
     Raises:
-        SettingsError: the settings have faults; nothing was started.
+        SettingsError: the settings are invalid; nothing was started.
     """
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}

@@ -103,7 +103,7 @@ class SettingFaults(ValueError):
 
     def __init__(self, values: Mapping[str, Any], wrong: Mapping[str, str]) -> None:
         """Write one line for each value."""
-        super().__init__("settings are invalid:\n  " + "\n  ".join(f"{n} = {values[n]!r}; {wrong[n]}" for n in wrong))
+        super().__init__("invalid settings:\n  " + "\n  ".join(f"{n} = {values[n]!r}; {wrong[n]}" for n in wrong))
         self.wrong = wrong
 
 
@@ -175,7 +175,7 @@ class Settings(BaseModel):
             ValueError: settings are invalid; the message lists all errors.
         """
         if faults := self.faults(vars(self)):
-            raise ValueError(f"{type(self).__name__} has faults:\n  " + "\n  ".join(faults))
+            raise ValueError(f"{type(self).__name__} is invalid:\n  " + "\n  ".join(faults))
         return self
 
     @classmethod

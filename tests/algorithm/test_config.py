@@ -119,7 +119,7 @@ def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expect
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"num_env_runners": 0, "num_learners": 2}, "with num_learners = 2; expected 0 learners where all is in one process"),
+        ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected 0 learners where all is in"),
         ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
         ({"weight_transfer": "ipc", "engine": "transformers"}, "with engine = 'transformers'; expected 'object_store'"),
         ({"num_gpus_per_env_runner": 2}, "engine.tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),

@@ -54,10 +54,10 @@ def test_progress_is_a_line_each_where_there_is_no_terminal() -> None:
 def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> None:
     stream = Terminal()
     progress = Progress(2, stream)
-    progress.iteration(1, math.nan, 10, 1.0)
+    progress.iteration(1, math.nan, 10, 1.0, num_resampled=12)
     progress.note("a warning")
     progress.end()
-    line = "iteration 1/2  reward -  10 tokens/s  1s left"
+    line = "iteration 1/2  reward -  10 tokens/s  12 resampled  1s left"
     assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
 
 

@@ -64,7 +64,7 @@ def test_all_values_of_a_wrong_kind_are_named_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         given("--group_size", "many", "--check_resources", "maybe", "--env_config", "num_numbers", "--lr", "1e-5")
     assert str(caught.value).splitlines() == [
-        "settings have faults:",
+        "invalid settings:",
         "  env_config = ['num_numbers']; expected name=value pairs, or one JSON object",
         "  group_size = 'many'; expected an integer of at least 2, or of 1 with advantage = 'posterior' or 'none'",
         "  check_resources = 'maybe'; expected True or False",

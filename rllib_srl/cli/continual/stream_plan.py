@@ -69,7 +69,7 @@ def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Pl
     """Return a plan for each order of the tasks, validated as far as possible without starting anything.
 
     Raises:
-        ValueError: tasks, orders or settings have faults.
+        ValueError: tasks, orders or settings are invalid.
     """
     stages = stages_of(arguments.tasks, arguments.built_in)
     num_orders, seeds, tokens = arguments.orders, arguments.seeds, arguments.tokens
@@ -84,7 +84,7 @@ def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Pl
     if len(timed) < 2:
         raise RunError(f"tasks: {len(timed)}; expected at least 2, one after another")
     if faults := stream_faults(timed):
-        raise RunError("the tasks have faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise RunError("invalid tasks:\n" + "\n".join(f"  {fault}" for fault in faults))
     names = [domain.name for domain in domains_of(timed)]
     if len(names) < len(timed):
         expected = "expected one each (ENV#NAME={...} names another)"
@@ -106,7 +106,7 @@ def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
     """Return the tasks as stages of a stream, without lengths.
 
     Raises:
-        RunError: both or an unknown stream are given, or tasks have faults; all of them, one per line.
+        RunError: both or an unknown stream are given, or tasks are invalid; all of them, one per line.
     """
     if tasks and stream:
         raise RunError(f"--tasks and --stream {stream}; expected one of the two")
@@ -122,7 +122,7 @@ def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
         except (ValueError, OSError) as error:
             faults.append(f"  {text}: {error}")
     if faults:
-        raise RunError("--tasks have faults:\n" + "\n".join(faults))
+        raise RunError("invalid --tasks:\n" + "\n".join(faults))
     return stages
 
 

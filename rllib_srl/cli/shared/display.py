@@ -70,7 +70,9 @@ class Progress:
         heart, self._heart = self._heart, None
         return heart
 
-    def iteration(self, number: int, reward: float, tokens_per_s: float, seconds: float) -> None:
+    def iteration(
+        self, number: int, reward: float, tokens_per_s: float, seconds: float, num_resampled: int = 0
+    ) -> None:
         """Show a finished iteration.
 
         Args:
@@ -78,10 +80,12 @@ class Progress:
             reward: mean over its episodes; nan if there are none.
             tokens_per_s: generated tokens per second of rollout.
             seconds: duration of the iteration.
+            num_resampled: prompts that dynamic sampling played in place of others.
         """
         self._seconds.append(seconds)
         left = (self._last - number) * sum(self._seconds) / len(self._seconds)
         text = f"iteration {number}/{self._last}  reward {rounded(reward)}  {tokens_per_s:.0f} tokens/s"
+        text += f"  {num_resampled} resampled" if num_resampled else ""
         text += f"  {duration(left)} left" if number < self._last else "  done"
         with self._lock:
             self._stop_heart()

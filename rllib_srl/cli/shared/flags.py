@@ -18,6 +18,7 @@ from rllib_srl.cli.shared.settings import (
     SettingsError,
     flag_settings,
     given_settings,
+    invalid,
     more_faults,
     shown,
     titles,
@@ -112,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         hints = [(word.partition("=")[0], in_place_of(word.partition("=")[0], known, "--")) for word in unknown]
         lines = ["unknown arguments:", *(f"  {word}: {hint or '--help lists them all'}" for word, hint in hints)]
         try:
-            lines += more_faults(given_settings(arguments))
+            lines += [line for line in [invalid(more_faults(given_settings(arguments)))] if line]
         except SettingsError as error:
             lines.append(str(error))
         self.error("\n".join(lines))

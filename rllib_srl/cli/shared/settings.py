@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,23 +118,25 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SettingsError: unknown names, values of the wrong type, and errors in the other settings; all at once.
     """
-    faults: list[str] = []
     path = getattr(arguments, "config", None)
     values = _content_of(path) if path else {}
-    if unknown := _unknown_names(values):
-        faults += [f"settings file {path} has unknown names:", *unknown]
+    unknown = _unknown_names(values)
     known = flag_settings()
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known}, True)
-    if wrong:
-        faults += ["settings have faults:", *wrong]
     try:
         read = expanded(read)
     except ValueError as error:
-        faults.append(f"settings have faults:\n  {error}")
-    if faults:
-        more = more_faults(read)
-        raise SettingsError("\n".join([*faults, *(line for line in more if line not in faults)]))
+        wrong.append(str(error))
+    if unknown or wrong:
+        wrong += [line for line in more_faults(read) if line not in wrong]
+        names = [f"settings file {path} has unknown names:", *unknown] if unknown else []
+        raise SettingsError("\n".join([*names, invalid(wrong)]).strip())
     return read
+
+
+def invalid(lines: Sequence[str]) -> str:
+    """Return the message for some errors in settings, "" for none."""
+    return "".join(["invalid settings:", *(f"\n  {line}" for line in lines)]) if lines else ""
 
 
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,8 +183,7 @@ def more_faults(read: Mapping[str, Any]) -> list[str]:
         lines += early_faults(config, lines)
     except (TypeError, ValueError) as error:  # from RLlib's own setters
         lines = str(error).splitlines()
-    named = [line for line in map(in_flag_names, lines) if re.split(r"\W", line, maxsplit=1)[0] in read]
-    return ["settings have faults:", *(f"  {line}" for line in named)] if named else []
+    return [line for line in map(in_flag_names, lines) if re.split(r"\W", line, maxsplit=1)[0] in {"data", *read}]
 
 
 def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
@@ -207,7 +208,7 @@ def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
     except ValueError as error:
         lines += [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     if lines:
-        raise SettingsError("settings have faults:\n" + "\n".join(f"  {in_flag_names(line)}" for line in lines))
+        raise SettingsError(invalid([in_flag_names(line) for line in lines]))
     if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
         check_machine_holds(SRL.default_resource_request(config), config)
 
@@ -262,7 +263,7 @@ def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     read, faults = _read(values, False)
     if faults:
-        raise SettingsError("\n".join(["settings cannot be read:", *faults]))
+        raise SettingsError(invalid(faults))
     return read
 
 
@@ -279,10 +280,10 @@ def _read(values: Mapping[str, Any], is_checked: bool) -> tuple[dict[str, Any], 
             one = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
             shown_value = value[0] if isinstance(value, list) and name in GROUPS and len(value) == 1 else value
-            faults.append(f"  {name} = {shown_value!r}; expected {' '.join(str(error).split())}")
+            faults.append(f"{name} = {shown_value!r}; expected {' '.join(str(error).split())}")
             continue
         wrong = _faults_of_value(name, one) if is_checked else []
-        faults += [f"  {line}" for line in wrong]
+        faults += wrong
         if not wrong:
             read[name] = one
     return read, faults

@@ -67,7 +67,9 @@ def train_until(
     done: list[Iteration] = []
     others = algo.result_logs
     algo.result_logs = (*others, log.write)  # written before a checkpoint of the iteration
-    num_empty = algo.metrics.peek("num_empty_batches", default=0)
+    num_empty, num_resampled = (
+        algo.metrics.peek(name, default=0) for name in ("num_empty_batches", "num_prompts_resampled")
+    )
     try:
         while algo.iteration < last and not (request and request.is_made):
             if not done:
@@ -75,15 +77,17 @@ def train_until(
             result = algo.train()
             iteration = Iteration.of(result)
             done.append(iteration)
-            progress.iteration(iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds)
+            num_before, num_resampled = num_resampled, result.get("num_prompts_resampled", 0)
+            shown = iteration.number, iteration.reward, iteration.tokens_per_s, iteration.seconds
+            progress.iteration(*shown, int(num_resampled - num_before))
             if result.get("num_empty_batches", 0) > num_empty:
                 num_empty = result["num_empty_batches"]
                 progress.note(f"iteration {iteration.number}: no update, since no group had anything to learn from")
             if iteration.number == 1:
                 progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
             if evaluation := result.get("evaluation"):
-                shown = with_interval(*(evaluation[name] for name in ("accuracy", "accuracy_low", "accuracy_high")))
-                progress.note(f"iteration {iteration.number}: held-out accuracy {shown}")
+                accuracy = with_interval(*(evaluation[name] for name in ("accuracy", "accuracy_low", "accuracy_high")))
+                progress.note(f"iteration {iteration.number}: held-out accuracy {accuracy}")
     finally:
         algo.result_logs = others
         log.close()
