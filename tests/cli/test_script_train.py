@@ -153,7 +153,7 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_
     (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
     (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
     (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
-    (["--data", "/no/such.jsonl"], ["\n  data = '/no/such.jsonl' is not a file"]),
+    (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["data = '/no/such.jsonl' is not a file"]),
     (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),
     (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
     (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
