@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 
-def imported(package: str, environment: str) -> Any:
+def imported(package: str, environment: str, extra: str = "envs") -> Any:
     """Return the package that an environment needs.
 
     Raises:
@@ -15,5 +15,5 @@ def imported(package: str, environment: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        message = f"environment {environment!r} needs {package} ({error}); pip install 'rllib_srl[envs]'"
+        message = f"environment {environment!r} needs {package} ({error}); pip install 'rllib_srl[{extra}]'"
         raise ImportError(message) from error

@@ -30,6 +30,18 @@ trackers() {
     "$there/bin/python" -m pytest -q -m slow tests/contrib/test_trackers.py
 }
 
+# A published MCP server is a program of its own.
+mcp_server() {
+    say "pytest: a published MCP server"
+    local there=build/mcp_server
+    if [[ ! -x $there/bin/mcp-server-time ]]; then
+        .venv/bin/python -m venv --clear "$there" || return
+        "$there/bin/python" -m pip install -q 'mcp-server-time==2026.10.19' || return
+    fi
+    MCP_SERVER_TIME=$PWD/$there/bin/mcp-server-time \
+        .venv/bin/python -m pytest -q -m slow tests/envs/test_env_mcp.py -k published
+}
+
 # What fails is run once more, alone and in turn: a test that passes then was disturbed by the tests beside it.
 tests() {
     local status=0 failed=.pytest_cache/v/cache/lastfailed
@@ -61,7 +73,7 @@ case "${1:-}" in
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
         tests -m "not engine and not rebuild" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
-        if (($# == 0)); then trackers || others=$?; fi
+        if (($# == 0)); then trackers || others=$?; mcp_server || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi
         if ((others != 0 && others != 5)); then exit "$others"; fi

@@ -43,8 +43,8 @@ WITHOUT_RAY_BUT = (  # what crosses to another process, or is a class of RLlib
 MAY_IMPORT = {
     "envs": {
         "bm25s", "docstring_parser", "faiss", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
-        "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "starlette", "textarena",
-        "textworld", "typing_extensions", "uvicorn", "verifiers", "websockets",
+        "jsonschema", "mcp", "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "starlette",
+        "textarena", "textworld", "typing_extensions", "uvicorn", "verifiers", "websockets",
     },
     "tune_configs": {"rllib_srl", "ray"},
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
     extras = {"cpu", "gpu", "agents", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
-    extras |= {"faiss-gpu", "dev", "verifiers"}
+    extras |= {"faiss-gpu", "dev", "mcp", "verifiers"}
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
@@ -91,7 +91,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
     optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "sklearn", "textarena", "textworld", "vllm"}
-    optional |= {"httpx", "mlflow", "trackio", "verifiers", "wandb", "websockets"}
+    optional |= {"httpx", "jsonschema", "mcp", "mlflow", "trackio", "verifiers", "wandb", "websockets"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:
             assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"

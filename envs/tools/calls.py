@@ -32,6 +32,10 @@ class ToolTimeoutError(Exception):
     """A call that exceeded its deadline; also raised by tools with a deadline of their own."""
 
 
+class ToolServerError(RuntimeError):
+    """The server of a tool failed; the episode is lost."""
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """One call, read but not yet checked against its tool.

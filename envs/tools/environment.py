@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rllib_srl.envs.math.question_rows import Problem, problem_of
 from rllib_srl.envs.question import Listed, Question
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.tools.calls import ToolCall
+from rllib_srl.envs.tools.mcp_server import McpSettings, McpTools
 from rllib_srl.envs.tools.tool import Tool
 from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
 
@@ -46,10 +48,11 @@ class ToolEnvironment(Listed, ToolWorld):
 
     def __init__(
         self,
-        tools: Sequence[ToolFunction | Tool],
-        questions: str | Path | Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolFunction | Tool] = (),
+        questions: str | Path | Sequence[Mapping[str, Any]] = (),
         reward: Callable[..., float] | None = None,
         *,
+        mcp: Mapping[str, Any] | None = None,
         domain: str = "tools",
         **settings: Any,
     ):
@@ -60,6 +63,7 @@ class ToolEnvironment(Listed, ToolWorld):
                 own needs a subclass whose `tools` makes it anew.
             questions: rows with a question and its answer, or a file of them (docs/own-data.md)
             reward: f(prompt, answer, row) -> number from 0 to 1; None: answers are compared with the right one
+            mcp: a server with further tools, as `McpSettings`: {"command": ["uvx", "mcp-server-time"]}
             domain: the kind of task, counted apart
             settings: of `ToolSettings`, such as call_format="json", max_calls=4, num_shots=2
 
@@ -68,16 +72,28 @@ class ToolEnvironment(Listed, ToolWorld):
         """
         self.domain = domain
         self._listed_tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in tools]
-        if not self._listed_tools:
-            raise ValueError("tools = []; expected at least one function")
+        if not self._listed_tools and mcp is None:
+            raise ValueError("tools = []; expected at least one function, or mcp")
         self._reward = None if reward is None else Rewards.of_function(reward, REWARD_TIMEOUT_S)
         self._problems = _problems_of(questions, has_reward=reward is not None)
         self._ids = list(self._problems)
+        self._mcp: McpTools | None = None
         super().__init__({"num_shots": 0, **settings})
+        self._mcp = None if mcp is None else McpTools(mcp, self.settings.call_timeout_s)
 
     def tools(self, prompt_id: str) -> Sequence[ToolFunction | Tool]:
         """Return the tools of an episode."""
-        return self._listed_tools
+        return [*self._listed_tools, *(self._mcp.tools if self._mcp else ())]
+
+    def _begin_episode(self) -> None:
+        if self._mcp is not None:
+            self._mcp.begin_episode()
+        super()._begin_episode()
+
+    def close(self) -> None:
+        """End a server of this environment's own."""
+        if self._mcp is not None:
+            self._mcp.close()
 
     def gold_calls(self, prompt_id: str) -> list[ToolCall]:
         """Return the calls that lead to the answer, for shots and tests; none are known."""
@@ -113,6 +129,21 @@ class ToolEnvironment(Listed, ToolWorld):
         if prompt_id not in self._problems:
             raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {len(self._ids)} of this environment")
         return self._problems[prompt_id]
+
+
+class Mcp(ToolEnvironment):
+    """The environment `mcp`: the tools of an MCP server, and `tasks`, rows of questions or a file of them."""
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None):
+        """Divide the settings into those of the server and those of `ToolEnvironment`."""
+        own = {"domain": "mcp", **(env_config or {})}
+        of_server, of_tools = ({field.name for field in fields(one)} for one in (McpSettings, ToolSettings))
+        known = {*of_server, *of_tools, "tasks", "reward", "domain"}
+        if unknown := sorted(own.keys() - known):
+            known_names = ", ".join(sorted(known))
+            raise ValueError(f"env_config of mcp: {unknown[0]} is not a setting; expected one of {known_names}")
+        server = {name: own.pop(name) for name in of_server & own.keys()}
+        super().__init__((), own.pop("tasks", ()), mcp=server, **own)
 
 
 def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward: bool) -> dict[str, Problem]:

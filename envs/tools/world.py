@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from rllib_srl.envs import text
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
-from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolTimeoutError, written_call
+from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolServerError, ToolTimeoutError, written_call
 from rllib_srl.envs.tools.deadline import run_within
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 from rllib_srl.envs.tools.tool import Tool
@@ -235,6 +235,7 @@ class ToolWorld(QuestionWorld):
 
         Raises:
             ToolTimeoutError: the call was late.
+            ToolServerError: the tool's server failed.
         """
         tool = tools.get(call.name)
         try:
@@ -245,7 +246,7 @@ class ToolWorld(QuestionWorld):
                 value = tool.function(**arguments)
             else:
                 value = run_within(self.settings.call_timeout_s, tool.function, arguments)
-        except ToolTimeoutError:
+        except (ToolTimeoutError, ToolServerError):
             raise
         except CallError as error:
             return presentable(f"Error: {error}", self.settings.max_result_chars), True
