@@ -23,6 +23,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
         "replay_spacing": "fsrs",
         "replay_selection": "srl",
         "replay_diversity": 0.5,
+        "replay_retain": 1.0,
     },
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -41,7 +42,7 @@ SOURCES = {
     "grpo": "Shao et al. 2024, arXiv 2402.03300",
     "dapo": "Yu et al. 2025, arXiv 2503.14476",
     "spo": "Xu and Ding 2025, arXiv 2509.13232",
-    "srl": "this project: revisits by spaced repetition and diversity",
+    "srl": "this project: revisits by spaced repetition and diversity, and retention",
 }
 TABLES = {"algorithm": ALGORITHMS, "replay": MEMORIES}
 

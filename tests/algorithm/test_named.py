@@ -45,6 +45,7 @@ def test_methods_are_those_of_the_papers():
     assert config().training("grpo").replay_settings().is_on is False
     srl = config().training("srl").replay_settings()
     assert (srl.spacing, srl.selection, srl.diversity_coeff, srl.embedding_used) == ("fsrs", "srl", 0.5, "ngram")
+    assert (srl.retain, config().replay("uniform").replay_settings().retain) == (1.0, 0.0)
 
 
 def test_an_explicit_setting_wins_whatever_the_order():
