@@ -1,8 +1,9 @@
-"""Talk to a model in the terminal: a run's newest checkpoint, a checkpoint, or a model.
+"""Talk to a model in the terminal: a run's newest checkpoint, a checkpoint, a model, or one that is served.
 
     srl chat results/first
     srl chat results/first/checkpoint_000010 --system "Answer in one word." --temperature 0
     srl chat smollm2-135m
+    srl chat results/served                       by its server: a line + or - rates the last answer, =4 or =none too
     printf 'What is 3 + 4?\\nAnd one more?\\n' | srl chat results/first       one turn per line
 
 A line is one turn of yours; "\\n" in it stands for a line break, and empty lines are skipped. `/reset` starts a new
@@ -26,8 +27,10 @@ from typing import Any, Protocol, TextIO
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checkpointing import policy_of
-from rllib_srl.cli.episodes import printable_lines
+from rllib_srl.cli.dialogue import Dialogue
 from rllib_srl.cli.evaluate import checkpoint_named
+from rllib_srl.cli.serving.dialogue import ServedDialogue
+from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
@@ -59,8 +62,6 @@ NO_TRAINING |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_re
 CONTEXT = 4096  # most tokens of a conversation, unless the run or a flag has more
 MAX_TOKENS = 256  # of a reply
 CHUNK = 16  # tokens of a reply after which a terminal shows what there is
-PROMPT = "> "
-COMMANDS = ("/reset", "/quit")
 UNFINISHED = "�"  # decoded from the first bytes of a character
 
 
@@ -204,38 +205,16 @@ class Speaker:
                 show(said.rstrip(UNFINISHED))
 
 
-class Terminal:
-    """The dialogue between a person and a model. Invariant: every reply in `conversation` was shown."""
+class Terminal(Dialogue):
+    """The dialogue with a model that is loaded here. Invariant: every reply in `conversation` was shown."""
 
     def __init__(self, speaker: Speaker, conversation: Conversation, lines: TextIO, out: TextIO, notes: TextIO) -> None:
         """Read from `lines`; write replies to `out` and notes to `notes`."""
+        super().__init__(lines, out, notes)
         self._speaker, self._conversation = speaker, conversation
-        self._lines, self._out, self._notes = lines, out, notes
-        self._is_live = lines.isatty() and out.isatty()
-        self._num_shown = 0
 
-    def run(self) -> None:
-        """Talk until `/quit` or the end of input."""
-        for line in iter(self._read, ""):
-            message = line.strip().replace("\\n", "\n")
-            if message == "/quit":
-                break
-            if message == "/reset":
-                self._conversation.exchanges.clear()
-                self._note("new conversation")
-            elif message.startswith("/") and not message.startswith("//"):
-                command = message.split()[0]
-                self._note(f"unknown command {command}; expected {' or '.join(COMMANDS)}, or // to begin a text with /")
-            elif message:
-                self._answer(message.removeprefix("/") if message.startswith("//") else message)
-
-    def _read(self) -> str:
-        if self._is_live:
-            self._write(PROMPT)
-        line = self._lines.readline()
-        if not line and self._is_live:
-            self._write("\n")
-        return line
+    def _reset(self) -> None:
+        self._conversation.exchanges.clear()
 
     def _answer(self, message: str) -> None:
         try:
@@ -253,17 +232,6 @@ class Terminal:
         if reply.is_cut:
             self._note(f"cut off after {self._speaker.max_tokens} tokens (--max-tokens)")
         self._conversation.exchanges.append((message, reply.token_ids))
-
-    def _show(self, said: str) -> None:
-        """Write the part of a reply that was not shown yet."""
-        self._write(printable_lines(said[self._num_shown :]))
-        self._num_shown = max(self._num_shown, len(said))
-
-    def _write(self, piece: str) -> None:
-        print(piece, end="", file=self._out, flush=True)
-
-    def _note(self, note: str) -> None:
-        print(f"({note})", file=self._notes, flush=True)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -378,10 +346,10 @@ def environment_of(source: Source, trust: bool) -> Any:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s RUN|CHECKPOINT|MODEL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
+        usage="%(prog)s WHAT [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )
-    parser.add_argument("what", metavar="RUN|CHECKPOINT|MODEL", help="a run's directory, a checkpoint, or a model")
+    parser.add_argument("what", metavar="WHAT", help="a run's directory, a checkpoint, a model, or one of srl serve")
     parser.add_argument("--system", metavar="TEXT", help="system prompt (default: that of the run's environment)")
     text = "sampling temperature, 0: greedy (default: that of the run's training, else 1)"
     parser.add_argument("--temperature", dest="heat", type=float, metavar="T", help=text)  # `temperature` is a setting
@@ -414,6 +382,12 @@ def max_tokens_of(given: int | None, context: int) -> int:
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     """Load the model and talk."""
     given = given_settings(arguments)
+    if (served := ServedDirectory(Path(arguments.what))).exists:
+        if given:
+            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; {arguments.what} is served")
+        more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
+        ServedDialogue(served, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
+        return 0
     source = source_of(arguments.what, given)
     with showing_progress(1, sys.stderr) as progress:
         progress.begin("loading the model ...")

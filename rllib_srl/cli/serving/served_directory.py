@@ -129,8 +129,10 @@ def address_of(served: ServedDirectory) -> str:
         raise NoServer(f"the server is starting, or none runs; {AGAIN}") from None
 
 
-def ask(served: ServedDirectory, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the server's answer to a GET, or with a body to a POST.
+def ask(
+    served: ServedDirectory, path: str, timeout_s: float, body: Mapping[str, Any] | None = None, method: str = ""
+) -> dict[str, Any]:
+    """Return the server's answer to a GET, or with a body to a POST, unless another `method` is given.
 
     Raises:
         NoServer: no server is ready.
@@ -139,7 +141,7 @@ def ask(served: ServedDirectory, path: str, timeout_s: float, body: Mapping[str,
     url = address_of(served) + path
     headers = {"Authorization": f"Bearer {served.token()}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, headers)
+    request = urllib.request.Request(url, data, headers, method=method or None)
     try:
         with _OPENER.open(request, timeout=timeout_s) as response:
             return dict(json.load(response))

@@ -1,0 +1,79 @@
+"""Talk to a served model through its server, and rate its answers.
+
+    > Name a fruit.
+    A pear.
+    > +                       the last answer is good; - is bad, =4 or =good 4 as the scheme says, =none takes it back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rllib_srl.cli.dialogue import Dialogue
+from rllib_srl.cli.serving.served_directory import DirectoryError, ServedDirectory, ask
+
+THUMBS = {"+": "good", "-": "bad"}
+TIMEOUT_S = 600.0
+
+
+class ServedDialogue(Dialogue):
+    """The dialogue with a served model. Invariant: `_messages` has the system message, and what was said and shown."""
+
+    def __init__(
+        self,
+        served: ServedDirectory,
+        system: str | None,
+        sampling: Mapping[str, Any],
+        lines: TextIO,
+        out: TextIO,
+        notes: TextIO,
+    ) -> None:
+        """Prepare to talk.
+
+        Args:
+            served: directory of a server that runs.
+            system: message at the start; None: none.
+            sampling: fields of each request; None is left out.
+            lines: what is said.
+            out: for answers.
+            notes: for everything else.
+        """
+        super().__init__(lines, out, notes)
+        self._served = served
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._messages, self._newest = list(self._system), ""
+
+    def _answer(self, message: str) -> None:
+        rating = THUMBS.get(message) or (message[1:].strip() if message.startswith("=") else "")
+        try:
+            if rating:
+                self._rate(rating)
+            else:
+                self._ask(message)
+        except DirectoryError as error:
+            self._note(str(error))
+
+    def _ask(self, message: str) -> None:
+        said = [*self._messages, {"role": "user", "content": message}]
+        body = {"model": "policy", "messages": said, **self._sampling}
+        reply = ask(self._served, "/chat/completions", TIMEOUT_S, body)
+        (choice,), self._newest, self._num_shown = reply["choices"], reply["id"], 0
+        text = choice["message"]["content"] or ""
+        self._messages = [*said, {"role": "assistant", "content": text}]
+        self._show(text.rstrip("\n"))
+        self._write("\n")
+        if choice["finish_reason"] == "length":
+            self._note("cut off (--max-tokens)")
+
+    def _rate(self, value: str) -> None:
+        if not self._newest:
+            self._note("there is no answer to rate yet")
+            return
+        found = ask(self._served, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
+        trained = "" if found["is_trained_on"] else "; it is not trained on"
+        self._note(f"{found['rating']}, reward {found['reward']}{trained}")
