@@ -82,3 +82,5 @@ def test_filters_that_do_not_fit_are_named():
     buffer = filled(domains=lambda domain, candidates: candidates.prompt_id == "p1")
     with pytest.raises(RuleError, match="domains raised AttributeError: candidates have no column 'prompt_id'"):
         buffer.draw_prompts(1, 9)
+    with pytest.raises(RuleError, match=r"domains returned object of shape \(\); expected True or False, or one for"):
+        filled(domains=lambda domain, candidates: None).draw_prompts(1, 9)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.rules import called
+from rllib_srl.common.rules import RuleError, called
 from rllib_srl.replay.history import discounts
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
@@ -195,7 +195,12 @@ class Draws:
         is_kept_N = np.zeros(len(candidates), bool)
         for domain in num_by_domain(candidates):
             inside = np.flatnonzero(candidates.domain == domain)
-            answer = called("domains", self._filter, self._store.domains[domain], candidates.take(inside))
+            answer = np.asarray(called("domains", self._filter, self._store.domains[domain], candidates.take(inside)))
+            if answer.dtype != bool or answer.shape not in ((), inside.shape):
+                raise RuleError(
+                    f"domains returned {answer.dtype} of shape {answer.shape}; expected True or False, or one for each "
+                    f"of {len(inside)} candidates"
+                )
             is_kept_N[inside] = answer
         return np.flatnonzero(is_kept_N)
 
