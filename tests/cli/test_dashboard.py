@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import stat
@@ -17,8 +18,7 @@ from starlette.testclient import TestClient
 
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.app import make_app
-from rllib_srl.cli.dashboard.sections import SECTIONS
-from rllib_srl.cli.dashboard.views import Views
+from rllib_srl.cli.dashboard.run_views import RunViews
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from tests.cli.dashboard_run import EVIL, decode, memory_of, write_files
@@ -26,7 +26,7 @@ from tests.cli.test_script_report import episode, row
 from tests.small_buffer import a_group
 
 TOKEN = "the-token-of-this-test"
-ADDRESSES = ["/", "/forgetting", "/memory", "/episodes", "/rate", "/pulse", "/part/summary", "/static/page.css"]
+ADDRESSES = ["/", "/memory", "/episodes", "/rate", "/static/page.css"]
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def buffer(run: Path) -> Iterator[SRLReplayBuffer]:
     found.close()
 
 
-def views_of(run: Path, may_rate: bool = True) -> Views:
-    return Views(run, lambda: decode, rater="ann", may_rate=may_rate)
+def views_of(run: Path, may_rate: bool = True) -> RunViews:
+    return RunViews(run, lambda: decode, rater="ann", may_rate=may_rate)
 
 
-def client_of(views: Views, has_cookie: bool = True) -> TestClient:
+def client_of(views: RunViews, has_cookie: bool = True) -> TestClient:
     access = Access(TOKEN, port=7)
     client = TestClient(make_app(views, access), raise_server_exceptions=True)
     if has_cookie:
@@ -108,24 +108,23 @@ def test_the_overview_has_the_facts_of_the_report(page: TestClient) -> None:
     assert "4 of 9 iterations, the last one less than a minute ago" in text
     assert "Mean reward 0.188 at the start, 0.625 at the end" in text
     assert "Held-out accuracy fell from 0.800 in iteration 1 to 0.600" in text
-    points = {
-        unescape(name): json.loads(unescape(found))
-        for name, found in re.findall(r'data-name="([^"]*)" data-points="([^"]*)"', html)
-    }
-    assert points["reward"] == [[1, 0.125], [2, 0.25], [3, 0.5], [4, 0.75]]
-    assert points["live tokens"] == [[4, 0.5]]
-    assert points["a"] == [[1, 0.9], [3, 0.4]] and points[EVIL] == [[1, 0.7], [3, 0.8]]
+    assert "a 0.900 0.900 0.400 0.500" in text  # first, best, last, lost
+    titles = ("Reward of training episodes", "Accuracy by domain", "Live tokens")
+    alts = re.findall(r'<img src="data:image/svg[^"]*" alt="([^"]*)"', html)
+    charts = [alt for alt in alts if alt.startswith(titles)]
+    expected = ["Reward of training episodes. reward: 0.125 to 0.75", "Live tokens. live tokens: 0.5 to 0.5"]
+    assert list(map(unescape, charts)) == [*expected, f"Accuracy by domain. {EVIL}: 0.7 to 0.8; a: 0.9 to 0.4"]
 
 
 def test_what_is_forgotten(page: TestClient) -> None:
-    text = text_of(page.get("/forgetting").text)
-    assert "1 of 2 domains are below their best evaluation" in text and "a 0.900 0.400 0.500" in text
-    assert re.search(r"domain items reviewed recall now lapses sums 2 2 0\.\d\d 1 ", text)
+    text = text_of(page.get("/memory").text)
+    assert "Of the items that were solved once: the lowest predicted recall first." in text
+    assert re.search(r"domain items reviewed recall now lapses sums 2 2 0\.\d\d 1", text)
 
 
 def test_the_items_of_the_memory_played_last_come_first(page: TestClient) -> None:
     html = page.get("/memory").text
-    assert re.findall(r'<a href="/memory/[0-9a-f]{16}">(p\d)</a>', html) == ["p1", "p2"]
+    assert re.findall(r'<a href="/memory/[0-9a-f]{16}">(p\d)</a>', html)[:2] == ["p1", "p2"]
     assert "The 2 items that were played last. Drawn by rule srl, stored groups by srl." in text_of(html)
 
 
@@ -150,16 +149,19 @@ class Elements(HTMLParser):
 
 
 def test_no_text_becomes_markup(page: TestClient) -> None:
-    addresses = [*ADDRESSES, *(f"/part/{one.name}" for one in SECTIONS), "/episodes?q=%3Cscript%3E&stop=%22%3E%3Cb%3E"]
+    addresses = [*ADDRESSES, "/episodes?q=%3Cscript%3E&stop=%22%3E%3Cb%3E"]
     addresses += re.findall(r'"(/memory/[0-9a-f]{16})"', page.get("/memory").text)
     for address in addresses:
         html = page.get(address).text
         elements = Elements(html).found
         scripts = [attributes for tag, attributes in elements if tag == "script"]
         assert scripts in ([], [{"src": "/static/dashboard.js", "defer": None}]), address
-        assert not {tag for tag, _ in elements} & {"img", "i", "iframe", "style", "object", "base"}, address
-        for _, attributes in elements:
+        assert not {tag for tag, _ in elements} & {"i", "iframe", "style", "object", "base"}, address
+        for tag, attributes in elements:
             assert not [name for name in attributes if name == "style" or name.startswith("on")], address
+            if tag == "img":
+                assert (attributes["src"] or "").startswith("data:image/svg+xml;base64,"), address
+                continue
             links = [attributes.get(name) for name in ("href", "src", "action")]
             assert all(link is None or re.match(r"/(?!/)", link) for link in links), address  # nothing from elsewhere
         assert "\x1b" not in html
@@ -177,7 +179,7 @@ def test_no_text_becomes_markup(page: TestClient) -> None:
         ("iteration=2-3&reward=%3E0.5", ["3 1", "2 1"]),
         ("reward=0&env=sums", ["4 0", "3 0", "2 0", "1 0"]),
         ("stop=truncated", []),
-        ("before=2", ["1 1", "1 0"]),
+        ("skip=6", ["1 1", "1 0"]),
         ("q=no+such+text", []),
     ],
 )
@@ -192,9 +194,9 @@ def test_episodes_come_in_pages(page: TestClient, run: Path) -> None:
         stream.writelines(json.dumps(episode(n, 0, 0.0)) + "\n" for n in range(5, 28))
     html = page.get("/episodes?env=sums").text
     older = re.findall(r'href="(/episodes\?[^"]*)">Older', html)
-    assert html.count('class="episode"') == 20 and older == ["/episodes?env=sums&amp;before=11"]
+    assert html.count('class="episode"') == 20 and older == ["/episodes?env=sums&amp;skip=20"]
     last = page.get(unescape(older[0])).text
-    assert last.count('class="episode"') == 10 and "Older" not in last and "30" in html
+    assert last.count('class="episode"') == 10 and "Older" not in last and "30 episodes fit" in html
 
 
 # --- while the run goes on
@@ -202,32 +204,38 @@ def test_episodes_come_in_pages(page: TestClient, run: Path) -> None:
 
 def test_the_page_follows_the_run(run: Path, buffer: SRLReplayBuffer) -> None:
     views = views_of(run)
-    live = views.sources.run
     with client_of(views) as client:
+        seen: dict[str, str] = {}
 
-        def versions(tab: str = "") -> dict[str, str]:
-            live._looked_at, views.sources.memory._next_at = -1.0, 0.0
-            found: dict[str, str] = client.get(f"/pulse?tab={tab}").json()["versions"]
-            return found
+        def text(address: str) -> str:
+            """Return the text of a page if it has changed since, else ""."""
+            views.next_at = views.memory._next_at = 0.0
+            answer = client.get(address, headers={"if-none-match": seen.get(address, "")})
+            seen[address] = answer.headers.get("etag", seen.get(address, ""))
+            assert answer.status_code == (200 if answer.text else 304)
+            return text_of(answer.text)
 
-        before = versions()
-        assert list(before) == ["summary", "learning", "domains", "learner"] and versions() == before
+        assert "4 of 9 iterations" in text("/") and text("/") == ""
+        assert "The 2 items that were played last" in text("/memory")
         with (run / "metrics.jsonl").open("a") as stream:
             stream.write(json.dumps(row(5, 1.0)) + "\n" + json.dumps(row(6, 0.9))[:20])
             stream.flush()
-            assert versions() != before
-            part = client.get("/part/learning")
-            assert part.headers["x-version"] == versions()["learning"] and "[5.0, 1.0]" in unescape(part.text)
-            assert "5 of 9 iterations" in client.get("/pulse").json()["state"]
-            now = versions()
+            assert "5 of 9 iterations" in text("/")
             stream.write(json.dumps(row(6, 0.9))[20:] + "\n")
-        assert versions() != now and "[6.0, 0.9]" in unescape(client.get("/part/learning").text)
-        assert versions("episodes") == {"episodes": "8"}
-        seen = versions("memory")
-        assert versions("memory") == seen
+        assert "6 of 9 iterations" in text("/")
         buffer.add([a_group(3, (0, 1), 9)], 9, "9.add")
-        changed = versions("memory")
-        assert changed["items"] != seen["items"] and changed["memory"] == seen["memory"]
+        assert "The 3 items that were played last" in text("/memory")
+
+
+def test_an_overview_is_not_drawn_again_at_once(run: Path) -> None:
+    views = views_of(run)
+    html = views.html_of("")
+    views.next_at = math.inf
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps(row(5, 1.0)) + "\n")
+    assert views.html_of("") == html
+    views.next_at = 0.0
+    assert views.html_of("") != html and views.next_at > 0
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
@@ -246,9 +254,9 @@ def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBu
     with (run / "metrics.jsonl").open("a") as stream:
         stream.write("{damaged}\n")
     with client_of(views_of(run)) as client:
-        text = text_of(client.get("/memory").text)
-        assert "This part cannot be read" in text and "The memory over time" in text
-        assert "metrics.jsonl has 1 damaged lines, which are left out." in text_of(client.get("/").text)
+        assert "This cannot be read" in text_of(client.get("/memory").text)
+        text = text_of(client.get("/").text)
+        assert "Metrics.jsonl has 1 damaged lines, which are left out." in text and "Reward and accuracy" in text
         assert client.get("/rate").status_code == 409
 
 
@@ -310,7 +318,7 @@ def test_new_answers_come_first_and_what_was_shown_does_not_come_again(run: Path
     with client_of(views) as client:
         html = client.post("/rate", data={**fields_of(client.get("/rate").text), "action": "good"}).text
         buffer.add([a_group(5, (0, 1), 9)], 9, "9.add")
-        views.sources.memory._next_at = 0.0
+        views.memory._next_at = 0.0
         shown = []
         while "There are no more answers" not in html:
             shown.append(fields_of(html)["shown"].split()[0])
@@ -363,10 +371,10 @@ def test_ratings_of_nothing_are_refused(page: TestClient, run: Path, answer_id: 
 
 def test_mutated_requests_are_refused_or_answered(page: TestClient) -> None:
     draw = random.Random(3)
-    names = ["q", "iteration", "reward", "stop", "env", "before", "tab", "sitting", "token", "key", "id", "value"]
+    names = ["q", "iteration", "reward", "stop", "env", "skip", "sitting", "token", "key", "id", "value"]
     values = ["%00", "%ff%fe", "%ud800", "-1", "9" * 40, "NaN", "1e999", "../..", "%F0%9F%92%A9", "<script>", "%"]
     values += ["=&=", "a" * 500, "good", "memory", "%0d%0aX-A:1", "3-1", "<=", "١", "²"]
-    addresses = [*ADDRESSES, "/memory/abc", "/part/x", "/rate/set", "//", "/static/../x", "/memory/%2e%2e"]
+    addresses = [*ADDRESSES, "/memory/abc", "/rate/set", "//", "/static/../x", "/memory/%2e%2e"]
     seen = set()
     for _ in range(150):
         address = draw.choice(addresses)

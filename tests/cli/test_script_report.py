@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from rllib_srl.cli import report
-from rllib_srl.cli.report.run_facts import LEARNER, LIVE_TOKENS, REWARD, RunFacts
+from rllib_srl.cli.report.run_facts import LEARNER, LIVE_TOKENS, REWARD, RunFacts, episodes_in
 from rllib_srl.cli.report.run_page import page_of_run
-from rllib_srl.cli.report.run_plots import live_plot
-from rllib_srl.studies.report.blocks import Notice
+from rllib_srl.cli.report.run_plots import MOST_POINTS, live_plot, thinned
+from rllib_srl.studies.report.blocks import Notice, to_html
+from rllib_srl.studies.report.charts import Line
 
 
 def row(iteration: int, reward: float, **more: float) -> dict[str, float]:
@@ -68,6 +69,36 @@ def test_an_iteration_counts_once_and_a_cut_line_not_at_all(run: Path) -> None:
     assert facts.endings == {"terminated": 24.0, "out_of_tokens": 8.0}
 
 
+def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
+    bad = '{x}\n[1]\n{"a": 1}\n{"iteration": 1e999}\n{"iteration": 1, "a": "b"}\n'
+    (tmp_path / "metrics.jsonl").write_text(bad + '{"iteration": 7, "a": 2}\n{"iteration": 8}\n')
+    facts = RunFacts.read(tmp_path)
+    assert facts.iterations.tolist() == [7, 8] and facts.columns["a"][0] == 2 and math.isnan(facts.columns["a"][1])
+    assert facts.warnings()[0] == "metrics.jsonl has 5 damaged lines, which are left out"
+
+
+def test_of_an_episode_played_again_the_newest_counts(tmp_path: Path) -> None:
+    bad = [{"iteration": 1}, [], {**episode(1, 0, 1.0), "turns": [{"role": "x", "text": 3}]}]
+    lines = [*bad, episode(1, 0, 1.0), episode(1, 1, 0.0), episode(1, 0, 0.5)]
+    (tmp_path / "transcripts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"iteration": 9')
+    episodes, num_damaged = episodes_in(tmp_path)
+    assert [one["reward"] for one in episodes] == [0.0, 0.5] and num_damaged == 3
+    assert episodes_in(tmp_path, lambda one: one["reward"] == 1.0) == ([], 3)  # the newest does not fit
+
+
+def test_a_long_line_is_drawn_as_means(run: Path) -> None:
+    x = np.arange(2.0 * MOST_POINTS)
+    few = thinned(Line(x, 2 * x, x, 3 * x))
+    assert len(few.x) == MOST_POINTS and few.x[:2].tolist() == [0.5, 2.5] and few.mean[1] == 5 and few.high[1] == 7.5
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [3.0], [5.0, 5.0], [-1e-9, 1e12], [-2.0, -1.0]])
+def test_any_values_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
+    rows = [row(number, value) for number, value in enumerate(values, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    assert to_html(page_of_run(RunFacts.read(tmp_path), 0))
+
+
 def test_faults_and_signs_are_counted(run: Path) -> None:
     facts = RunFacts.read(run)
     assert facts.faults == {"num_empty_batches": (2, "iterations with nothing to train on")}
@@ -81,19 +112,19 @@ def test_faults_and_signs_are_counted(run: Path) -> None:
 def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path) -> None:
     """Groups of one have equal rewards and are trained on with a baseline from history."""
 
-    def told(**more: float) -> tuple[list[str], list[str]]:
+    def told(**more: float) -> tuple[list[str], str]:
         path = tmp_path / "metrics.jsonl"
         silent = {"env_runners/num_groups_without_signal": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
         rows = [row(n, 0.5, **silent, **more) for n in (1, 2)]
         path.write_text("".join(json.dumps(one) + "\n" for one in rows))
         facts = RunFacts.read(tmp_path)
-        return facts.warnings(), list(live_plot(facts)[0].series)
+        return facts.warnings(), live_plot(facts)[0].title
 
-    assert told(**{LIVE_TOKENS: 0.9}) == ([], ["live tokens"])
+    assert told(**{LIVE_TOKENS: 0.9}) == ([], "Live tokens")
     low = "81% of the generated tokens are in groups that are not trained on"
-    assert told(**{LIVE_TOKENS: 0.19}) == ([low], ["live tokens"])
+    assert told(**{LIVE_TOKENS: 0.19}) == ([low], "Live tokens")
     old = "100% of the groups have equal rewards, and no gradient with most settings"
-    assert told() == ([old], ["silent"])  # a run of a version without the metric
+    assert told() == ([old], "Silent groups")  # a run of a version without the metric
 
 
 def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.CaptureFixture) -> None:
@@ -120,7 +151,7 @@ def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Pat
 @pytest.mark.parametrize(("files", "message"), [
     ({}, "has neither; expected the directory of a run (metrics.jsonl) or of a study (study.json)"),
     ({"metrics.jsonl": ""}, "has no finished iteration"),
-    ({"metrics.jsonl": "{x}\n"}, "has a damaged metrics.jsonl or transcripts.jsonl"),
+    ({"metrics.jsonl": "{x}\n"}, "has no finished iteration and 1 damaged lines"),
     (None, "does not exist"),
 ])  # fmt: skip
 def test_what_is_no_run_is_one_message(files, message, tmp_path, capsys):

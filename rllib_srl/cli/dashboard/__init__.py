@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         ValueError: a flag is not for this page, or the address cannot be used.
     """
     from rllib_srl.cli.dashboard.access import Access
-    from rllib_srl.cli.dashboard.live_run import check_is_run
+    from rllib_srl.cli.dashboard.run_views import check_is_run
     from rllib_srl.cli.serving.served_directory import ServedDirectory
     from rllib_srl.envs.agents.web import Server, listen
 
@@ -104,10 +104,9 @@ def _run_page(
 ) -> tuple[str, Starlette]:
     """Return title and application of the page of a run."""
     from rllib_srl.cli.dashboard.app import make_app
-    from rllib_srl.cli.dashboard.views import Views
+    from rllib_srl.cli.dashboard.run_views import RunViews
 
-    views = Views(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
-    views.sources.run.refresh()  # a long file is read before the first visit
+    views = RunViews(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
     return views.title, make_app(views, access)
 
 

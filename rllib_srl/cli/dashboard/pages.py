@@ -1,15 +1,16 @@
-"""What the live pages of a run and of a served model share: tabs, parts, forms, styles and errors.
+"""What the live pages of a run and of a served model share: tabs, forms, styles and errors.
 
-    GET  /  /TAB          a tab of sections                     GET /pulse?tab=..  versions of a tab's parts
-    GET  /part/NAME       a part, as HTML                       GET /static/NAME   styles and script
+    GET  /  /TAB          a tab; 304 if it is still that of the header If-None-Match
+    GET  /static/NAME     styles and script
 
 What is malformed is answered with 400 and one line that names what was expected.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -18,15 +19,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
-from rllib_srl.cli.dashboard.page_views import PAGE, TROUBLES, PageViews
+from rllib_srl.cli.dashboard.page_views import PAGE, TROUBLES, PageViews, one_line
 from rllib_srl.cli.episodes import printable
 from rllib_srl.envs.agents.web import body_of
 from rllib_srl.studies.report.blocks import STYLES, Notice
-from rllib_srl.studies.report.charts import COLOURS, DASHES
 
 T = TypeVar("T")
 LONGEST_TEXT = 200  # characters of a field of a form
@@ -40,22 +40,20 @@ def application(
 
     Args:
         pages: its handlers.
-        views: its parts; closed at the end.
+        views: its tabs; closed at the end.
         access: who may read it.
-        tabs: that consist of sections.
+        tabs: that consist of blocks.
         more: its own addresses.
     """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await views.close()
+        await views.end()
 
     routes = [
         *(Route(f"/{name}", pages.tab) for name in tabs),
         *more,
-        Route("/part/{name}", pages.part),
-        Route("/pulse", pages.pulse),
         Route("/static/{name}", pages.static),
     ]
     handlers: dict[Any, Callable[..., Any]] = {HTTPException: pages.refused}
@@ -74,35 +72,18 @@ class Pages:
         self._views, self._access = views, access
         styles = {"page.css": STYLES.read_bytes(), "dashboard.css": (PAGE / "dashboard.css").read_bytes()}
         self._static = {name: (text, "text/css") for name, text in styles.items()}
-        self._static["lines.css"] = (line_styles().encode(), "text/css")
         self._static["icon.svg"] = ((PAGE / "icon.svg").read_bytes(), "image/svg+xml")
         self._static["dashboard.js"] = ((PAGE / "dashboard.js").read_bytes(), "text/javascript")
 
     async def tab(self, request: Request) -> Response:
-        """Return a tab of sections."""
-        return await self._tab(request.url.path.strip("/"))
+        """Return a tab of blocks."""
+        return await self._tab(request, request.url.path.strip("/"))
 
-    async def _tab(self, tab: str, status: int = 200, template: str = "sections.html.j2", **values: Any) -> Response:
-        chosen = [one for one in self._views.sections if one.tab == tab]
-        parts = [(one, *await self._views.part(one)) for one in chosen]
-        return await self._page(template, tab, status, parts=parts, **values)
-
-    async def part(self, request: Request) -> Response:
-        """Return the HTML of one section."""
-        section = next((one for one in self._views.sections if one.name == request.path_params["name"]), None)
-        if section is None:
-            raise HTTPException(404, "there is no such part")
-        version, html = await self._views.part(section)
-        return Response(_encoded(html), media_type="text/html", headers={"x-version": version})
-
-    async def pulse(self, request: Request) -> Response:
-        """Return the state of what is shown, and the versions of the sections of a tab."""
-        tab = request.query_params.get("tab", "")
-        tabs = self._views.tabs
-        if tab not in tabs:
-            raise HTTPException(400, f"tab = {tab[:40]!r}; expected one of {', '.join(filter(None, tabs))}, or nothing")
-        state = await self._views.state()
-        return JSONResponse({"state": state, "versions": await self._views.versions(tab)})
+    async def _tab(
+        self, request: Request, tab: str, status: int = 200, template: str = "blocks_page.html.j2", **values: Any
+    ) -> Response:
+        html = await self._views.in_files(lambda: self._views.html_of(tab))
+        return await self._page(request, template, tab, status, html=html, is_live=True, **values)
 
     async def static(self, request: Request) -> Response:
         """Return a style sheet or the script."""
@@ -134,23 +115,25 @@ class Pages:
 
     async def refused(self, request: Request, error: HTTPException) -> Response:
         """Return the page of an error."""
-        html = self._views.blocks([Notice(f"{error.status_code}", (printable(error.detail),), "warn")])
-        page = await self._page("item.html.j2", "none", error.status_code, name="", html=html)
+        html = self._views.rendered([Notice(f"{error.status_code}", (printable(error.detail),), "warn")])
+        page = await self._page(request, "blocks_page.html.j2", "none", error.status_code, html=html, is_live=False)
         page.headers.update(error.headers or {})
         return page
 
-    async def _readable(
-        self, work: Callable[[], T], run_in: Callable[[Callable[[], T]], Awaitable[T]] | None = None
-    ) -> T:
-        """Run a function in the thread of the files, or another; files that cannot be read are one message."""
+    async def _readable(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of the files; files that cannot be read are one message."""
         try:
-            return await (run_in or self._views.in_files)(work)
+            return await self._views.in_files(work)
         except TROUBLES as error:
-            raise HTTPException(409, " ".join(str(error).split())) from error
+            raise HTTPException(409, one_line(error)) from error
 
-    async def _page(self, template: str, tab: str, status: int = 200, **values: Any) -> Response:
-        state = await self._views.state()
-        return Response(_encoded(self._views.render(template, tab, state, **values)), status, media_type="text/html")
+    async def _page(self, request: Request, template: str, tab: str, status: int = 200, **values: Any) -> Response:
+        html = await self._views.page(template, tab, **values)
+        content = html.encode("utf-8", "replace")  # half of a surrogate pair, which a model may write, becomes "?"
+        etag = hashlib.sha256(content).hexdigest()
+        if status == 200 and request.headers.get("if-none-match") == etag:
+            return Response(status_code=304)
+        return Response(content, status, media_type="text/html", headers={"etag": etag})
 
 
 def short_fields(request: Request, names: Sequence[str]) -> dict[str, str]:
@@ -166,27 +149,13 @@ def short_fields(request: Request, names: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def position_in(request: Request) -> int | None:
+def position_in(request: Request, name: str) -> int | None:
     """Return where a search goes on, None without such a field.
 
     Raises:
         HTTPException: it is no number.
     """
-    before = request.query_params.get("before", "")
-    if not re.fullmatch(r"[0-9]{0,15}", before):
-        raise HTTPException(400, f"before = {before[:40]!r}; expected a number")
-    return int(before) if before else None
-
-
-def line_styles() -> str:
-    """Return the colours and dashes of the charts' lines, those of a report, as styles."""
-    rules = []
-    for number, (colour, dash) in enumerate(zip(COLOURS, DASHES, strict=True)):
-        dashes = " ".join(f"{2 * length:g}" for length in dash[1]) if isinstance(dash, tuple) else "none"
-        rules.append(f".s{number} {{ --line-colour: {colour}; stroke-dasharray: {dashes}; }}\n")
-    return "".join(rules)
-
-
-def _encoded(html: str) -> bytes:
-    """Return a page as bytes; half of a surrogate pair, which a model may write, becomes a question mark."""
-    return html.encode("utf-8", "replace")
+    text = request.query_params.get(name, "")
+    if not re.fullmatch(r"[0-9]{0,15}", text):
+        raise HTTPException(400, f"{name} = {text[:40]!r}; expected a number")
+    return int(text) if text else None

@@ -1,6 +1,7 @@
 """What the files of a run say: settings, metrics by iteration, transcripts, and the faults among them.
 
-    settings.yaml, metrics.jsonl, transcripts.jsonl ──RunFacts.read──> facts ──warnings──> lines
+    settings.yaml, metrics.jsonl ──RunFacts.read──> facts ──warnings──> lines
+    transcripts.jsonl ──episodes_in──> episodes
 
 An iteration that was trained again after a resume has several lines in the files; the last one counts.
 """
@@ -9,22 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
-from rllib_srl.cli.report.metrics_table import MetricsTable
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.types import StopReason
 
+T = TypeVar("T")
 REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
 DOMAIN = ("evaluation/by_domain/", "/accuracy")
 LEARNER = "learners/default_policy"
@@ -83,26 +84,25 @@ class RunFacts:
     settings: Mapping[str, Any]
     iterations: np.ndarray
     columns: Mapping[str, np.ndarray]  # metric -> its value in each iteration, nan where it is missing
-    episodes: Sequence[Mapping[str, Any]] = ()
+    num_damaged: int = 0  # lines of the metrics, left out
 
     @classmethod
     def read(cls, directory: Path) -> RunFacts:
-        """Read the files of a run; its settings and transcripts may be missing.
+        """Read settings and metrics of a run; the settings may be missing.
 
         Raises:
-            RunError: there is no finished iteration, or a file is damaged.
+            RunError: there is no finished iteration.
         """
-        table = MetricsTable(directory / METRICS)
-        table.refresh()
-        try:
-            if table.faults:
-                raise ValueError(table.faults[0])
-            episodes = list(_last_of_each(_lines_of(directory / TRANSCRIPTS)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{directory} has a damaged {METRICS} or {TRANSCRIPTS}: {error}") from error
-        if not table.num_iterations:
-            raise RunError(f"{directory / METRICS} has no finished iteration; expected at least one")
-        return cls(directory, settings_in(directory), table.iterations(), table.columns(), episodes)
+        lines = list(lines_of(directory / METRICS, _numbers))
+        row_of = {row["iteration"]: row for row in lines if row is not None}
+        num_damaged = len(lines) - sum(row is not None for row in lines)
+        if not row_of:
+            damaged = f" and {num_damaged} damaged lines" if num_damaged else ""
+            raise RunError(f"{directory / METRICS} has no finished iteration{damaged}; expected at least one")
+        rows = [row_of[number] for number in sorted(row_of)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
+        return cls(directory, settings_in(directory), columns["iteration"].astype(int), columns, num_damaged)
 
     def values(self, metric: str) -> np.ndarray:
         """Return a metric in each iteration; nan where it is missing."""
@@ -169,7 +169,8 @@ class RunFacts:
 
     def warnings(self) -> list[str]:
         """Return a line for each fault and each sign that little is learned."""
-        return [*(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
+        damaged = [f"{METRICS} has {self.num_damaged:,} damaged lines, which are left out"] * bool(self.num_damaged)
+        return [*damaged, *(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
 
     def _signs(self) -> Iterator[str]:
         if self.has(REWARD) and not (self.values(REWARD) > 0).any():
@@ -202,13 +203,49 @@ def settings_in(directory: Path) -> Mapping[str, Any]:
     return read_yaml(path) if path.is_file() else {}
 
 
-def _lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a JSONL file, none if it does not exist; a last one that a kill has cut short is left out."""
-    if path.is_file():
-        with path.open("rb") as stream:
-            yield from (json.loads(line) for line in stream if line.endswith(b"\n"))
+def lines_of(path: Path, form: Callable[[Any], T]) -> Iterator[T | None]:
+    """Yield the lines of a JSONL file as `form` reads them, None for a damaged one; nothing if there is no file.
+
+    A last line without its end is being written, or a kill has cut it: it is left out.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                found = form(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+                found = None
+            yield found
 
 
-def _last_of_each(episodes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the last line of each episode."""
-    yield from {(one["iteration"], one["group_id"], one["index"]): one for one in episodes}.values()
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in line.items()} | {"iteration": int(line["iteration"])}
+
+
+def episodes_in(
+    directory: Path, is_wanted: Callable[[Mapping[str, Any]], bool] = bool
+) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the transcripts of a run that are wanted, and the number of damaged lines.
+
+    Of an episode that was played again after a resume the newest counts.
+    """
+
+    def form(line: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None]:
+        if not all(isinstance(turn["text"], str) for turn in line["turns"]):
+            raise ValueError("a turn without a text")
+        name = (int(line["iteration"]), str(line["group_id"]), int(line["index"]))
+        float(line["reward"]), line["env_id"], line["stop_reason"]  # raise if one is missing
+        return name, line if is_wanted(line) else None
+
+    found: dict[Any, Mapping[str, Any] | None] = {}
+    num_damaged = 0
+    for pair in lines_of(directory / TRANSCRIPTS, form):
+        if pair is None:
+            num_damaged += 1
+        else:
+            found.pop(pair[0], None)
+            found[pair[0]] = pair[1]
+    return [episode for episode in found.values() if episode is not None], num_damaged

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rllib_srl.cli.episodes import printable_lines
-from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts
+from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts, episodes_in
 from rllib_srl.cli.report.run_plots import (
     UNKNOWN,
-    Plot,
-    PlotRow,
     cost_plots,
     domain_row,
     learner_plots,
@@ -28,7 +26,6 @@ from rllib_srl.cli.shared.shown_settings import flat_settings
 from rllib_srl.studies.report.blocks import (
     Block,
     Cell,
-    Chart,
     Charts,
     Details,
     Heading,
@@ -38,7 +35,6 @@ from rllib_srl.studies.report.blocks import (
     Text,
     Verbatim,
 )
-from rllib_srl.studies.report.charts import chart, legend_line
 
 HIDDEN = ("seal_key_file",)
 LONGEST = 4000  # characters of a turn on the page
@@ -70,18 +66,21 @@ def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
         facts: of the run.
         num_transcripts: most episodes to show.
     """
-    parts: Sequence[Callable[[RunFacts], Iterator[Block]]] = (
-        opening, _learning, _domains, _memory, _learner, _cost, _endings, _settings
-    )
-    blocks = [block for part in parts[:-1] for block in part(facts)]
-    blocks += [*_transcripts(facts, num_transcripts), *parts[-1](facts)]
+    episodes, num_damaged = episodes_in(facts.directory) if num_transcripts else ([], 0)
+    blocks = [*blocks_of(facts), *_transcripts(episodes, num_transcripts, num_damaged)]
     return Page(f"Run {facts.directory.resolve().name}", tuple(blocks))
+
+
+def blocks_of(facts: RunFacts) -> Iterator[Block]:
+    """Yield the report of a run without its transcripts, as the live page shows it."""
+    for part in (_opening, _learning, _domains, _memory, _learner, _cost, _endings, _settings):
+        yield from part(facts)
 
 
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def opening(facts: RunFacts) -> Iterator[Block]:
+def _opening(facts: RunFacts) -> Iterator[Block]:
     """Yield what the run is, its results, and its warnings."""
     settings = facts.settings
     env = settings.get("env") or ", ".join(settings.get("worlds") or ())
@@ -119,17 +118,17 @@ def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
 def _learning(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Reward and accuracy")
     live, caption = live_plot(facts)
-    yield _charts(PlotRow((*learning_plots(facts), live), f"By iteration. Shaded: 95% interval. {caption}"))
+    yield Charts((*learning_plots(facts), live), f"By iteration. Shaded: 95% interval. {caption}")
 
 
 def _domains(facts: RunFacts) -> Iterator[Block]:
     if row := domain_row(facts):
         yield Heading("Held-out accuracy by domain")
-        yield _charts(row)
-        yield domain_table(facts)
+        yield row
+        yield _domain_table(facts)
 
 
-def domain_table(facts: RunFacts) -> Table:
+def _domain_table(facts: RunFacts) -> Table:
     """Return the held-out accuracy of each domain, and how much of its best it has lost."""
     changes = facts.domain_changes.items()
     rows = [(Cell(name), *(Cell(f"{value:.3f}") for value in (*change, change.lost))) for name, change in changes]
@@ -142,19 +141,19 @@ def _memory(facts: RunFacts) -> Iterator[Block]:
     if not facts.has("replay/num_items"):
         yield Text("This run had no memory (replay_capacity = 0, or both fractions 0).")
         return
-    yield from map(_charts, memory_rows(facts))
-    yield memory_table(facts)
+    yield from memory_rows(facts)
+    yield _memory_table(facts)
     if facts.domain_counts:
-        yield memory_of_domains(facts)
+        yield _memory_of_domains(facts)
 
 
-def memory_table(facts: RunFacts) -> Table:
+def _memory_table(facts: RunFacts) -> Table:
     """Return the counts and gauges of the memory."""
     rows = [(Cell(title), Cell(number(facts.last(f"replay/{name}")))) for name, title in MEMORY.items()]
     return Table("After the last iteration; counts since the start.", ("memory", "value"), tuple(rows))
 
 
-def memory_of_domains(facts: RunFacts) -> Table:
+def _memory_of_domains(facts: RunFacts) -> Table:
     """Return what the memory holds of each domain, and the counts of its groups and draws."""
     counts = facts.domain_counts
     rows = [(Cell(domain), *(Cell(number(of.get(name, 0.0))) for name in OF_DOMAIN)) for domain, of in counts.items()]
@@ -164,12 +163,12 @@ def memory_of_domains(facts: RunFacts) -> Table:
 def _learner(facts: RunFacts) -> Iterator[Block]:
     if plots := learner_plots(facts):
         yield Heading("Learner")
-        yield _charts(PlotRow(tuple(plots), "By iteration. Metrics that are always 0 are left out."))
+        yield Charts(tuple(plots), "By iteration. Metrics that are always 0 are left out.")
 
 
 def _cost(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Tokens and time")
-    yield _charts(PlotRow(tuple(cost_plots(facts)), "By iteration."))
+    yield Charts(tuple(cost_plots(facts)), "By iteration.")
     total = facts.total("time_this_iter_s")
     by_part = {name: facts.total(f"timers/{name}") for name in PARTS}
     by_part["other, such as evaluation"] = max(0.0, total - sum(by_part.values()))
@@ -192,9 +191,11 @@ def _endings(facts: RunFacts) -> Iterator[Block]:
         yield Table("Faults.", ("metric", "count", "meaning"), cells, is_text=True)
 
 
-def _transcripts(facts: RunFacts, most: int) -> Iterator[Block]:
+def _transcripts(episodes: Sequence[Mapping[str, Any]], most: int, num_damaged: int) -> Iterator[Block]:
     yield Heading("Episodes")
-    chosen = _chosen(facts.episodes, most)
+    if num_damaged:
+        yield Text(f"{num_damaged:,} damaged lines of transcripts are left out.")
+    chosen = _chosen(episodes, most)
     if not chosen:
         yield Text("No transcripts are shown (num_transcripts, --transcripts).")
         return
@@ -218,18 +219,6 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
 
 
 # --- helpers --------------------------------------------------------------------------------------
-
-
-def _charts(row: PlotRow) -> Charts:
-    """Draw the charts of a row."""
-    legend = tuple((name, legend_line(place, name)) for place, name in enumerate(row.legend))
-    return Charts(tuple(map(_drawn, row.plots)), row.caption, legend)
-
-
-def _drawn(plot: Plot) -> Chart:
-    lines = plot.lines
-    styles, words = {name: place for place, name in enumerate(lines)}, (plot.title, "iteration", plot.y, plot.alt)
-    return chart(lines, styles, *words, with_band=bool(plot.bands), is_share=plot.is_share)
 
 
 def _chosen(episodes: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:

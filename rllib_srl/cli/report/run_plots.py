@@ -1,19 +1,20 @@
-"""The charts of a run as data: which metrics belong together, and their titles; a report and a live page draw them."""
+"""The charts of a run: which metrics belong together, and their titles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, LIVE_TOKENS, REWARD, RunFacts
-from rllib_srl.studies.report.charts import NUM_DRAWN, Line
+from rllib_srl.studies.report.blocks import Chart, Charts
+from rllib_srl.studies.report.charts import NUM_DRAWN, Line, chart, legend_line
 
 LIVE = "Live tokens are in groups that are trained on."
 SILENT = "A silent group has equal rewards, mostly without a gradient."
 UNKNOWN = "–"
+MOST_POINTS = 200  # of a line
 LEARNED = {  # learner metric -> title
     "policy_loss": "policy loss",
     "gradients_default_optimizer_global_norm": "gradient norm",
@@ -31,52 +32,7 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Metrics of a run by iteration, in one chart. Invariant: each series has a value or nan for each iteration."""
-
-    title: str
-    y: str  # label of the axis
-    iterations: np.ndarray
-    series: Mapping[str, np.ndarray]
-    bands: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)  # low and high, of series with a band
-    may_be_share: bool = True  # drawn from 0 to 1 if no value lies outside
-
-    @property
-    def lines(self) -> dict[str, Line]:
-        """Return the points of each series that are known."""
-        lines = {}
-        for name, values in self.series.items():
-            known = ~np.isnan(values)
-            low, high = self.bands.get(name, (values, values))
-            lines[name] = Line(self.iterations[known], values[known], low[known], high[known])
-        return lines
-
-    @property
-    def is_share(self) -> bool:
-        """Return whether all values are shares, drawn in percent."""
-        every = np.concatenate([line.mean for line in self.lines.values()])
-        return self.may_be_share and bool(len(every)) and float(every.min()) >= 0 and float(every.max()) <= 1
-
-    @property
-    def alt(self) -> str:
-        """Return the first and last values in words, as the chart's text alternative."""
-        ends = {name: (line.mean[0], line.mean[-1]) for name, line in self.lines.items() if len(line.x)}
-        told = "; ".join(f"{name}: {number(first)} to {number(last)}" for name, (first, last) in ends.items())
-        return f"{self.title}. {told}"
-
-
-@dataclass(frozen=True)
-class PlotRow:
-    """Charts side by side with one caption; `legend` names the series of the only chart."""
-
-    plots: tuple[Plot, ...]
-    caption: str
-    legend: tuple[str, ...] = ()
-    kind: str = "plots"
-
-
-def learning_plots(facts: RunFacts) -> list[Plot]:
+def learning_plots(facts: RunFacts) -> list[Chart]:
     """Return the charts of reward, of each reward function, and of held-out accuracy."""
     plots = [_plot(facts, {"reward": facts.values(REWARD)}, "Reward of training episodes", "mean reward")]
     for name in sorted(name for name in facts.columns if name.startswith("env_runners/reward/")):
@@ -89,7 +45,7 @@ def learning_plots(facts: RunFacts) -> list[Plot]:
     return plots
 
 
-def live_plot(facts: RunFacts) -> tuple[Plot, str]:
+def live_plot(facts: RunFacts) -> tuple[Chart, str]:
     """Return the chart of the tokens that are trained on, and a caption; of runs without them, of the silent groups."""
     if facts.has(LIVE_TOKENS):
         series = {"live tokens": facts.values(LIVE_TOKENS)}
@@ -97,7 +53,7 @@ def live_plot(facts: RunFacts) -> tuple[Plot, str]:
     return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups"), SILENT
 
 
-def domain_row(facts: RunFacts) -> PlotRow | None:
+def domain_row(facts: RunFacts) -> Charts | None:
     """Return held-out accuracy by domain, of those that changed most; None with less than two domains."""
     first, last = DOMAIN
     changes = facts.domain_changes
@@ -107,10 +63,10 @@ def domain_row(facts: RunFacts) -> PlotRow | None:
     few = f"The {NUM_DRAWN} of {len(changes)} domains that changed most. " if len(changes) > NUM_DRAWN else ""
     series = {name: facts.values(f"{first}{name}{last}") for name in chosen}
     plot = _plot(facts, series, "Accuracy by domain", "accuracy")
-    return PlotRow((plot,), f"{few}The table has all of them.", tuple(chosen))
+    return Charts((plot,), f"{few}The table has all of them.", _legend(chosen))
 
 
-def memory_rows(facts: RunFacts) -> Iterator[PlotRow]:
+def memory_rows(facts: RunFacts) -> Iterator[Charts]:
     """Yield the charts of the memory, each with its meaning."""
     shares = {
         "revisits, of prompts": facts.values("replay/revisit_share_prompts"),
@@ -128,18 +84,18 @@ def memory_rows(facts: RunFacts) -> Iterator[PlotRow]:
     )
     for title, series, y in drawn:
         if known := _known(series):
-            legend = tuple(known) if len(known) > 1 else ()
-            yield PlotRow((_plot(facts, known, title, y),), MEANINGS[title], legend)
+            legend = _legend(known) if len(known) > 1 else ()
+            yield Charts((_plot(facts, known, title, y),), MEANINGS[title], legend)
 
 
-def learner_plots(facts: RunFacts) -> list[Plot]:
+def learner_plots(facts: RunFacts) -> list[Chart]:
     """Return the charts of the learner; metrics that are always 0 are left out."""
     found = {title: facts.values(f"{LEARNER}/{name}") for name, title in LEARNED.items()}
     known = {title: values for title, values in _known(found).items() if np.nanmax(abs(values))}
     return [_plot(facts, {title: values}, title, "", may_be_share=False) for title, values in known.items()]
 
 
-def cost_plots(facts: RunFacts) -> list[Plot]:
+def cost_plots(facts: RunFacts) -> list[Chart]:
     """Return the charts of tokens, time and speed."""
     tokens, seconds = facts.values("env_runners/num_generated_tokens"), facts.values("time_this_iter_s")
     rollout = facts.values("timers/rollout")
@@ -166,8 +122,31 @@ def _plot(
     y: str,
     bands: Mapping[str, Sequence[np.ndarray]] | None = None,
     may_be_share: bool = True,
-) -> Plot:
-    return Plot(title, y, facts.iterations, series, bands or {}, may_be_share)
+) -> Chart:
+    """Draw series over the iterations in which they are known; from 0 to 1 if they are shares."""
+    lines, ends = {}, []
+    for name, values in series.items():
+        known = np.isfinite(values)
+        low, high = (bands or {}).get(name, (values, values))
+        lines[name] = thinned(Line(facts.iterations[known], values[known], low[known], high[known]))
+        if known.any():
+            ends.append(f"{name}: {number(values[known][0])} to {number(values[known][-1])}")
+    every = np.concatenate([line.mean for line in lines.values()])
+    is_share = may_be_share and bool(len(every)) and float(every.min()) >= 0 and float(every.max()) <= 1
+    styles, words = {name: place for place, name in enumerate(lines)}, (title, "iteration", y)
+    return chart(lines, styles, *words, f"{title}. {'; '.join(ends)}", with_band=bool(bands), is_share=is_share)
+
+
+def thinned(line: Line) -> Line:
+    """Return a line of at most `MOST_POINTS` points, each the mean of its neighbours."""
+    if len(line.x) <= MOST_POINTS:
+        return line
+    parts = [np.array_split(column, MOST_POINTS) for column in line]
+    return Line(*(np.array([one.mean() for one in part]) for part in parts))
+
+
+def _legend(names: Iterable[str]) -> tuple[tuple[str, Chart], ...]:
+    return tuple((name, legend_line(place, name)) for place, name in enumerate(names))
 
 
 def _known(series: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

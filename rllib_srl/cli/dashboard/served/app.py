@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access
-from rllib_srl.cli.dashboard.page_views import TROUBLES
+from rllib_srl.cli.dashboard.page_views import TROUBLES, one_line
 from rllib_srl.cli.dashboard.pages import Pages, application, position_in, short_fields
 from rllib_srl.cli.dashboard.served.sections import ServedViews, shown_time
 from rllib_srl.cli.episodes import printable
@@ -57,26 +57,26 @@ class ServedPages(Pages):
         self._acting = asyncio.Lock()  # a second click finds what the first has done
 
     async def tab(self, request: Request) -> Response:
-        """Return a tab of sections with its form."""
-        return await self._with_form(request.url.path.strip("/"))
+        """Return a tab of blocks with its form."""
+        return await self._with_form(request, request.url.path.strip("/"))
 
-    async def _with_form(self, tab: str, status: int = 200, said: str = "") -> Response:
+    async def _with_form(self, request: Request, tab: str, status: int = 200, said: str = "") -> Response:
         try:
             active = await self._views.in_files(self._views.model.active)
-        except TROUBLES:  # the section says so
+        except TROUBLES:  # the tab says so
             active = None
         about = {"active": active.number if active else 0, "parent": active.parent if active else 0}
         more = {"form_key": self._access.form_key, "longest": LONGEST_REASON, "said": printable(said)}
-        return await self._tab(tab, status, "served.html.j2", **about, **more)
+        return await self._tab(request, tab, status, "served.html.j2", **about, **more)
 
-    async def _done(self, tab: str, work: Callable[[], str]) -> Response:
+    async def _done(self, request: Request, work: Callable[[], str]) -> Response:
         """Do something through the server, outside of the thread of the files; what is impossible is one message."""
+        tab = request.url.path.strip("/")
         async with self._acting:
             try:
-                return await self._with_form(tab, 200, await asyncio.to_thread(work))
+                return await self._with_form(request, tab, 200, await asyncio.to_thread(work))
             except TROUBLES as error:
-                said = " ".join(str(error).split())
-                return await self._with_form(tab, 409, f"Not done: {said}.")
+                return await self._with_form(request, tab, 409, f"Not done: {one_line(error)}.")
 
     async def roll_back(self, request: Request) -> Response:
         """Roll a version back."""
@@ -86,20 +86,20 @@ class ServedPages(Pages):
             raise HTTPException(400, f"version = {number[:40]!r}; expected the number of the active version")
         if not 0 < len(reason) <= LONGEST_REASON:
             raise HTTPException(400, f"the reason has {len(reason)} characters; expected 1 to {LONGEST_REASON}")
-        return await self._done("", lambda: self._views.model.roll_back(int(number), printable(reason)))
+        return await self._done(request, lambda: self._views.model.roll_back(int(number), printable(reason)))
 
     async def pause(self, request: Request) -> Response:
         """Pause or continue training."""
         paused = (await self._form(request)).get("paused", "")
         if paused not in ("yes", "no"):
             raise HTTPException(400, f"paused = {paused[:40]!r}; expected yes or no")
-        return await self._done("training", lambda: self._views.model.pause(paused == "yes"))
+        return await self._done(request, lambda: self._views.model.pause(paused == "yes"))
 
     # --- conversations ---------------------------------------------------------------------------
 
     async def conversations(self, request: Request) -> Response:
         """Return the newest conversations with a text."""
-        q, before = short_fields(request, ("q",))["q"], position_in(request)
+        q, before = short_fields(request, ("q",))["q"], position_in(request, "before")
         model = self._views.model
         hits, found = await self._readable(lambda: model.search(q, before, MOST_CONVERSATIONS))
         num, values = await self._readable(lambda: (model.num_conversations(), model.values()))
@@ -110,7 +110,7 @@ class ServedPages(Pages):
         about |= {"clean": printable, "shortened": shortened, "brief": _brief, "shown_time": shown_time}
         about |= {"shown_reward": shown_reward, "taken_back": TAKEN_BACK}
         about["form_key"] = self._access.form_key
-        return await self._page("conversations.html.j2", "conversations", **about)
+        return await self._page(request, "conversations.html.j2", "conversations", **about)
 
     async def rate(self, request: Request) -> Response:
         """Rate an answer, or take its rating back."""

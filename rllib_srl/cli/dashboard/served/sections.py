@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.dashboard.page_views import TROUBLES, Blocks, PageViews, Section
+from rllib_srl.cli.dashboard.page_views import PageViews
 from rllib_srl.cli.dashboard.served.model import ServedModel
 from rllib_srl.cli.episodes import printable
-from rllib_srl.studies.report.blocks import Cell, Details, Notice, Table, Text
+from rllib_srl.studies.report.blocks import Block, Cell, Details, Notice, Table, Text
 
 MOST_VERSIONS = 50  # on the page, the newest
 GIVEN = "Version 0 is active: the model that was given."
 Row = Mapping[str, Any]
 
 
-def _versions(model: ServedModel) -> Blocks:
+def _versions(model: ServedModel) -> Iterator[Block]:
     rows = model.versions()
     active = next((row for row in rows if row["state"] == "active"), None)
     if active is None:
@@ -88,7 +87,7 @@ def _change_row(name: str, one: Row) -> tuple[Cell, ...]:
     return (Cell(printable(name)), *map(Cell, (*shares, *points, str(one["num"]))))
 
 
-def _training(model: ServedModel) -> Blocks:
+def _training(model: ServedModel) -> Iterator[Block]:
     training = model.status.get("training")
     if training is None:
         why = model.why_no_status
@@ -115,11 +114,10 @@ def _training(model: ServedModel) -> Blocks:
 
 
 TABS = {"": "Versions", "conversations": "Conversations", "training": "Training"}
-SECTIONS = (Section("versions", "Versions", "", _versions), Section("training", "Training", "training", _training))
 
 
 class ServedViews(PageViews):
-    """The parts of the page of one served model. Invariant: its thread runs one function at a time."""
+    """The tabs of the page of one served model."""
 
     def __init__(self, directory: Path, rater: str = "", may_rate: bool = False) -> None:
         """Prepare the page.
@@ -132,51 +130,25 @@ class ServedViews(PageViews):
         Raises:
             ValueError: the name of the rater is too long.
         """
-        super().__init__(f"Served model {directory.resolve().name}", TABS, SECTIONS, may_rate)
+        super().__init__(f"Served model {directory.resolve().name}", TABS, may_rate)
         self.model = ServedModel(directory, rater)
 
-    async def part(self, section: Section[ServedModel]) -> tuple[str, str]:
-        """Return the version and the HTML of a section."""
-        return await self.in_files(lambda: self._part(section))
+    def version_of(self, tab: str) -> str:
+        """Return a text that changes whenever a version or a rating does, or what the server says of its training."""
+        self.model.refresh()
+        return self.model.change() + (self.model.said() if tab else "")
 
-    async def versions(self, tab: str) -> dict[str, str]:
-        """Return the version of each section of a tab, or the number of conversations."""
-        if tab != "conversations":
-            return await super().versions(tab)
+    def blocks_of(self, tab: str) -> Iterator[Block]:
+        """Yield versions or training."""
+        return _training(self.model) if tab else _versions(self.model)
 
-        def look() -> str:
-            try:
-                return str(self.model.num_conversations())
-            except TROUBLES:  # the page itself says so when it is loaded
-                return "0"
-
-        return {tab: await self.in_files(look)}
-
-    async def state(self) -> str:
+    def state(self) -> str:
         """Return which version is active, and whether the server runs."""
+        self.model.refresh()
+        active, status = self.model.active(), self.model.status
+        runs = "the server runs" if status.get("is_ready") else "the server is starting its engine"
+        return f"version {active.number if active else 0} is active, {runs if status else self.model.why_no_status}"
 
-        def look() -> str:
-            try:
-                self.model.refresh()
-                active = self.model.active()
-            except TROUBLES as error:
-                return f"the files cannot be read: {' '.join(str(error).split())}"
-            status = self.model.status
-            runs = "the server runs" if status.get("is_ready") else "the server is starting its engine"
-            return f"version {active.number if active else 0} is active, {runs if status else self.model.why_no_status}"
-
-        return await self.in_files(look)
-
-    def _part(self, section: Section[ServedModel]) -> tuple[str, str]:
-        def version() -> str:
-            self.model.refresh()
-            change = self.model.change()
-            seen = change + self.model.said() if section.tab == "training" else change
-            return hashlib.sha256(seen.encode()).hexdigest()[:16]
-
-        return self.made(section, self.model, version)
-
-    async def close(self) -> None:
-        """Close what is open, and end the thread."""
-        await self.in_files(self.model.close)
-        self._files.shutdown()
+    def close(self) -> None:
+        """Close what is open."""
+        self.model.close()
