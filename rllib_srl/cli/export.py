@@ -6,7 +6,7 @@
     srl export results/first models/first --results accuracy.json
 
 OUT has the weights (fp32, adapters merged), the tokenizer and README.md: base model, data, settings, results with
-intervals, forgetting and versions. Read the card before you share it. No pickle is opened, and neither Ray nor an
+intervals and versions. Read the card before you share it. No pickle is opened, and neither Ray nor an
 engine starts. To share it: hf upload OWNER/NAME OUT.
 """
 

@@ -38,8 +38,8 @@ from rllib_srl.tune_configs import Search
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--no-dry-run] "
-        "[--short] [--SETTING VALUE ...]",
+        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] "
+        "[--SETTING VALUE ...]",
         **help_of(__doc__),
     )
     parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
@@ -52,8 +52,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
     text = "generated tokens per trial (default: the study's)"
     parser.add_argument("--budget", type=int, metavar="TOKENS", help=text)
-    text = "start at once: no ETA beforehand, and an arm that cannot run is found when its turn comes"
-    parser.add_argument("--no-dry-run", "--no_dry_run", action="store_true", help=text)
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
     add_verbose(parser, "Ray, Tune, vLLM and transformers")
     add_debug(parser)

@@ -83,30 +83,27 @@ class StudyTrial(SRL):
 
     def setup(self, config: Any) -> None:
         """Start, and resume from the trial's checkpoint if there is one."""
-        start = time.perf_counter()
         told = dict(self.config._study)
         self._directory, self._arm, self._seed = Path(told["directory"]), told["arm"], told["seed"]
-        self._every, self._num_rehearsed = told.get("checkpoint_every", 0), told.get("num_rehearsed", 0)
+        self._every = told.get("checkpoint_every", 0)
         self._told_settings = told.get("settings", {})
-        self._spent, self._memory_metrics, self._longest = Spent(), dict[str, float](), 0.0
+        self._spent, self._memory_metrics = Spent(), dict[str, float]()
         self._domain_counts: dict[str, dict[str, float]] = {}
         self._first_answers = FirstAnswers()
         self._writer: TrialWriter | None = None
         self._study = read_study(self._directory)
         super().setup(self.config)
         self._run = run_path(self._directory, self._arm, self._seed)
-        found = [] if self._num_rehearsed else checkpoints.checkpoints_in(self._run)
-        if found:
+        if found := checkpoints.checkpoints_in(self._run):
             try:
                 self.restore_from_path(str(found[-1]), trust=told.get("trust", False))
             except Exception:
                 self.cleanup()  # no process is left behind; `stop` needs what Trainable makes after this
                 raise
-        self._start_s = time.perf_counter() - start
 
     def step(self) -> dict[str, Any]:
         """Run one iteration; evaluate before the first one and after each stage."""
-        if self._writer is None and not self._num_rehearsed:
+        if self._writer is None:
             where = (self._directory, self._study, self._arm, self._seed)
             self._writer = open_trial(*where, self._told_settings, self.iteration)
         if self.iteration == 0:
@@ -125,13 +122,11 @@ class StudyTrial(SRL):
             self._save(now)
         elif self._every and now % self._every == 0:
             self._save(now)
-        if is_spent and self._writer is not None:
+        if is_spent:
             self._writer.finish()
             shutil.rmtree(self._run, ignore_errors=True)
-        size = self.config.num_prompts_per_batch * self.config.group_size
-        about["largest_iteration"] = size * self._longest  # tokens, in the domain of the longest answers
-        about |= {**asdict(self._spent), "start_s": self._start_s, "arm": self._arm, "seed": self._seed}
-        return results | {"study": about, "done": is_spent or 0 < self._num_rehearsed <= now}
+        about |= {**asdict(self._spent), "arm": self._arm, "seed": self._seed}
+        return results | {"study": about, "done": is_spent}
 
     @property
     def num_generated_tokens(self) -> int:
@@ -175,7 +170,6 @@ class StudyTrial(SRL):
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
-        self._longest = max(answer_lengths(played), default=0.0)
         measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
         rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
         rows = with_measures(rows, self._first_answers.measures())
@@ -268,14 +262,6 @@ def rows_of(
 def with_measures(rows: Sequence[Row], found: Mapping[str, Mapping[str, float]]) -> list[Row]:
     """Return the rows with further measures, given by domain."""
     return [replace(row, measures={**row.measures, **found.get(row.domain, {})}) for row in rows]
-
-
-def answer_lengths(played: Sequence[GroupMeta]) -> list[float]:
-    """Return the mean number of tokens per answer for each domain, in the order of first play."""
-    by_domain: dict[str, list[int]] = defaultdict(list)
-    for group in played:
-        by_domain[group.prompt.domain] += group.num_loss_tokens_G.tolist()
-    return [float(np.mean(tokens)) for tokens in by_domain.values()]
 
 
 def _unpacked(config: Any) -> Any:

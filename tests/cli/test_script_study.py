@@ -70,7 +70,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
 
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--debug"]) == 0
     shown = capsys.readouterr().out
-    assert f"{4 - len(before)} of 4 trials to run" in shown and "ETA: " in shown
+    assert f"{4 - len(before)} of 4 trials to run" in shown
     assert "uniform" in shown and "primary comparison" in shown
     for name in before:  # no line of progress about a trial that was finished
         arm, _, seed = name.removesuffix(".jsonl").partition("--")
@@ -100,13 +100,13 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_trial_whose_process_dies_is_started_again(ray_here, tmp_path, capsys):
-    words = ["replay", "--short", "--no-dry-run", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
+    words = ["replay", "--short", "--seeds", "1", "--storage", str(tmp_path), "--debug"]
     with ThreadPoolExecutor(1) as thread:
         killed = thread.submit(kill_a_trial, tmp_path / "replay_short")
         assert tune.main(words) == 0
         assert killed.result(60) > 0
     shown = capsys.readouterr().out
-    assert "dry run" not in shown and "ETA" not in shown and "primary comparison" in shown
+    assert "primary comparison" in shown
     results = read_results(tmp_path / "replay_short")
     assert [trial.is_finished for trial in results.trials] == [True, True]
     assert all({row.stage for row in trial.rows} == {-1, 0, 1} for trial in results.trials)

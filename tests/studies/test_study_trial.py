@@ -13,7 +13,7 @@ from rllib_srl.storage import checkpoints
 from rllib_srl.studies.recording import write_study
 from rllib_srl.studies.results import read_results
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
-from rllib_srl.studies.trial import Spent, StudyTrial, answer_lengths, rows_of, run_path
+from rllib_srl.studies.trial import Spent, StudyTrial, rows_of, run_path
 from rllib_srl.types import GroupMeta, Prompt, StopReason
 from tests.flat_settings import grouped
 from tests.small_worlds import small_config, watch
@@ -163,15 +163,6 @@ def test_a_trial_killed_before_its_first_checkpoint_starts_anew(make, tmp_path):
         make("srl").train()
 
 
-@pytest.mark.slow
-def test_a_rehearsal_writes_nothing_and_ends_after_its_iterations(make, tmp_path):
-    trial = make("srl", num_rehearsed=2)
-    told = [trial.train() for _ in range(2)]
-    assert [result["done"] for result in told] == [False, True]
-    assert 16 <= told[0]["study"]["largest_iteration"] <= 48  # 4 x 4 answers of 1 to 3 tokens
-    assert not list((tmp_path / "results" / "trials").iterdir()) and not (tmp_path / "results" / "runs").exists()
-
-
 def test_rows_by_hand(study):
     def group(domain: str, reward: float, reason: StopReason) -> GroupMeta:
         one = np.ones(1, np.int64)
@@ -192,7 +183,6 @@ def test_rows_by_hand(study):
     assert (even.num_generated_tokens, even.num_trained_tokens, even.seconds, even.num_probe_tokens) == (11, 5, 1.5, 7)
     assert (odd.probe_s, odd.peak_bytes, odd.iteration, odd.stage) == (0.5, 9, 3, 0)
     assert odd.measures == {"reuse_share": 0.25}
-    assert answer_lengths(played) == [1.0, 1.0]
     assert not even.faults(study) and not odd.faults(study)
     marked = [replace(one, pass_reward=0.5) for one in played]  # an environment whose pass is half of the reward
     assert [row.accuracy for row in rows_of(marked, study, 0, 3, 11, spent, {})] == [0.5, 0.0]

@@ -35,7 +35,7 @@ from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning.plan import Plan
 from rllib_srl.cli.tuning.search import num_at_once
-from rllib_srl.cli.tuning.study import announce, check_seals, expect, missing_of, needed_of, play
+from rllib_srl.cli.tuning.study import announce, check_seals, missing_of, needed_of, play
 from rllib_srl.studies.recording import finished_trials, write_study, write_whole
 from rllib_srl.studies.results import STUDY_FILE, read_results, read_study
 from rllib_srl.studies.task_stream import TITLES, Estimate, StreamResults
@@ -63,8 +63,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="two tasks, two orders, one seed, a few iterations")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help="resume a stream; takes no settings")
-    text = "start at once, without an ETA beforehand"
-    parser.add_argument("--no-dry-run", "--no_dry_run", action="store_true", help=text)
     add_trust(parser)
     add_verbose(parser, "Ray, Tune, vLLM and transformers")
     add_debug(parser)
@@ -149,9 +147,6 @@ def complete(plans: Sequence[Plan], arguments: argparse.Namespace) -> list[Excep
     at_once = min(len(plans[0].trials()), num_at_once(needed, ray.cluster_resources()))
     first = next(at for at, left in enumerate(missing) if left)
     announce(plans[first], missing[first], at_once, needed)
-    if not (arguments.no_dry_run or arguments.short or arguments.resume):
-        expect(plans[first], missing[first], at_once, arguments.verbose)
-        print(f"the ETA is that of one order of {len(plans)}", flush=True)
     for plan in plans:  # all of them, so that a resume finds every order
         write_study(plan.directory, plan.study)
     for number, (plan, left) in enumerate(zip(plans, missing, strict=True), 1):

@@ -7,7 +7,6 @@ A card is published: of local paths it has the last name only, and secrets in se
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from rllib_srl.cli.shared.cluster import ROOT
 from rllib_srl.cli.shared.settings import flag_settings
 from rllib_srl.common.statistics import wilson_interval
 from rllib_srl.engine.models import SMOLLM2, TINY
@@ -31,7 +29,6 @@ SOURCES = ("env", "env_config", "worlds", "mixture", "stream")  # settings under
 # Settings without influence on the model, and the base model, which has a section of its own.
 NOT_SHOWN = ("model", "grace_s", "seal_key_file", "check_resources", "checkpoints_kept", "num_transcripts", *SOURCES)
 TAGS = ("rllib_srl", "grpo", "reinforcement-learning")
-GIT_TIMEOUT_S = 10.0
 
 Numbers = Mapping[str, float]  # metrics by name, nested names joined by "/"
 
@@ -60,7 +57,6 @@ def card(title: str, facts: Facts) -> str:
         "Data": data_lines(facts.settings),
         "Settings": setting_lines(facts.settings),
         "Results": result_lines(facts),
-        "Forgetting": forgetting_lines(facts),
         "Versions": version_lines(),
     }
     trained = f"Trained with rllib_srl (GRPO with experience replay) for {counted(facts.iteration, 'iteration')}."
@@ -118,60 +114,26 @@ def result_lines(facts: Facts) -> list[str]:
     lines = [f"Greedy answers to {num} held-out prompts{at}:", ""]
     lines += ["| | accuracy | 95 % interval (Wilson) |", "|---|---|---|"]
     lines += [f"| all | {found['evaluation/accuracy']:.3f} | [{low:.3f}, {high:.3f}] |"]
-    domains, nums = of_domains(found), of_domains(found, "num_prompts")
-    if len(domains) > 1:
-        lines += [_domain_row(name, accuracy, int(nums.get(name, 0))) for name, accuracy in domains.items()]
+    accuracies, nums = of_domains(found), of_domains(found, "num_prompts")
+    if len(accuracies) > 1:
+        for name, accuracy in accuracies.items():
+            low, high = wilson_interval(round(accuracy * nums[name]), int(nums[name]))
+            lines.append(f"| {name} ({nums[name]:.0f} prompts) | {accuracy:.3f} | [{low:.3f}, {high:.3f}] |")
     return lines
 
 
-def _domain_row(name: str, accuracy: float, num: int) -> str:
-    """Return the row of a domain; runs of earlier versions have no number of prompts, and thus no interval."""
-    if not num:
-        return f"| {name} | {accuracy:.3f} | |"
-    low, high = wilson_interval(round(accuracy * num), num)
-    return f"| {name} ({num} prompts) | {accuracy:.3f} | [{low:.3f}, {high:.3f}] |"
-
-
-def forgetting_lines(facts: Facts) -> list[str]:
-    """Return the forgetting of each domain: its best accuracy so far minus the last; [] with fewer than two values."""
-    found = [of_domains(numbers) for _, numbers in facts.evaluations]
-    histories = {name: [one[name] for one in found if name in one] for name in (found[-1] if found else {})}
-    rows = [
-        f"| {name} | {max(values):.3f} | {values[-1]:.3f} | {max(values) - values[-1]:.3f} |"
-        for name, values in histories.items()
-        if len(values) > 1
-    ]
-    head = [f"Over the {len(found)} evaluations of the run:", "", "| domain | best accuracy | last | forgetting |"]
-    return [*head, "|---|---|---|---|", *rows] if rows else []
-
-
 def version_lines() -> list[str]:
-    """Return the versions of the packages that wrote the model, and the commit of rllib_srl."""
+    """Return the versions of the packages that wrote the model."""
     found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:  # no engine needs all of them
             continue
-    commit = commit_of(ROOT)
-    texts = [f"{name} {number}" + (f" (commit {commit})" if commit and name == "rllib_srl" else "")
-             for name, number in found.items()]  # fmt: skip
-    return ["At the export: " + ", ".join(texts) + "."]
+    return ["At the export: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."]
 
 
 # --- text -----------------------------------------------------------------------------------------
-
-
-def commit_of(directory: Path) -> str:
-    """Return the commit of a checkout, with "-dirty" if files were changed; "" if it is none."""
-    if not (directory / ".git").exists():
-        return ""
-    words = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
-    except FileNotFoundError:  # git is not installed
-        return ""
-    return ended.stdout.strip() if ended.returncode == 0 else ""
 
 
 def of_domains(numbers: Numbers, what: str = "accuracy") -> dict[str, float]:

@@ -153,7 +153,7 @@ def faults_of_trials(study: Study) -> list[str]:
 
 
 def config_of(
-    plan: Plan, arm: str, seed: int, directory: Path, num_rehearsed: int = 0, trust: bool = False
+    plan: Plan, arm: str, seed: int, directory: Path, trust: bool = False
 ) -> dict[str, Any]:
     """Return the config of a `StudyTrial`.
 
@@ -162,17 +162,14 @@ def config_of(
         arm: one of its arms.
         seed: one of its seeds.
         directory: with study.json; the trial's rows are written there.
-        num_rehearsed: iterations of a dry run, which writes nothing; 0 runs the trial.
         trust: accept a checkpoint of the trial sealed with any key.
     """
     values = plan.study.settings_of(arm, seed)
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
-    # The trial writes its own checkpoints, Tune none.
-    changed = {"checkpoint_every": 0, **({"callbacks": None} if num_rehearsed else {})}
-    config: dict[str, Any] = build_config({**values, **changed}).to_dict()
+    config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own
     shown = {name: _plain(row.initial) for name, row in all_settings().items()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
-    return config | {"_study": {**told, "checkpoint_every": every, "num_rehearsed": num_rehearsed, "trust": trust}}
+    return config | {"_study": {**told, "checkpoint_every": every, "trust": trust}}
 
 
 def check_directory(directory: Path, is_resumed: bool, is_resumable: bool) -> None:

@@ -1,7 +1,6 @@
 """Run the trials of a study through Ray Tune, two or more at once, and show the results.
 
-    dry run    each arm for a few iterations, under the conditions of the trials, to estimate their duration
-    trials     whole pairs first
+    trials     whole pairs first, with the time left
     results    the table of `srl report`'s main figures, and whether the primary comparison holds
 
 Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
@@ -14,7 +13,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +24,10 @@ from ray import tune
 
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
-from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
 from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
-    BUDGET_TOLERANCE,
     Contrast,
     Finding,
     contrasts_of,
@@ -48,7 +44,6 @@ from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
-REHEARSED = 3  # iterations of a dry run
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
@@ -65,8 +60,6 @@ def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -
         needed = needed_of(plan)
         at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
         announce(plan, missing, at_once, needed)
-        if not arguments.no_dry_run:
-            expect(plan, missing, at_once, arguments.verbose)
         write_study(plan.directory, plan.study)
         errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint, arguments.max_failures)
     else:
@@ -124,62 +117,6 @@ def announce(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, neede
     size = f"{study.budget:,} generated tokens in {study.num_stages} stages"
     print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
     print(f"each {size}, on {amounts}; {at_once} in parallel", flush=True)
-
-
-# --- how long it will take -----------------------------------------------------------------------
-
-
-def expect(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, verbose: bool) -> None:
-    """Dry-run each arm, and print an ETA of the trials.
-
-    Raises:
-        RunError: a dry run failed, or an iteration generates more tokens than the budget of a stage.
-    """
-    arms = list(dict.fromkeys(arm for arm, _ in missing))
-    print(f"dry run of each arm for {REHEARSED} iterations ...", flush=True)
-    with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
-        directory = Path(scratch)
-        write_study(directory, plan.study)
-        configs = [config_of(plan, arm, plan.seeds[0], directory, REHEARSED) for arm in arms]
-        begun = time.monotonic()
-        results = fit(configs, directory / "tune", "rehearsal", [], verbose)
-        took = (time.monotonic() - begun) * min(at_once, len(arms)) / len(arms)  # of one trial, its process included
-        if results.errors:
-            raise RunError(f"dry run: {message_of(results.errors[0])}")
-        told = {about["arm"]: about for about in (result.metrics["study"] for result in results)}
-    stage = plan.study.budget // plan.study.num_stages
-    rows, total = [("arm", "trials", "tokens per iteration, at most", "seconds", "hours")], 0.0
-    for arm in arms:
-        num = sum(name == arm for name, _ in missing)
-        tokens = max(told[arm]["num_generated_tokens"] / REHEARSED, told[arm]["largest_iteration"])
-        if tokens > stage:
-            raise RunError(
-                f"budget = {plan.study.budget}: an iteration of arm {arm!r} generates about {tokens:.0f} tokens; "
-                f"expected at least that many in each of the {plan.study.num_stages} stages, --budget "
-                f"{int(tokens + 1) * plan.study.num_stages} or more"
-            )
-        seconds = num * seconds_of(told[arm], plan.study, took)
-        total += seconds
-        each = told[arm]["seconds"] / REHEARSED
-        rows.append((arm, f"{num}", f"{tokens:.0f}", f"{each:.2f}", f"{seconds / 3600 / at_once:.2f}"))
-        if tokens > BUDGET_TOLERANCE * plan.study.budget:
-            print(f"warning: arm {arm!r} may exceed its budget by one iteration, {tokens:.0f} tokens")
-    print(table(rows))
-    hint = "from the seconds per token of the first domain"
-    print(f"ETA: {duration(total / at_once)}, {at_once} trials in parallel ({hint})", flush=True)
-
-
-def seconds_of(told: Mapping[str, float], study: Study, took: float) -> float:
-    """Estimate the seconds of a trial: start, training time per token x budget, and an evaluation after each stage.
-
-    Args:
-        told: result of the dry run, with its seconds of training and of one evaluation.
-        study: with its budget.
-        took: seconds of the whole dry run; the part without training and evaluation is the start.
-    """
-    start = max(told["start_s"], took - told["seconds"] - told["probe_s"])
-    a_token = told["seconds"] / max(1, told["num_generated_tokens"])
-    return start + study.budget * a_token + (study.num_stages + 1) * told["probe_s"]
 
 
 # --- trials --------------------------------------------------------------------------------------
