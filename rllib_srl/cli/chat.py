@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checkpointing import policy_of
@@ -69,63 +69,22 @@ class ConversationError(ValueError):
     """A message does not fit; the conversation is unchanged."""
 
 
-class Form(Protocol):
-    """The way in which messages become tokens."""
+@dataclass(frozen=True)
+class Form:
+    """The way in which messages become tokens: the model's chat template, or plain text as an environment's prompts."""
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Strings that end a reply, besides the end-of-sequence token."""
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Tokens that end a reply, besides the end-of-sequence token."""
+    transcript: Transcript
+    system: str = ""
+    stop: tuple[str, ...] = ()  # strings that end a reply, besides the end-of-sequence token
+    prompt_for: Callable[[str, bool], str] = lambda message, is_first: message  # the second: is it the first one?
 
     def first(self, message: str) -> list[int]:
         """Return the tokens from the start of a conversation to the reply."""
-
-    def later(self, message: str, last_id: int) -> list[int]:
-        """Return the tokens from the end of a reply, whose last token was `last_id`, to the next one."""
-
-
-@dataclass(frozen=True)
-class ChatForm:
-    """The model's chat template."""
-
-    transcript: Transcript
-    system: str = ""
-    stop: tuple[str, ...] = ()
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """The tokens that close a turn in the template."""
-        return self.transcript.end_ids
-
-    def first(self, message: str) -> list[int]:
-        """Render the system message, the user's and the opening of the reply."""
-        return self.transcript.first(message, "", self.system)
-
-    def later(self, message: str, last_id: int) -> list[int]:
-        """Render what follows a reply."""
-        return self.transcript.later(message, last_id)
-
-
-@dataclass(frozen=True)
-class TextForm:
-    """Plain text in the form of an environment's prompts."""
-
-    transcript: Transcript
-    prompt_for: Callable[[str, bool], str]  # message, whether it is the first one -> prompt
-    system: str = ""
-    stop: tuple[str, ...] = ("\n",)
-    end_ids: tuple[int, ...] = ()
-
-    def first(self, message: str) -> list[int]:
-        """Tokenise the system prompt and the first prompt."""
         return self.transcript.first(self.prompt_for(message, True), "", self.system)
 
     def later(self, message: str, last_id: int) -> list[int]:
-        """Tokenise a further prompt, in a paragraph of its own."""
-        return self.transcript.later(f"\n{self.prompt_for(message, False)}", last_id)
+        """Return the tokens from the end of a reply, whose last token was `last_id`, to the next one."""
+        return self.transcript.later(self.prompt_for(message, False), last_id)
 
 
 @dataclass
@@ -190,13 +149,14 @@ class Speaker:
                 one piece and end in the next.
         """
         ids: list[int] = []
+        end_ids = self.form.transcript.end_ids
         pieces = show is not None and not self.form.stop
         while True:
             num = min(CHUNK, self.max_tokens - len(ids)) if pieces else self.max_tokens
-            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop, end_ids=self.form.end_ids)
+            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop, end_ids=end_ids)
             (turn,) = self.engine.generate([[*prompt, *ids]], sampling)
             ids += turn.token_ids.tolist()
-            num_said = len(ids) - (ids[-1] in self.form.end_ids)
+            num_said = len(ids) - (ids[-1] in end_ids)
             said = self.tokenizer.decode(ids[:num_said], skip_special_tokens=True)
             is_over = turn.reason == "stop" or len(ids) >= self.max_tokens
             if is_over:
@@ -316,16 +276,22 @@ def form_of(
     told = (source.values.get("env_config") or {}).get("system_prompt", "") if system is None else system
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if given.get("prompt_format", "chat" if has_template else "text") == "chat":
-        return ChatForm(make_transcript("chat", tokenizer), told), "the model's chat template"
-    transcript = make_transcript("text", tokenizer)
+        return Form(make_transcript("chat", tokenizer), told), "the model's chat template"
+    stop: tuple[str, ...] = ("\n",)
+    prompt_for: Callable[[str, bool], str]
     env = environment_of(source, trust)
     if env is None:
-        return TextForm(transcript, lambda message, is_first: asked(message), told), "Question: ... Answer:"
-    stop, prompt_for = tuple(attribute(env, "stop_strings", ())), attribute(env, "prompt_for", None)
-    name = f"prompts of the environment {source.values['env']}"
-    if prompt_for is None:
-        return TextForm(transcript, lambda message, is_first: f"{message}\n", told, stop), "plain text"
-    return TextForm(transcript, prompt_for, told, stop), name
+        prompt_for, name = lambda message, is_first: asked(message), "Question: ... Answer:"
+    else:
+        stop = tuple(attribute(env, "stop_strings", ()))
+        prompt_for, name = attribute(env, "prompt_for", None), f"prompts of the environment {source.values['env']}"
+        if prompt_for is None:
+            prompt_for, name = lambda message, is_first: f"{message}\n", "plain text"
+
+    def in_paragraphs(message: str, is_first: bool) -> str:
+        return ("" if is_first else "\n") + prompt_for(message, is_first)
+
+    return Form(make_transcript("text", tokenizer), told, stop, in_paragraphs), name
 
 
 def environment_of(source: Source, trust: bool) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.cli import chat
-from rllib_srl.cli.chat import ChatForm, Conversation, ConversationError, Reply, Terminal, TextForm, form_of, source_of
+from rllib_srl.cli.chat import Conversation, ConversationError, Reply, Terminal, form_of, source_of
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.compare import Compare
@@ -84,7 +84,7 @@ def test_the_form_is_the_template_or_the_environments_prompts() -> None:
     tiny = load_tokenizer(local_model("tiny"))
     source = source_of("tiny", {"env": "compare", "env_config": {"num_shots": 1, "system_prompt": "Hi."}})
     form, name = form_of(source, tiny, None, {}, trust=False)
-    assert isinstance(form, TextForm) and name == "prompts of the environment compare" and form.stop == ("\n",)
+    assert name == "prompts of the environment compare" and form.stop == ("\n",)
     prompt = tiny.decode(form.first("1 or 2?"))
     env = Compare({"num_shots": 1})
     assert prompt.startswith("Hi.") and prompt.endswith(env.prompt_for("1 or 2?")[-25:])
@@ -138,10 +138,10 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
 def test_a_chat_template_is_used_where_there_is_one() -> None:
     tokenizer = load_tokenizer(local_model("smollm2-135m"))
     form, name = form_of(source_of("smollm2-135m", {}), tokenizer, "Be brief.", {}, trust=False)
-    assert isinstance(form, ChatForm) and name == "the model's chat template"
+    assert name == "the model's chat template"
     said = tokenizer.decode(form.first("Hello"))
     assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
     text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"}, trust=False)
     assert tokenizer.decode(text.first("1?")) == "Question: 1?\nAnswer:"
     transcript = make_transcript("chat", tokenizer)
-    assert (transcript.stop(()), transcript.end_ids) == (form.stop, form.end_ids)
+    assert (transcript.stop(()), transcript.end_ids) == (form.stop, form.transcript.end_ids)
