@@ -11,7 +11,7 @@ import json
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 print(f"{path}, line {number}: incomplete episode skipped", file=sys.stderr)
 
 
-def is_wanted(episode: dict[str, Any], arguments: argparse.Namespace) -> bool:
+def is_wanted(episode: Mapping[str, Any], arguments: argparse.Namespace) -> bool:
     """Return whether an episode passes all filters."""
     return (
         (arguments.iteration is None or arguments.iteration(episode["iteration"]))
