@@ -31,12 +31,12 @@ from rllib_srl.replay.history import DomainStatistics, Policy
 from rllib_srl.replay.intake import ON_GROUP, Entry, Intake, Visit, parts_of
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import COUNTS, counts_of_domains
-from rllib_srl.replay.payloads import StoredGroup, decode, decode_target, prompt_fields, prompt_of
+from rllib_srl.replay.payloads import StoredGroup
 from rllib_srl.replay.ratings import RatedGroup, RatedGroups, grade_of
 from rllib_srl.replay.schedule.recall import Recall, grades_of_ratings
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Commit, Contents, Store
+from rllib_srl.replay.store import Commit, Contents, Store, decode, decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.targets import draw_targets, put_targets
 from rllib_srl.types import TARGET, Group, History, Prompt, Target
 
@@ -210,7 +210,7 @@ class SRLReplayBuffer:
             "domain_statistics": self.domain_statistics.get_state(),
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
-            "rated": self.rated.get_state(),
+            "rated": self.rated.get_state() if self.rated.source else "",
             "embedding": self._embedding,
             **({} if self.tracker is None else {"embedder": self.tracker.embedder.get_state()}),
         }
@@ -288,7 +288,8 @@ class SRLReplayBuffer:
                 drawn[:] = [replace(one, history=past) for one, past in zip(drawn, histories, strict=True)]
                 answer = [[seq, weight, list(past)] for (seq, weight, _), past in zip(answer, histories, strict=True)]
             self.drawn = {one.group.group_id: seq for one, seq in zip(drawn, seqs, strict=True)}
-            self.rated.note_trained(self.drawn)
+            if self.rated.applied:
+                self.rated.note_trained(self.drawn)
             self.counts["num_reuses"] += len(drawn)
             self.intake.count_by_domain("num_reuses", [one.group.prompt for one in drawn])
             return answer

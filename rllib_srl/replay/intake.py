@@ -40,11 +40,10 @@ from rllib_srl.replay.history import (
     histories_without,
 )
 from rllib_srl.replay.items import Tables, key_of, rows_at
-from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Graded, Recall
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Store
+from rllib_srl.replay.store import Store, decode, encode
 from rllib_srl.types import PEOPLE, Group, History, Prompt
 
 MOST_AT_ONCE = 128  # groups before items above capacity are evicted, so that new items are candidates too

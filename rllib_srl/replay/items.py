@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from rllib_srl.replay.payloads import compact_json, prompt_fields
 from rllib_srl.types import Prompt
 
 # The widest fields come first and the padding is a named field: NumPy copies named fields only, so unnamed padding
@@ -313,9 +312,8 @@ class Tables:
         """Return what was written and removed since the last call of `committed`, as fields of `store.Commit`."""
         slots = [slot for slot in sorted(self._items.changed) if self._items.is_used[slot]]
         groups = [at for at in sorted(self._groups.changed) if self._groups.is_used[at]]
-        prompts = [compact_json(prompt_fields(self._prompts[slot])) for slot in slots]
         return {
-            "items": [(slot, self.items[slot].tobytes(), prompt) for slot, prompt in zip(slots, prompts)],
+            "items": [(slot, self.items[slot].tobytes(), self._prompts[slot]) for slot in slots],
             "removed_slots": list(self.removed_slots),
             "groups": [(int(self.groups["seq"][at]), self.groups[at].tobytes(), self.group_ids[at]) for at in groups],
             "removed_groups": list(self._removed_groups),

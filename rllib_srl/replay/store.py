@@ -8,49 +8,56 @@
     vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON, or bytes
     answers  position -> name, answer: the latest `NUM_ANSWERS`
 
-    memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
+Groups and targets are bytes in the format of safetensors, without pickle: arrays, and all other fields as JSON in the
+metadata. Decoded arrays are read-only views; the same group gives the same bytes in every process.
 
 Commits survive a crash of the process, and a power loss unless the directory is temporary. A file belongs to one run;
 another run's file is renamed memory.earlier.db, from which `restore` counts the groups stored after a checkpoint.
-Known limit of SQLite: damage inside the log silently drops the commits from there on.
-
-Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" (sqlite.org/atomiccommit.html).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import shutil
+import sqlite3
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 
+from rllib_srl.replay.database import (
+    ENDINGS,
+    Lock,
+    StoreError,
+    back_up,
+    connect,
+    explained,
+    flush,
+    reader,
+    remove,
+    store_error,
+    to_one_file,
+)
 from rllib_srl.replay.items import GROUP, ITEM
-from rllib_srl.replay.payloads import compact_json, prompt_of
-from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
-from rllib_srl.types import Prompt
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
+from rllib_srl.types import Group, Prompt, StopReason, Target
 
 logger = logging.getLogger(__name__)
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
 NUM_ANSWERS = 4096
-# Larger pages cost more where a commit updates rows all over the tables, smaller ones cost large groups more calls.
-PAGE_BYTES = 8192
-MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
-PAGES_A_STEP = 1024  # of a copy
-TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
-ENDINGS = ("", "-wal", "-shm")  # of the files of a database
+_ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
+_OF_TARGET = ("ids_Tk", "logp_Tk", "sampled_logp_T")
+_DTYPES = {f"{kind}{8 * size}": np.dtype(f"<{code}{size}") for kind, code in zip("IUF", "iuf") for size in (1, 2, 4, 8)
+           if (kind, size) != ("F", 1)} | {"BOOL": np.dtype(bool)}  # fmt: skip
+_COMPACT = json.JSONEncoder(separators=(",", ":"))  # created once: construction costs more than a small value
+_JSON_SCALARS = {type(None), bool, int, float, str}
 VERSION = json.dumps([4, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -64,23 +71,11 @@ CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
 
 
-class StoreError(RuntimeError):
-    """An operation on a memory's database failed; the message names the file, the error and a remedy."""
-
-
-class StoreFull(DiskFull, StoreError):
-    """There is no room for the new data; the data stored before is intact."""
-
-
-class StoreInUse(StoreError):
-    """Another process has the database open."""
-
-
 @dataclass
 class Commit:
     """The changes of one call, stored together. Removals come first; what is written replaces what is there."""
 
-    items: list[tuple[int, bytes, str]] = field(default_factory=list)  # slot, row, prompt as JSON
+    items: list[tuple[int, bytes, Prompt]] = field(default_factory=list)  # slot, row, prompt
     removed_slots: list[int] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> float32
     groups: list[tuple[int, bytes, str]] = field(default_factory=list)  # seq, row, id
@@ -122,7 +117,7 @@ class Store:
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
         self.path = Path(self._scratch.name if self._scratch else directory or "") / DATABASE
         self._lock = Lock(self.path)
-        self._db: Connection | None = None
+        self._db: sqlite3.Connection | None = None
         self._run = run
         self._written: dict[str, str | bytes] = {}  # state as last committed, encoded
         self.pending = Commit()  # what the call under way has changed so far; `payload` and `target` see it
@@ -145,7 +140,7 @@ class Store:
             self._db = connect(self.path, is_durable=self._scratch is None)
             if not self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 meta = {"version": VERSION, "lineage": uuid.uuid4().hex, "position": "0"}
-                with transaction(self.db):
+                with self._transaction("creating it"):
                     for statement in TABLES.split(";")[:-1]:
                         self.db.execute(statement)
                     self.db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
@@ -153,7 +148,7 @@ class Store:
         self._written = {}
 
     @property
-    def db(self) -> Connection:
+    def db(self) -> sqlite3.Connection:
         """Return the open database; raise a `StoreError` if it is closed."""
         if self._db is None:
             raise StoreError(f"memory {self.path} is closed")
@@ -170,12 +165,25 @@ class Store:
         encoded = {name: _encoded(value) for name, value in {**changes.state, "run": self._run}.items()}
         state = {name: value for name, value in encoded.items() if self._written.get(name) != value}
         position = self.position + 1
-        with explained(self.path, f"commit {position}"), transaction(self.db):
+        with self._transaction(f"commit {position}"):
             self._write(changes, position)
             self.db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
             self.db.execute("UPDATE meta SET value = ? WHERE name = 'position'", (str(position),))
         self.position = position
         self._written |= state
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[None]:
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            yield
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, StoreError):
+                raise store_error(error, self.path, doing) from error
+            raise
 
     def _write(self, changes: Commit, position: int) -> None:
         many = self.db.executemany
@@ -185,7 +193,8 @@ class Store:
         for table in ("groups", "payloads", "targets"):
             many(f"DELETE FROM {table} WHERE seq = ?", seqs)
         many("DELETE FROM targets WHERE seq = ? AND episode = ?", changes.removed_targets)
-        many("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", changes.items)
+        items = [(slot, row, compact_json(prompt_fields(prompt))) for slot, row, prompt in changes.items]
+        many("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", items)
         vectors = [(slot, np.ascontiguousarray(vector, "<f4").tobytes()) for slot, vector in changes.vectors.items()]
         many("INSERT OR REPLACE INTO vectors VALUES (?, ?)", vectors)
         many("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", changes.groups)
@@ -203,7 +212,7 @@ class Store:
         The file is rewritten: a full disk is a `StoreError`.
         """
         with explained(self.path, "erasing what was removed"):
-            with transaction(self.db):
+            with self._transaction("erasing what was removed"):
                 self.db.executemany("DELETE FROM answers WHERE instr(answer, ?)", [(word,) for word in words])
             self.db.execute("VACUUM")
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -240,8 +249,10 @@ class Store:
         return blob
 
     def _all(self, doing: str, query: str, *parameters: Any) -> list[Any]:
-        with explained(self.path, doing):
+        try:
             return self.db.execute(query, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise store_error(error, self.path, doing) from error
 
     def has_payloads(self, seqs: Collection[int]) -> bool:
         """Return whether the payloads are exactly those of some groups."""
@@ -369,7 +380,7 @@ def _decoded(value: str | bytes) -> Any:
     return value if isinstance(value, bytes) else json.loads(value)
 
 
-def read_meta(db: Connection, path: Path) -> tuple[str, int]:
+def read_meta(db: sqlite3.Connection, path: Path) -> tuple[str, int]:
     """Return the lineage of a database, which its snapshots share, and the number of its commits."""
     if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
         raise StoreError(f"{path} is an SQLite database but not a memory; expected one that a run has written")
@@ -395,170 +406,123 @@ def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
         return None
 
 
-# --- SQLite ----------------------------------------------------------------------------------------
+# --- groups and targets as bytes -------------------------------------------------------------------
 
 
-def connect(path: Path, is_durable: bool) -> Connection:
-    """Open a database for writing; damage beyond the first page is not detected yet."""
-    import sqlite3
+def encode(group: Group) -> bytes:
+    """Return a group as bytes.
 
-    db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in (
-            f"page_size = {PAGE_BYTES}",
-            "journal_mode = WAL",
-            f"synchronous = {'FULL' if is_durable else 'OFF'}",
-            f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
-            "cache_size = -16384",
-            "temp_store = MEMORY",
-        ):
-            db.execute(f"PRAGMA {pragma}").fetchall()
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-@contextmanager
-def reader(path: Path) -> Iterator[Connection]:
-    """Yield a connection that reads the last commit of a database, in use or not; its owner does not wait."""
-    import sqlite3
-
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    with (
-        explained(path, "reading it"),
-        closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as db,
-    ):
-        db.execute("BEGIN")  # one read transaction: a copy in steps would begin anew with each commit
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        yield db
-
-
-def copy(path: Path, target: Path) -> None:
-    """Copy the last commit of a database, in use or not, to a new file."""
-    with reader(path) as db, explained(path, "copying it", written=target):
-        back_up(db, target)
-
-
-def back_up(source: Connection, path: Path) -> None:
-    import sqlite3
-
-    with closing(sqlite3.connect(path, isolation_level=None)) as target:
-        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):  # flushed once, at the end
-            target.execute(f"PRAGMA {pragma}").fetchall()
-        source.backup(target, pages=PAGES_A_STEP)
-        to_one_file(target)  # the source's mark of a log was copied too
-
-
-def to_one_file(db: Connection) -> None:
-    """Move the log into the database and delete it, so that the file can be moved, or read where nobody may write."""
-    db.execute("PRAGMA journal_mode = DELETE").fetchall()
-
-
-def remove(path: Path) -> None:
-    """Delete the files of a database that nobody has open."""
-    for ending in ENDINGS:
-        Path(f"{path}{ending}").unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def transaction(db: Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # after some errors SQLite has rolled back already
-            db.execute("ROLLBACK")
-        raise
-
-
-@contextmanager
-def explained(path: Path, doing: str, written: Path | None = None) -> Iterator[None]:
-    """Turn errors of SQLite and of files into a `StoreError` with the path, the operation and a remedy.
-
-    `written` is the file being written, if it is not the database at `path`.
+    Raises:
+        ValueError: an array is not numeric, the mask is not boolean, or `extra` does not survive a round trip through
+            JSON; the message lists all errors.
     """
-    import sqlite3
-
-    try:
-        yield
-    except StoreError:
-        raise
-    except (sqlite3.Error, OSError) as error:
-        text, place = str(error), written or path
-        # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
-        is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
-        if is_full(error) or "full" in text or is_blocked:
-            whole = "nothing of it was stored and what was stored before is whole"
-            raise StoreFull(full_message(place, f"{doing} failed: {text}; {whole}")) from error
-        if "malformed" in text or "not a database" in text:
-            text += ": the file is damaged; restore a checkpoint"
-        elif "locked" in text:
-            raise StoreInUse(f"memory {path}: {doing} failed: {text}: another process has it open") from error
-        raise StoreError(f"memory {path}: {doing} failed: {text}") from error
-
-
-_held: set[Path] = set()  # POSIX locks do not prevent one process from locking twice
+    faults, arrays = json_faults(group.extra, "extra"), {}
+    for name in _ARRAYS:
+        array = arrays[name] = np.ascontiguousarray(getattr(group, name))
+        is_mask = name == "loss_mask_N"
+        if array.dtype.kind not in ("b" if is_mask else "iuf"):
+            faults.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
+    if faults:
+        raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(faults))
+    header = {
+        "group_id": group.group_id,
+        "prompt": prompt_fields(group.prompt),
+        "stop_reasons": [reason.value for reason in group.stop_reasons],
+        "num_dropped": int(group.num_dropped),
+        "origin": group.origin,
+        "extra": group.extra,
+    }
+    return _saved(arrays, header)
 
 
-class Lock:
-    """The exclusive lock of one process on one database; the operating system releases it when the process ends."""
+def decode(payload: Any, name: str = "", origin: str | None = None) -> Group:
+    """Return the group of a payload.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path.resolve()
-        if self._path in _held:
-            raise _in_use(path, os.getpid())
-        with explained(path, "locking it"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                owner = os.read(self._file, 32).decode("ascii", "replace").strip()
-                os.close(self._file)
-                raise _in_use(path, owner) from error
-            _held.add(self._path)
-            try:
-                os.ftruncate(self._file, 0)
-                os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
-            except OSError:
-                self.close()
-                raise
+    Args:
+        payload: what `encode` returned, in any buffer.
+        name: the group's name in error messages.
+        origin: of the group; None: as stored.
 
-    def close(self) -> None:
-        if self._path in _held:
-            _held.discard(self._path)
-            os.close(self._file)
-
-
-def _in_use(path: Path, owner: int | str) -> StoreInUse:
-    return StoreInUse(
-        f"memory {path} is in use by process {owner}; expected one buffer a file: stop it or choose another directory"
+    Raises:
+        ValueError: the payload cannot be read; the message names the group.
+    """
+    header, arrays = _opened(payload, f"group {name}")
+    return Group(
+        group_id=header["group_id"],
+        prompt=prompt_of(header["prompt"]),
+        stop_reasons=tuple(StopReason(value) for value in header["stop_reasons"]),
+        num_dropped=header["num_dropped"],
+        origin=origin or header["origin"],
+        extra=header["extra"],
+        **arrays,
     )
 
 
-def holder_of(path: Path) -> int | None:
-    """Return the id of the process that has the database at `path` open, or None."""
-    if path.resolve() in _held:  # closing the file below would release this process's own lock
-        return os.getpid()
+def encode_target(target: Target) -> bytes:
+    """Return a target as bytes."""
+    arrays = {name: np.ascontiguousarray(getattr(target, name)) for name in _OF_TARGET}
+    return _saved(arrays, {"group_id": target.group_id, "episode": target.episode})
+
+
+def decode_target(payload: bytes) -> Target:
+    """Return the target of `encode_target`.
+
+    Raises:
+        ValueError: the payload cannot be read.
+    """
+    header, arrays = _opened(payload, "a target")
+    return Target(header["group_id"], header["episode"], **arrays)
+
+
+def _saved(arrays: dict[str, np.ndarray], header: Mapping[str, Any]) -> bytes:
+    payload: bytes = save(arrays, {"fields": compact_json(header)})
+    return payload
+
+
+def _opened(payload: Any, what: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
-        file = os.open(f"{path}.lock", os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.read(file, 32).strip()
-        return int(owner) if owner else None
-    finally:
-        os.close(file)
-    return None
+        view = memoryview(payload).cast("B")
+        start = 8 + int.from_bytes(view[:8], "little")
+        described = json.loads(bytes(view[8:start]))
+        header: dict[str, Any] = json.loads(described.pop("__metadata__")["fields"])
+        end = start + max(one["data_offsets"][1] for one in described.values())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{what} is damaged: its header cannot be read: {error}") from error
+    if end != len(view):
+        raise ValueError(f"{what} is damaged: {len(view)} bytes; expected {end}")
+    return header, {
+        name: np.ndarray(tuple(one["shape"]), _DTYPES[one["dtype"]], payload, start + one["data_offsets"][0])
+        for name, one in described.items()
+    }
+
+
+def compact_json(value: Any) -> str:
+    """Return a value as JSON in ASCII without spaces."""
+    return _COMPACT.encode(value)
+
+
+def prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the fields of a prompt by name, as JSON types."""
+    return {**vars(prompt), "history": list(prompt.history)}
+
+
+def prompt_of(fields: dict[str, Any]) -> Prompt:
+    """Return the prompt of `prompt_fields`."""
+    return Prompt(**{**fields, "history": tuple(fields["history"])})
+
+
+def json_faults(value: Any, name: str) -> list[str]:
+    """Return one message for each part of `value` that a round trip through JSON would change.
+
+    JSON turns tuples into lists and numeric keys into strings, so both are errors.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return []
+    if isinstance(value, list):
+        if set(map(type, value)) <= _JSON_SCALARS:  # fast path: long lists are mostly ids or numbers
+            return []
+        return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
+    if isinstance(value, dict):
+        keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
+        return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
+    return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]

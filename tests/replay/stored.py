@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.items import GROUP, ITEM
-from rllib_srl.replay.payloads import compact_json, encode, prompt_fields
-from rllib_srl.replay.store import Commit
+from rllib_srl.replay.store import Commit, encode
 from rllib_srl.types import Group, Prompt, StopReason
 
 
@@ -61,7 +60,7 @@ def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
 def a_visit(index: int, **parts: Any) -> Commit:
     """Return a commit with one new item, its vector, group and target, an answered request and three states."""
     values: dict[str, Any] = {
-        "items": [(index, an_item(2**64 - 1 - index, index / 3).tobytes(), text_of(index))],
+        "items": [(index, an_item(2**64 - 1 - index, index / 3).tobytes(), prompt_at(index))],
         "vectors": {index: np.full(3, index, np.float32)},
         "groups": [(index, a_row(index, index).tobytes(), f"g{index}")],
         "payloads": {index: encode(a_group(index))},
@@ -77,6 +76,6 @@ def a_visit(index: int, **parts: Any) -> Commit:
     return Commit(**{**values, **parts})
 
 
-def text_of(index: int) -> str:
-    """Return a prompt as JSON."""
-    return compact_json(prompt_fields(Prompt("world", f"p{index}", "sums", ("a",))))
+def prompt_at(index: int) -> Prompt:
+    """Return a prompt."""
+    return Prompt("world", f"p{index}", "sums", ("a",))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.items import GROUP, ITEM, Tables, sample
-from rllib_srl.replay.payloads import compact_json, prompt_fields
 from rllib_srl.types import Prompt
 
 DOMAINS = ("sums", "products", "proofs")
@@ -335,7 +334,7 @@ def test_what_changed_is_named_until_it_is_committed():
     store.committed()
     store.update([1], reps=1)
     store.remove_item(2)
-    assert store.changed()["items"] == [(1, store.items[1].tobytes(), compact_json(prompt_fields(prompt(1))))]
+    assert store.changed()["items"] == [(1, store.items[1].tobytes(), prompt(1))]
     group, _ = add_group(store, 0, size=3)
     changed = store.changed()
     assert [slot for slot, _, _ in changed["items"]] == [0, 1]  # the item of the new group has one more

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from rllib_srl.replay.payloads import StoredGroup, StoredGroupBatch, decode, decode_target, encode, encode_target
+from rllib_srl.replay.payloads import StoredGroup, StoredGroupBatch
+from rllib_srl.replay.store import decode, decode_target, encode, encode_target
 from rllib_srl.types import Group, History, Prompt, StopReason, Target
 from tests.replay.stored import a_group, assert_same
 

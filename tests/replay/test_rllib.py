@@ -13,9 +13,9 @@ import pytest
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
+from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, ListedRef
 from tests.conftest import ROOT
 from tests.replay.groups import a_group, a_prompt

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay import store as module
-from rllib_srl.replay.payloads import decode, encode
-from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Commit, Store, StoreError, StoreInUse, copy, holder_of
+from rllib_srl.replay.database import PAGE_BYTES, StoreError, StoreInUse, copy, holder_of
+from rllib_srl.replay.store import DATABASE, EARLIER, Commit, Store, decode, encode
 from rllib_srl.types import Prompt
-from tests.replay.stored import a_group, a_row, a_visit, an_item, assert_same, text_of
+from tests.replay.stored import a_group, a_row, a_visit, an_item, assert_same, prompt_at
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -53,7 +53,7 @@ def test_three_visits_by_hand(tmp_path):
     with closing(Store(tmp_path / "deep")) as store:
         for index in (0, 2, 1):
             store.commit(a_visit(index))
-        changed = [(2, an_item(5, 9.5).tobytes(), text_of(2))]
+        changed = [(2, an_item(5, 9.5).tobytes(), prompt_at(2))]
         rows = [(0, a_row(0, uses=1).tobytes(), "g0")]
         store.commit(Commit(items=changed, groups=rows, removed_slots=[0], removed_groups=[1]))
         assert store.position == 4
@@ -77,7 +77,8 @@ def test_three_visits_by_hand(tmp_path):
 def test_what_is_removed_and_written_in_one_commit_is_new(tmp_path):
     with closing(Store(tmp_path)) as store:
         store.commit(a_visit(0))
-        store.commit(Commit(removed_slots=[0], items=[(0, an_item(9).tobytes(), text_of(9))], removed_targets=[(0, 1)]))
+        other = (0, an_item(9).tobytes(), prompt_at(9))
+        store.commit(Commit(removed_slots=[0], items=[other], removed_targets=[(0, 1)]))
         stored = store.read()
         assert [prompt.prompt_id for prompt in stored.prompts] == ["p9"] and list(store.vectors()) == []
         assert stored.targets == [] and stored.seqs.tolist() == [0]
