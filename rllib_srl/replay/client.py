@@ -85,7 +85,7 @@ class ReplayClient:
         """
         num, prompts = self._owed(self._revisits, num_prompts), list[Prompt]()
         if num:
-            prompts = self._do("drawing", now, RLlibReplayBuffer.draw_prompts, num, now, without=list(in_play))
+            prompts = self._do(now, RLlibReplayBuffer.draw_prompts, num, now, without=list(in_play))
         self.counts.update(num_revisits_owed=num, num_revisits_short=num - len(prompts))
         return prompts
 
@@ -96,9 +96,7 @@ class ReplayClient:
         if not groups or not self.is_on:
             return {}
         add, refs, timeout_s = RLlibReplayBuffer.add, [group.ref for group in groups], self.settings.timeout_s
-        visits = self._do(
-            "storing groups", now, add, refs, now, is_played=is_played, policy_kl=policy_kl, fetch_timeout_s=timeout_s
-        )
+        visits = self._do(now, add, refs, now, is_played=is_played, policy_kl=policy_kl, fetch_timeout_s=timeout_s)
         self.counts["num_groups_lost"] += len(groups) - len(visits)
         return {visit.group_id: visit for visit in visits}
 
@@ -115,7 +113,7 @@ class ReplayClient:
         if num:
             request = self._request(now, "draw_groups")
             call = Call.of(RLlibReplayBuffer.draw_apart, num, now, request, policy)
-            metas = listed(*self.process.call_both("drawing", call))
+            metas = listed(*self.process.call_both(call))
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
@@ -124,14 +122,12 @@ class ReplayClient:
     ) -> list[GroupMeta]:
         """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
         arguments = (num, now, self._request(now, "draw_targets"), list(without_domains), list(without_keys))
-        return listed(*self.process.call_both("drawing", Call.of(RLlibReplayBuffer.draw_targets_apart, *arguments)))
+        return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_targets_apart, *arguments)))
 
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""
         add, timeout_s = RLlibReplayBuffer.add_targets, self.settings.timeout_s
-        return self._do(
-            "storing targets", now, add, list(targets), now, per_domain=per_domain, fetch_timeout_s=timeout_s
-        )
+        return self._do(now, add, list(targets), now, per_domain=per_domain, fetch_timeout_s=timeout_s)
 
     def _owed(self, slots: Slots, num: int) -> int:
         return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
@@ -155,7 +151,7 @@ class ReplayClient:
         """
         trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
         if gone := [name for name, num in trained.items() if report.get(name, {}).get("num_over_gap", 0) == num]:
-            self._do("dropping groups", now, RLlibReplayBuffer.drop, gone)
+            self._do(now, RLlibReplayBuffer.drop, gone)
 
     def rate(self, ratings: Mapping[str, float], now: int) -> int:
         """Grade items by human ratings; see `SRLReplayBuffer.rate`.
@@ -164,35 +160,35 @@ class ReplayClient:
             ValueError: a rating outside its scale, or there is no memory; nothing was graded.
         """
         values = {key: float(rating) for key, rating in ratings.items()}
-        return self._do("taking ratings", now, RLlibReplayBuffer.rate, values, now)
+        return self._do(now, RLlibReplayBuffer.rate, values, now)
 
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
         """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`."""
-        return self._do("applying ratings", now, RLlibReplayBuffer.rate_answers, list(groups), source, position, now)
+        return self._do(now, RLlibReplayBuffer.rate_answers, list(groups), source, position, now)
 
     def rated_until(self, source: str) -> RatedUntil:
         """Return how far the ratings of a file were applied; to 0 if those of another file were."""
-        found = self.process.call("reading its ratings", Call.of(RLlibReplayBuffer.rated_until))
+        found = self.process.call(Call.of(RLlibReplayBuffer.rated_until))
         return RatedUntil(source, found.position if found.source == source else 0, found.unused)
 
     def remove(self, keys: Collection[str] = (), before: int | None = None) -> int:
         """Remove items; see `SRLReplayBuffer.remove`."""
-        return self.process.call("removing items", Call.of(RLlibReplayBuffer.remove, keys, None, before))
+        return self.process.call(Call.of(RLlibReplayBuffer.remove, keys, None, before))
 
     def stats(self, now: int) -> dict[str, float]:
         """Return the buffer's gauges and counts, and those of this handle."""
-        found = self.process.call("counting", Call.of(RLlibReplayBuffer.stats, now))
+        found = self.process.call(Call.of(RLlibReplayBuffer.stats, now))
         self.num_items = int(found["num_items"])
         gauges = {name: float(value) for name, value in found.items()}
         return {**gauges, "num_restarts": self.process.num_restarts, **self.counts}
 
     def size(self) -> int:
         """Return the number of items."""
-        return self.process.call("counting", Call.of(RLlibReplayBuffer.__len__))
+        return self.process.call(Call.of(RLlibReplayBuffer.__len__))
 
     def check_valid(self) -> None:
         """Check every invariant of the buffer; for tests, since it reads all of it."""
-        self.process.call("checking", Call.of(RLlibReplayBuffer.check_valid))
+        self.process.call(Call.of(RLlibReplayBuffer.check_valid))
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -200,14 +196,14 @@ class ReplayClient:
         """Write a copy of the database into `directory`; without a memory write nothing."""
         if self.is_on:
             directory.mkdir(parents=True, exist_ok=True)
-            self.process.call_long("writing a snapshot", Call.of(RLlibReplayBuffer.snapshot, directory / SNAPSHOT))
+            self.process.call_long(Call.of(RLlibReplayBuffer.snapshot, directory / SNAPSHOT))
 
     def restore(self, directory: Path) -> int:
         """Restore the snapshot in `directory`; return the number of groups stored after it, which are dropped."""
         if not self.is_on:
             return 0
         call = Call.of(RLlibReplayBuffer.restore, directory / SNAPSHOT)
-        num_dropped = self.process.call_long("restoring a snapshot", call)
+        num_dropped = self.process.call_long(call)
         self.num_items = self.size()
         self._begin_incarnation()
         return num_dropped
@@ -256,7 +252,6 @@ class ReplayClient:
 
     def _do(
         self,
-        what: str,
         now: int,
         method: Callable[Concatenate[Any, Parameters], Result],
         *args: Parameters.args,
@@ -264,4 +259,4 @@ class ReplayClient:
     ) -> Result:
         """Run a method that changes the buffer, under a new request name."""
         named = {**kwargs, "request": self._request(now, method.__name__)}
-        return self.process.call(what, Call(method.__name__, args, named))
+        return self.process.call(Call(method.__name__, args, named))

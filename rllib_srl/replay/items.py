@@ -201,11 +201,9 @@ class Tables:
         return self.domains.index(name) if name in self.domains else None
 
     def slot_of(self, key: int) -> int | None:
-        """Return the slot of the item with a key (`key_of(prompt)`), or None."""
         return self._slots.get(key)
 
     def prompt_of(self, slot: int) -> Prompt:
-        """Return the prompt of an item."""
         return self._prompts[slot]
 
     def slots(self) -> np.ndarray:
@@ -441,8 +439,12 @@ class Tables:
         """Raise a ValueError that names every broken invariant."""
         slots_N, groups_N = self.slots(), self.group_slots()
         items_N, rows_N = rows_at(self.items, slots_N), rows_at(self.groups, groups_N)
-        faults = [*_faults("an item", items_N, _laws_of_items(items_N, len(self.domains)))]
-        faults += _faults("a group", rows_N, _laws_of_groups(rows_N))
+        laws_of_items = {
+            **{f"{name} <= 1": items_N[name] <= 1 for name in ("pass_rate", "diversity")},
+            **{f"{name} > 0": items_N[name] > 0 for name in ("alpha", "beta")},
+            "domain is known": (items_N["domain"] >= 0) & (items_N["domain"] < len(self.domains)),
+        }
+        faults = [*_faults("an item", items_N, laws_of_items), *_faults("a group", rows_N, {})]
         linked = {slot: sorted(groups_N[rows_N["slot"] == slot].tolist()) for slot in self._groups_of}
         laws = {
             "every key leads to its item": self._slots == dict(zip(items_N["key"].tolist(), slots_N.tolist())),
@@ -490,34 +492,31 @@ def sample(num: int, generator: Generator, *keys_N: np.ndarray) -> np.ndarray:
     return order_N[rank_K]
 
 
-def _faults(what: str, rows_N: np.ndarray, laws: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield one message for each law that some row breaks."""
-    numbers = [name for name in rows_N.dtype.names or () if rows_N.dtype[name].kind == "f"]
-    for law, holds_N in [*laws.items(), *((f"{name} is finite", np.isfinite(rows_N[name])) for name in numbers)]:
-        if not holds_N.all():
-            yield f"{law} of {what}: not so for seq {rows_N['seq'][~holds_N][:5].tolist()}"
-
-
-def _laws_of_items(rows_N: np.ndarray, num_domains: int) -> dict[str, np.ndarray]:
-    at_least_0 = [
+_AT_LEAST_0 = {
+    "an item": (
         *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "num_groups"),
         *("history_count", "history_clock", "num_silent", "pass_rate", "diversity"),
-    ]
-    return {
-        **{f"{name} >= 0": rows_N[name] >= 0 for name in at_least_0},
-        **{f"{name} <= 1": rows_N[name] <= 1 for name in ("pass_rate", "diversity")},
-        **{f"{name} > 0": rows_N[name] > 0 for name in ("alpha", "beta")},
-        "due >= last_review": rows_N["due"] >= rows_N["last_review"],
-        "lapses <= reps": rows_N["lapses"] <= rows_N["reps"],
-        "num_success <= group_size": rows_N["num_success"] <= rows_N["group_size"],
-        "domain is known": (rows_N["domain"] >= 0) & (rows_N["domain"] < num_domains),
-    }
+    ),
+    "a group": (
+        *("uses", "num_success", "num_loss_tokens", "num_bytes", "num_rewarded", "domain_place"),
+        *("variance", "abs_advantage"),
+    ),
+}
+_AT_MOST = {
+    "an item": {"last_review": "due", "lapses": "reps", "num_success": "group_size"},
+    "a group": {"num_success": "size", "lowest": "highest", "num_rewarded": "size", "num_loss_tokens": "num_tokens"},
+}
 
 
-def _laws_of_groups(rows_N: np.ndarray) -> dict[str, np.ndarray]:
-    at_least_0 = ("uses", "num_success", "num_loss_tokens", "num_bytes", "num_rewarded", "domain_place")
-    at_most = {"num_success": "size", "lowest": "highest", "num_rewarded": "size", "num_loss_tokens": "num_tokens"}
-    return {
-        **{f"{name} >= 0": rows_N[name] >= 0 for name in (*at_least_0, "variance", "abs_advantage")},
-        **{f"{low} <= {high}": rows_N[low] <= rows_N[high] for low, high in at_most.items()},
+def _faults(what: str, rows_N: np.ndarray, laws: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield one message for each law that some row breaks, those of `what` included."""
+    numbers = [name for name in rows_N.dtype.names or () if rows_N.dtype[name].kind == "f"]
+    laws = {
+        **{f"{name} >= 0": rows_N[name] >= 0 for name in _AT_LEAST_0[what]},
+        **{f"{low} <= {high}": rows_N[low] <= rows_N[high] for low, high in _AT_MOST[what].items()},
+        **{f"{name} is finite": np.isfinite(rows_N[name]) for name in numbers},
+        **laws,
     }
+    for law, holds_N in laws.items():
+        if not holds_N.all():
+            yield f"{law} of {what}: not so for seq {rows_N['seq'][~holds_N][:5].tolist()}"

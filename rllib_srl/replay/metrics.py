@@ -27,12 +27,7 @@ AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
 def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return "domains/<domain>/<name>" -> what is stored of each domain now, and its lifetime counts.
-
-    Args:
-        stored: domain -> number of its items and of their groups.
-        counts: lifetime counts under the same names.
-    """
+    """Return "domains/<domain>/<name>" -> what is stored of each domain now, items and groups, and its counts."""
     found: dict[str, int] = {}
     for domain in sorted(stored.keys() | by_domain(counts).keys()):
         num_items, num_groups = stored.get(domain, (0, 0))
@@ -53,12 +48,7 @@ def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
-    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens.
-
-    Args:
-        groups: played and drawn groups.
-        trained: groups of the batch, parts of groups included.
-    """
+    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens."""
     units = ("groups", "signal", "tokens", "generated")
     counts: Counter[str] = Counter({f"num_{unit}_{origin}": 0 for unit in units for origin in ORIGINS})
     for name, of_tokens, metas in (("groups", "generated", groups), ("signal", "tokens", trained)):

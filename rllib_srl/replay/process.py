@@ -38,13 +38,9 @@ class BufferProcess:
     """
 
     def __init__(self, actor: Any, is_local: bool, path: Path, timeout_s: float) -> None:
-        """Wrap a buffer that has been created.
+        """Wrap the buffer with its database at `path`: the handle of an actor, or a `RLlibReplayBuffer` (`is_local`).
 
-        Args:
-            actor: handle of the actor, or a `RLlibReplayBuffer` of this process.
-            is_local: True for a `RLlibReplayBuffer` of this process.
-            path: of its database.
-            timeout_s: of a call, and again of a restart with what follows it.
+        `timeout_s` is that of a call, and again of a restart with what follows it.
         """
         self.actor, self.is_local, self.path, self._timeout_s = actor, is_local, path, timeout_s
         self.num_restarts = 0
@@ -53,18 +49,10 @@ class BufferProcess:
     def start(
         cls, settings: ReplaySettings, *, directory: Path, run: str, is_local: bool, timeout_s: float, **arguments: Any
     ) -> BufferProcess:
-        """Start a buffer, and wait until it has opened its database.
-
-        Args:
-            settings: replay settings.
-            directory: of the database.
-            run: name of the run.
-            is_local: use a buffer in this process, without an actor.
-            timeout_s: timeout of the start, in seconds.
-            arguments: further arguments of `SRLReplayBuffer`.
+        """Start a buffer with further `arguments` of `SRLReplayBuffer`, and wait until it has opened its database.
 
         Raises:
-            ActorFailure: the actor did not start in time.
+            ActorFailure: the actor did not start within `timeout_s`.
             ValueError: a user-defined rule cannot be sent to another process.
             Exception: raised by the buffer's constructor.
         """
@@ -75,35 +63,34 @@ class BufferProcess:
             remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
             actor = remote_class.remote(settings, rules=sent(settings), is_actor=True, **given)
         process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
-        process.call("starting", Call.of(RLlibReplayBuffer.__len__), timeout_s)
+        process.call(Call.of(RLlibReplayBuffer.describe), timeout_s)
         return process
 
-    def call(self, what: str, call: Call[Result], timeout_s: float = 0.0, restart_s: float = 0.0) -> Result:
+    def call(self, call: Call[Result], timeout_s: float = 0.0, restart_s: float = 0.0) -> Result:
         """Run a call; repeat it once the buffer that died or timed out is back.
 
         Args:
-            what: the buffer is doing, for the error.
             call: the call.
             timeout_s: limit of the first attempt, 0 for the usual one.
             restart_s: limit of a restart and what follows it, in addition; 0 for that of the first attempt.
 
         Raises:
-            ActorFailure: no answer came in time; the message says `what` the buffer was doing.
+            ActorFailure: no answer came in time; the message names the call.
             Exception: raised by the buffer.
         """
-        result: Result = self._returned(what, call, 1, timeout_s, restart_s)[0]
+        result: Result = self._returned(call, 1, timeout_s, restart_s)[0]
         return result
 
-    def call_both(self, what: str, call: Call[tuple[Result, Any]]) -> tuple[Result, Any]:
+    def call_both(self, call: Call[tuple[Result, Any]]) -> tuple[Result, Any]:
         """Run a call that returns two values; of an actor the second stays in the object store, as a reference."""
-        first, second = self._returned(what, call, 2)
+        first, second = self._returned(call, 2)
         return first, second
 
-    def call_long(self, what: str, call: Call[Result]) -> Result:
+    def call_long(self, call: Call[Result]) -> Result:
         """Run a call that may take 10 times as long; a buffer that was silent before is still found in usual time."""
         long_s = LONG * self._timeout_s
-        self.call(what, Call.of(RLlibReplayBuffer.__len__), restart_s=long_s)
-        return self.call(what, call, long_s)
+        self.call(Call.of(RLlibReplayBuffer.describe), restart_s=long_s)
+        return self.call(call, long_s)
 
     def stop(self) -> None:
         """End the buffer; return when its database can be opened again, after at most `RELEASE_S` seconds."""
@@ -116,7 +103,7 @@ class BufferProcess:
             time.sleep(0.02)
 
     def _returned(
-        self, what: str, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0
+        self, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0
     ) -> Sequence[Any]:
         """Return the first value of a call, and the other `num - 1`, of an actor as references."""
         if self.is_local:
@@ -137,7 +124,7 @@ class BufferProcess:
             if answer.is_silent:
                 self._end()
             time.sleep(RETRY_S)
-        raise ActorFailure(f"the memory {failure.reason if failure else 'had no time'} while {what}")
+        raise ActorFailure(f"the memory {failure.reason if failure else 'had no time'} while running {call.method!r}")
 
     def _submit(self, call: Call[Any], num: int) -> list[ray.ObjectRef[Any]]:
         references = self.actor.call.options(num_returns=num).remote(call.method, *call.args, **call.kwargs)

@@ -86,7 +86,6 @@ class RatedGroups:
     """Which ratings a buffer has applied. Invariant: `get_state` holds all of it, so a snapshot restores it."""
 
     def __init__(self, text: str = "") -> None:
-        """Start without ratings, or with what `get_state` returned."""
         values = json.loads(text) if text else {}
         # The ratings file, and the newest of its changes that was applied.
         self.source: str = values.get("source", "")
@@ -98,9 +97,7 @@ class RatedGroups:
         self.unused: dict[str, int] = values.get("unused", {})  # group id -> its ratings without a stored answer
 
     def get_state(self) -> str:
-        """Return everything as JSON; "" without ratings."""
-        if not self.source:
-            return ""
+        """Return everything as JSON."""
         rows = {group_id: [one.rewards, one.num_trained, one.num_stale] for group_id, one in self.applied.items()}
         return json.dumps({**vars(self), "applied": rows}, separators=(",", ":"))
 
@@ -122,13 +119,7 @@ class RatedGroups:
         self.note(one.group_id, applied, sum(known.get(episode) != reward for episode, reward in given.items()))
 
     def note_stored(self, one: RatedGroup, rewards: Rewards, earlier: Rewards) -> None:
-        """Note ratings of a stored group.
-
-        Args:
-            one: the ratings.
-            rewards: those of answers that are in the group.
-            earlier: those that the group had.
-        """
+        """Note ratings of a stored group; `rewards` are of answers that are in it, `earlier` those that it had."""
         entry = self.applied.get(one.group_id, Applied({}))
         num_unused = len(rewards_of(one.answers)) - len(rewards)
         self.note(one.group_id, entry.changed_to(rewards) if rewards or entry.rewards else None, num_unused)
@@ -181,10 +172,7 @@ def grade_of(answers: Collection[RatedAnswer]) -> int:
 def with_ratings(group: Group, rewards: Mapping[str, float], pass_reward: float | None) -> Group:
     """Return a group with the rewards of its ratings, and those of the environment for all other episodes.
 
-    Args:
-        group: a group, with earlier ratings or without.
-        rewards: of the rated episodes; {} restores the group as it was played.
-        pass_reward: lowest reward of a pass, for an environment that pays no reward.
+    Without `rewards` it is the group as it was played. `pass_reward` is for an environment that pays no reward.
     """
     paid = group.extra[PEOPLE]["paid"] if PEOPLE in group.extra else group.rewards_G.tolist()
     extra = {name: value for name, value in group.extra.items() if name != PEOPLE}
@@ -201,13 +189,7 @@ def corrected(
 ) -> tuple[dict[str, Any], float]:
     """Return the corrected fields of an item whose group has other rewards now, and the group's `history_clock`.
 
-    Args:
-        item: its row.
-        row: of the group.
-        by: as in `history.discounts`, like `half_life`.
-        group: the group.
-        before: its facts with the earlier rewards.
-        after: with the new ones.
+    `item` and `row` are the rows of item and group; `before` and `after` the group's facts with old and new rewards.
     """
     told_by = TOLD_BY[by]
     played_at = group.extra.get("history_at", int(row["version"]) if told_by == "version" else None)

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -66,11 +65,6 @@ class Reading:
     now: int  # the newest iteration recorded; 0 in an empty memory
 
     @cached_property
-    def answers(self) -> list[tuple[str, Any]]:
-        """Return the names, without the run's incarnation, and answers of the latest requests, oldest first."""
-        return [(name.rpartition("/")[2], answer) for name, answer in self.store.answers()]
-
-    @cached_property
     def recall(self) -> np.ndarray:
         """Return the predicted recall of each item now, in [0, 1]; nan for items without a review."""
         rows_N = self.stored.items
@@ -118,8 +112,7 @@ def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
 def _newest(one: Reading) -> int:
     items, groups = one.stored.items, one.stored.groups
     times = [items["last_review"], items["created"], groups["born"]]
-    asked = [int(first) for name, _ in one.answers if (first := name.split(".")[0]).isdigit()]
-    return max([0, *asked, *(int(column.max()) for column in times if len(column))])
+    return max([0, *(int(column.max()) for column in times if len(column))])
 
 
 @contextmanager

@@ -225,11 +225,6 @@ class Store:
         found = self._all(f"reading answer {request}", "SELECT answer FROM answers WHERE name = ?", request)
         return json.loads(found[0][0]) if found else None
 
-    def answers(self) -> list[tuple[str, Any]]:
-        """Return the names and answers of the latest requests, oldest first."""
-        found = self._all("reading answers", "SELECT name, answer FROM answers ORDER BY position")
-        return [(name, json.loads(answer)) for name, answer in found]
-
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
         query = "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?"

@@ -125,7 +125,7 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
 @pytest.mark.parametrize("how", ["full_disk", "refused_commit"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, tmp_path, monkeypatch):
-    buffer, lucky = begun(tmp_path), begun(None, call)
+    buffer, lucky = begun(tmp_path), begun()
     state, stored = everything(buffer), journalled(buffer)
     stats = counted(buffer, 5)
     for _ in range(2):

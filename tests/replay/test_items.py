@@ -381,7 +381,7 @@ BREAKS = {
     "diversity <= 1": lambda store: set_row(store._items, 0, diversity=1.5),
     "pass_rate >= 0": lambda store: set_row(store._items, 0, pass_rate=-0.1),
     "stability is finite": lambda store: set_row(store._items, 0, stability=np.inf),
-    "due >= last_review": lambda store: store.update([0], due=-1),
+    "last_review <= due": lambda store: store.update([0], due=-1),
     "lapses <= reps": lambda store: store.update([0], lapses=2),
     "num_success <= group_size": lambda store: store.update([0], num_success=2),
     "domain is known": lambda store: set_row(store._items, 0, domain=3),

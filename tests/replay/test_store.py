@@ -90,7 +90,6 @@ def test_only_the_latest_answers_are_kept(tmp_path, monkeypatch):
         for index in range(5):
             store.commit(a_visit(index))
         assert [store.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
-        assert [name for name, _ in store.answers()] == ["2.add", "3.add", "4.add"]
         with pytest.raises(StoreError, match="UNIQUE"):
             store.commit(a_visit(4))
 
