@@ -24,11 +24,21 @@ class Visits:
 
     def __init__(self):
         self.groups = []
+        self._keys, self._of_items = set(), set()
+
+    def note(self, groups, visits):
+        """Add the groups of an iteration; those of a prompt without an item, as all were refused, are in no history."""
+        self.groups += groups
+        for group in groups:
+            if not visits[group.group_id].refused:
+                self._keys.add(group.prompt.key)
+            if group.prompt.key in self._keys:
+                self._of_items.add(group.group_id)
 
     def history(self, own, version):
         """Return s, n and m of a group as of `version`, without the group itself; of a new one, before its visit."""
         others = [group for group in self.groups if group.group_id != own.group_id]
-        past = [group for group in others if group.prompt.key == own.prompt.key]
+        past = [one for one in others if one.prompt.key == own.prompt.key and one.group_id in self._of_items]
         rho = [0.5 ** ((version - int(group.versions_G2.min())) / HALF_LIFE) for group in past]
         total = sum(r * float(group.rewards_G.sum()) for r, group in zip(rho, past, strict=True))
         num = sum(r * group.size for r, group in zip(rho, past, strict=True))
@@ -59,7 +69,7 @@ def check_values(iterations, least=LEAST, weight=WEIGHT):
             assert one.visits[group.group_id].history == pytest.approx(history, abs=1e-6)
             surprises[group.group_id] = surprise_of(group, history, weight)
         spread = max(0.05, float(np.sqrt(np.mean(np.concatenate(list(surprises.values())) ** 2))))
-        visits.groups += one.played
+        visits.note(one.played, one.visits)
         trained = {group.group_id: (origin, advantage_G) for origin, group, advantage_G in one.trained}
         for group in one.played:
             is_live = np.abs(surprises[group.group_id] / spread).max() >= least
