@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Strict
+from pydantic import Field, Strict
 
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, groups_of, public, setting, where
 from rllib_srl.curriculum.settings import PlannerSettings
@@ -26,16 +27,8 @@ from rllib_srl.storage.local_paths import local_path
 logger = logging.getLogger(__name__)
 
 
-def _fault_of_gpus(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_right = value is None or (is_number and value >= 0 and (value <= 1 or value == int(value)))
-    return "" if is_right else "expected a share below 1, a whole number, or None"
-
-
-def _fault_of_rate(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_right = isinstance(value, list | tuple) or (is_number and 0 <= value < float("inf"))
-    return "" if is_right else "expected a number of at least 0, or a schedule [[turns, rate], ...]"
+def _is_share(number: float | None) -> bool:
+    return number is None or 0 <= number <= 1 or number == int(number) > 0
 
 
 def _fault_of_directory(value: Any) -> str:
@@ -50,11 +43,8 @@ def _fault_of_directory(value: Any) -> str:
     return ""
 
 
-def _fault_of_file(value: Any) -> str:
-    return "" if value is None or isinstance(value, str | os.PathLike) else "expected the path of a file, or None"
-
-
-Gpus = Annotated[Any, by(_fault_of_gpus)]
+Gpus = Annotated[float | None, where(_is_share)]
+_SHARE = "a share below 1, a whole number, or None"
 
 
 class EnvironmentSettings(Settings):
@@ -91,7 +81,7 @@ class EnvRunnerSettings(Settings):
     )
     num_cpus_per_env_runner: float = setting(1, "CPUs that Ray reserves per env runner", is_rllib=True, ge=0)
     num_gpus_per_env_runner: Gpus = setting(
-        None, "GPUs that Ray reserves per env runner; below 1: a share of one", is_rllib=True
+        None, "GPUs that Ray reserves per env runner; below 1: a share of one", _SHARE, is_rllib=True
     )
     custom_resources_per_env_runner: dict[str, float] = setting(
         {}, "further Ray resources per env runner", "amounts by name", is_rllib=True
@@ -168,8 +158,9 @@ class TrainingSettings(Settings):
         None, 'callbacks: "contrib.trackers:wandb", "module:Class", a list; not kept by --resume', is_rllib=True
     )
     seed: int | None = setting(None, "random seed of the run; none: a different one for each", is_rllib=True, ge=0)
-    lr: Annotated[Any, by(_fault_of_rate)] = setting(
-        1e-6, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns", is_rllib=True
+    lr: Annotated[float, Field(ge=0)] | list[Any] | tuple[Any, ...] = setting(
+        1e-6, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns",
+        "a number of at least 0, or a schedule [[turns, rate], ...]", is_rllib=True
     )
     num_epochs: int = setting(1, "optimiser steps per batch", is_rllib=True, ge=1)
     grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
@@ -242,8 +233,9 @@ class TrainingSettings(Settings):
     )
     checkpoint_every: int = setting(10, "iterations between checkpoints; 0: no checkpoints", ge=0)
     checkpoints_kept: int = setting(2, "number of newest checkpoints kept in log_directory", ge=1)
-    seal_key_file: Annotated[Any, by(_fault_of_file)] = setting(
-        None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user"
+    seal_key_file: str | Path | None = setting(
+        None, "file with the key that signs checkpoints; None: $RLLIB_SRL_SEAL_KEY_FILE or one per user",
+        "the path of a file, or None"
     )
     log_directory: Annotated[Any, by(_fault_of_directory)] = setting(
         None, "directory of checkpoints, transcripts and event files; None: a new one in ~/ray_results"
@@ -261,7 +253,7 @@ class LearnerSettings(Settings):
         "auto", "CPUs that Ray reserves per learner; auto: 1 without a GPU, else 0", is_rllib=True
     )
     num_gpus_per_learner: Gpus = setting(
-        None, "GPUs that Ray reserves per learner; below 1: a share of one", is_rllib=True
+        None, "GPUs that Ray reserves per learner; below 1: a share of one", _SHARE, is_rllib=True
     )
     num_cpus_for_main_process: float = setting(1, "CPUs that Ray reserves for the main process", is_rllib=True, ge=0)
 

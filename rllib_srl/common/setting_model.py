@@ -88,10 +88,10 @@ def by(fault: Callable[[Any], str]) -> PlainValidator:
 
 
 def where(is_right: Callable[..., bool]) -> AfterValidator:
-    """Return a validator of a sequence: `is_right` gets its parts; the text for errors is the field's `expected`."""
+    """Return a validator: `is_right` gets a value, or the parts of a pair; errors have the field's `expected`."""
 
     def check(value: Any) -> Any:
-        if not is_right(*value):
+        if not (is_right(*value) if isinstance(value, tuple) else is_right(value)):
             raise ValueError
         return value
 
