@@ -397,18 +397,16 @@ class SRLConfig(AlgorithmConfig):
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
-        flat = self.flat()
+        flat, engine = self.flat(), GROUPS["engine"].given(self.engine)
         if flat.engine_num_threads is None:
-            num_threads = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
-            self.engine = {**GROUPS["engine"].given(self.engine), "num_threads": num_threads}
+            engine["num_threads"] = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
         if flat.engine_memory_utilization is None:
-            share = engine_memory_share(self.num_gpus_per_env_runner)
-            self.engine = {**GROUPS["engine"].given(self.engine), "memory_utilization": share}
+            engine["memory_utilization"] = engine_memory_share(self.num_gpus_per_env_runner)
         if flat.engine == "auto":
-            name = "vllm" if find_spec("vllm") else "transformers"
-            self.engine = {**GROUPS["engine"].given(self.engine), "name": name}
-            if name == "transformers":
+            engine["name"] = "vllm" if find_spec("vllm") else "transformers"
+            if engine["name"] == "transformers":
                 logger.warning("vLLM is not installed: using the TransformersEngine, which is exact but slower")
+        self.engine = engine
 
     # --- derived ------------------------------------------------------------------------------
 
