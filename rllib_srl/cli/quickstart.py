@@ -27,7 +27,6 @@ from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
 from rllib_srl.cli.shared.flags import Parser
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.plot import plot_run
 from rllib_srl.cli.shared.run_log import PARTS, Iteration, RunLog
 from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
@@ -64,7 +63,6 @@ class Outcome:
     baselines: baselines.Baselines | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # "start", "evaluation", "training", "checkpoint"
     checkpoint: Path | None = None
-    plot: Path | None = None
 
     def timed(self, name: str, action: Callable[[], Any]) -> Any:
         """Run `action`, add its time to the span `name` and return its result."""
@@ -100,13 +98,6 @@ def quickstart(arguments: argparse.Namespace) -> int:
     out = (arguments.out or runs.new_directory("quickstart")).absolute()
     runs.refuse_used(out)
     outcome = measured(Outcome(runs.RunPlan(out, None, values)), arguments.verbose)
-    assert outcome.baselines is not None
-    outcome.plot = plot_run(
-        out / "quickstart.png",
-        outcome.iterations,
-        {"before": outcome.before, "after": outcome.after},
-        {"majority answer": outcome.baselines.majority, "chance": outcome.baselines.chance},
-    )
     print("\n".join(lines_of(outcome)))
     if arguments.json:
         arguments.json.write_text(json.dumps(as_json(outcome), indent=1) + "\n", encoding="utf-8")
@@ -193,7 +184,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
             ("checkpoint", str(outcome.checkpoint)),
             ("TensorBoard", tensorboard(plan.directory)),
             ("transcripts", command("episodes", plan.directory)),
-            ("plot", str(outcome.plot)),
+            ("report page", command("report", plan.directory)),
         ]
     )
 

@@ -28,7 +28,7 @@ MEANINGS = {
     "on again. Live: share of an iteration's generated tokens that are trained on.",
     "Pass rate of revisits": "Share of right answers to revisited prompts.",
     "Surprise by history": "Mean difference of a reward from the one that the prompt's history predicts.",
-    "Items": "Prompts in the memory, and those that wait to be scheduled.",
+    "Items": "Prompts in the memory.",
 }
 
 
