@@ -79,7 +79,7 @@ def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_the_learner_works(ra
 
 def played(algo, num_iterations: int) -> list[dict]:
     """Train, and return prompts and tokens of each iteration, and whether its engine slept while the learner worked."""
-    play, update, record = algo.play, algo.learners.update, []
+    play, update, record = algo.rollouts.play, algo.learners.update, []
 
     def watched(*args, **kwargs):
         for batch in play(*args, **kwargs):
@@ -95,8 +95,8 @@ def played(algo, num_iterations: int) -> list[dict]:
             record[-1]["asleep"] = "sleep" in str(error)
         return update(*args)
 
-    algo.play, algo.learners.update = watched, probed
+    algo.rollouts.play, algo.learners.update = watched, probed
     for _ in range(num_iterations):
         algo.train()
-    algo.play, algo.learners.update = play, update
+    algo.rollouts.play, algo.learners.update = play, update
     return record

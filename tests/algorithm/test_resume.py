@@ -38,14 +38,14 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 def go_on(algo, num_iterations: int) -> list[dict]:
     """Train, and return what each iteration played and left behind, as plain arrays."""
-    play, record = algo.play, []
+    play, record = algo.rollouts.play, []
 
     def watched(*args, **kwargs):
         for batch in play(*args, **kwargs):
             record.append(batch)
             yield batch
 
-    algo.play = watched
+    algo.rollouts.play = watched
     iterations = []
     for _ in range(num_iterations):
         record.clear()
@@ -64,7 +64,7 @@ def go_on(algo, num_iterations: int) -> list[dict]:
                 "turns": result["env_runners"]["num_env_steps_sampled_lifetime"],
             }
         )
-    algo.play = play
+    algo.rollouts.play = play
     return iterations
 
 

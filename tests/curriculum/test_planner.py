@@ -249,15 +249,15 @@ def test_a_fraction_that_adapts_reaches_the_memory(config, monkeypatch):
 
 def recorded(algo, num_iterations: int) -> tuple[list[dict], Counter]:
     """Train, and return what each iteration trained on and left behind, and how many prompts each stream played."""
-    play, record, counts = algo.play, [], Counter()
+    play, record, counts = algo.rollouts.play, [], Counter()
 
-    def watched(prompts, stream="train", **arguments):
+    def watched(prompts, iteration, stream="train", *arguments, **options):
         counts[stream] += len(prompts)
-        for batch in play(prompts, stream, **arguments):
+        for batch in play(prompts, iteration, stream, *arguments, **options):
             record.extend(batch.groups if stream == "train" else [])
             yield batch
 
-    algo.play = watched
+    algo.rollouts.play = watched
     rows = []
     for _ in range(num_iterations):
         record.clear()
@@ -273,7 +273,7 @@ def recorded(algo, num_iterations: int) -> tuple[list[dict], Counter]:
                 "planner": result.get("planner", {}),
             }
         )
-    algo.play = play
+    algo.rollouts.play = play
     return rows, counts
 
 
