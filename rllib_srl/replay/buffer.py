@@ -410,7 +410,7 @@ class SRLReplayBuffer:
 
         return self._once(request, work)
 
-    # --- what the learner knows ------------------------------------------------------------------
+    # --- removing --------------------------------------------------------------------------------
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups of the last draw that the learner found too far from its policy; return their number."""
@@ -425,8 +425,6 @@ class SRLReplayBuffer:
             return len(drifted)
 
         return self._once(request, work)
-
-    # --- removing --------------------------------------------------------------------------------
 
     def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
         """Remove items with their groups, answers and targets, so that no byte of them stays in the store's files.
@@ -492,10 +490,9 @@ class SRLReplayBuffer:
             **counts_of_domains(tables.num_by_domain(), self.counts),
         }
 
-    def snapshot(self, path: Path) -> dict[str, Any]:
-        """Write a consistent copy of the store to `path` atomically, in bounded memory; return what it holds."""
+    def snapshot(self, path: Path) -> None:
+        """Write a consistent copy of the store to `path` atomically, in bounded memory."""
         self.store.snapshot(path)
-        return {"position": self.store.position, "num_items": len(self), "num_groups": self.tables.num_groups}
 
     def restore(self, path: Path) -> int:
         """Restore a snapshot, or change nothing; return the number of groups stored after it, which are dropped."""

@@ -12,7 +12,7 @@
       too_long         an episode has more than `max_episode_tokens` tokens, prompt included
       degenerate       more than half of the episodes are one repeated token or a loop
       near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
-      duplicate        the item has a group of the same tokens (`buffer.py`, as the next)
+      duplicate        the item has a group of the same tokens (`intake.py`, as the next)
       ungraded         too few valid episodes for a new item
 
 Why half: one degenerate episode among good ones is an ordinary failure, and its low reward is useful signal. If most
