@@ -220,7 +220,7 @@ def test_a_trainer_that_is_stopped_and_killed_leaves_no_process(tmp_path):
         signal_trainer(first, signal.SIGSTOP)
         below = psutil.Process(first.pid).children(recursive=True)
         assert "raylet" in {one.name() for one in below}
-        first.kill()  # as the kernel does when the gateway is gone: the others are continued, and end
+        signal_trainer(first, signal.SIGKILL)
         first.wait(60)
         assert not psutil.wait_procs(below, 60)[1]
     assert checkpoints_in(directory), (tmp_path / "log").read_text()
