@@ -53,7 +53,7 @@ def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
 def signal_trainer(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to a trainer that has not ended, and to the processes of its Ray, which are in its process group.
 
-    If the owner is killed while they are stopped, the kernel kills the trainer, and continues and ends the others, since
+    If the owner is killed while they are stopped, the kernel kills the trainer, and continues and ends the others, as
     their process group is orphaned; in a container only if its first process belongs to another session.
     """
     os.killpg(process.pid, number)
