@@ -88,7 +88,8 @@ class GRPOTorchLearner(TorchLearner):
         config, device = self.config, self._device
         self.settings = settings = config.loss_settings()
         # Without `fsdp` all learners have whole weights, and only one is called.
-        self._is_first = not config.is_sharded or torch.distributed.get_rank() == 0
+        self._is_sharded = config.is_sharded
+        self._is_first = not self._is_sharded or torch.distributed.get_rank() == 0
         size = config.sequence_parallel
         mesh = mesh_of(device, size)["parts"] if size > 1 else None
         self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded, mesh)
@@ -218,7 +219,7 @@ class GRPOTorchLearner(TorchLearner):
 
         A collective: call it before the passes, which are collectives themselves.
         """
-        return most(num_passes, self._device) - num_passes if self.config.is_sharded else 0
+        return most(num_passes, self._device) - num_passes if self._is_sharded else 0
 
     def _run_empty_of_reference(self, num_empty: int, also_others: bool = False) -> None:
         """Run passes of sharded frozen policies for other learners, which have more micro-batches.
@@ -319,7 +320,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
-        first_pass(one, fwd_out["logp"], self.config.replay_max_logp_gap)
+        first_pass(one, fwd_out["logp"], self.settings.max_logp_gap)
         self.regularisers.keep(one, fwd_out)
         if self.retention is not None:
             self.retention.keep(one, fwd_out)
