@@ -53,7 +53,6 @@ def _gpus(text: str) -> tuple[int, float]:
 def add_flags(one: argparse.ArgumentParser) -> None:
     """Add the flags that `srl train` does not have."""
     one.add_argument("--gpus", type=_gpus, metavar="NxGIB", help="GPUs to plan for, such as 4x80; default: those here")
-    one.add_argument("--no-activation-checkpointing", action="store_true", help="plan without it")
     one.add_argument("--table", action="store_true", help="print what fits by model size and card, as Markdown")
     one.add_argument("--out", type=Path, metavar="DIR", help="directory that the run would write (default: results)")
     add_verbose(one)
@@ -201,7 +200,7 @@ def _settings(args: argparse.Namespace, given: Mapping[str, Any]) -> Any:
     from rllib_srl.cli.shared.settings import SettingsError, build_config
 
     config, default = build_config(given), SRLConfig().flat()
-    config.activation_checkpointing = given.get("activation_checkpointing", not args.no_activation_checkpointing)
+    config.activation_checkpointing = given.get("activation_checkpointing", True)
     flat = config.flat()
     for name in PLACED:
         if args.gpus and (value := getattr(flat, name)) != getattr(default, name):
