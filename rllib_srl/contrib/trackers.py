@@ -23,7 +23,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from contextvars import Context
 from pathlib import Path
@@ -226,7 +226,42 @@ class Trackio(Tracker):
             self._run.finish()
 
 
-wandb, mlflow, trackio = Wandb, MLflow, Trackio
+GAUGES = {  # name -> pattern of the metric's name (docs/metrics.md) with the domain as its group, description
+    "lag": (r"rollout/lag_mean", "updates between the first token of a group and its training, mean"),
+    "live_share": (r"env_runners/live_token_share", "share of the generated tokens that are trained on"),
+    "accuracy": (r"evaluation/by_domain/(.+)/accuracy", "share of right greedy answers to held-out prompts"),
+    "forgetting": (r"planner/forgetting", "best minus current accuracy, mean over domains"),
+    "retention_kl": (r"retention/by_domain/(.+)/kl", "KL of stored and present policy on held answers, nats"),
+    "canary_gap": (r"weight_sync/canary_max", "largest difference of engine and learner log-probs, nats a token"),
+}
+
+
+def found_in(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield name, domain ("" for none) and value of each gauge whose metric a result has."""
+    for metric, value in numbers_of(result):
+        for name, (pattern, _) in GAUGES.items():
+            if match := re.fullmatch(pattern, metric):
+                yield name, (match.groups() or ("",))[0], value
+
+
+class Prometheus(SRLCallback):
+    """Sets gauges of Ray, as `ray_rllib_srl_accuracy{domain="compare",run="first"}` of each node for Prometheus."""
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Register the gauges with Ray."""
+        from ray.util.metrics import Gauge
+
+        keys = ("run", "domain")
+        self._gauges = {name: Gauge(f"rllib_srl_{name}", about, keys) for name, (_, about) in GAUGES.items()}
+
+    def on_train_result(self, *, algorithm: Any, result: Mapping[str, Any], **kwargs: Any) -> None:
+        """Set the gauges of an iteration."""
+        run = Path(algorithm.logdir).name
+        for name, domain, value in found_in(result):
+            self._gauges[name].set(value, {"run": run, "domain": domain})
+
+
+wandb, mlflow, trackio, prometheus = Wandb, MLflow, Trackio, Prometheus
 
 
 def _line_of(error: Exception) -> str:
