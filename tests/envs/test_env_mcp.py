@@ -81,11 +81,11 @@ def test_what_ends_a_server_loses_the_episode_and_not_the_next_one() -> None:
         assert env.step("Tool: add(1)\n")[0] == "Result: 2\n"
     env = made(call_timeout_s=1.0, per_episode=True)
     asked(env)
-    servers = [one for one in psutil.Process().children(recursive=True) if SERVER in one.cmdline()]
+    servers = [one for one in psutil.Process().children(recursive=True) if is_alive(one)]
     with pytest.raises(ToolServerError, match="it did not answer within 1 s"):
         env.step("Tool: hangs()\n")
     env.close()
-    assert wait_until(lambda: sum(map(is_alive, servers)) == len(servers) - 2, 60)  # it and its relay
+    assert wait_until(lambda: sum(map(is_alive, servers)) <= len(servers) - 2, 60)  # it and its relay
 
 
 def is_alive(process: psutil.Process) -> bool:
