@@ -1,6 +1,6 @@
 """Run `srl evaluate` from a checkout without installing it, e.g. as a job:
 
-    ray job submit --address http://head:8265 --working-dir . -- python scripts/evaluate.py ...
+ray job submit --address http://head:8265 --working-dir . -- python scripts/evaluate.py ...
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Write docs/settings.md from the table of settings.
 
-    python scripts/settings_doc.py            writes it
-    python scripts/settings_doc.py --check    checks that it is current
+python scripts/settings_doc.py            writes it
+python scripts/settings_doc.py --check    checks that it is current
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run `srl train` from a checkout without installing it, e.g. as a job:
 
-    ray job submit --address http://head:8265 --working-dir . -- python scripts/train.py ...
+ray job submit --address http://head:8265 --working-dir . -- python scripts/train.py ...
 """
 
 import sys

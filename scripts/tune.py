@@ -1,6 +1,6 @@
 """Run `srl tune` from a checkout without installing it, e.g. as a job:
 
-    ray job submit --address http://head:8265 --working-dir . -- python scripts/tune.py ...
+ray job submit --address http://head:8265 --working-dir . -- python scripts/tune.py ...
 """
 
 import sys

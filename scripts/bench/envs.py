@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Measure the latency of the environments: a turn in each, a call of the sandbox, and 256 concurrent episodes.
 
-    python -m scripts.bench.envs                              all installed environments, the sandbox, 256 episodes
-    python -m scripts.bench.envs --worlds compare grid --no-sandbox
+python -m scripts.bench.envs                              all installed environments, the sandbox, 256 episodes
+python -m scripts.bench.envs --worlds compare grid --no-sandbox
 
-    turns      gold and wrong turns of drawn prompts, each played `--num-repeats` times from a reset; the fastest
-               counts, as the environment's own time. Environments without sandbox, symbolic grading or an external
-               program must take at most 2 ms in the 99th percentile; of the others both percentiles are printed.
-    sandbox    `Sandbox.run("pass")`, from the call until the code runs, against a new Python process
-    grading    answers that would compute for hours, one after the other, against their deadline; and ordinary
-               formulas, alone and beside half of `--num-workers` threads that send formulas which no size check detects
-    episodes   `rllib_srl.rollout.player` with an engine that writes gold turns, a byte at a time: 256 episodes at once
-               against one after the other. Lag is the time in which the engine stands still while turns are written.
+turns      gold and wrong turns of drawn prompts, each played `--num-repeats` times from a reset; the fastest
+           counts, as the environment's own time. Environments without sandbox, symbolic grading or an external
+           program must take at most 2 ms in the 99th percentile; of the others both percentiles are printed.
+sandbox    `Sandbox.run("pass")`, from the call until the code runs, against a new Python process
+grading    answers that would compute for hours, one after the other, against their deadline; and ordinary
+           formulas, alone and beside half of `--num-workers` threads that send formulas which no size check detects
+episodes   `rllib_srl.rollout.player` with an engine that writes gold turns, a byte at a time: 256 episodes at once
+           against one after the other. Lag is the time in which the engine stands still while turns are written.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ FINALS = {"none": 0.5, "uniform": 0.6, TESTED: 0.65}
 
 def test_streams_are_of_their_kind_and_always_the_same():
     assert study.draw_stream("conflict", 6001) == [
-        "registers_4_smaller", "compare_2_largest_near", "registers_7_smaller", "compare_6_largest_low",
-        "registers_6_larger",
+        "registers_4_larger", "registers_6_larger", "compare_6_smallest_low", "compare_6_smallest",
+        "compare_2_largest_near",
     ]  # fmt: skip
     for kind, (development, proof) in SEEDS.items():
         streams = [study.draw_stream(kind, seed) for seed in (*development, *proof)]
@@ -25,9 +25,10 @@ def test_streams_are_of_their_kind_and_always_the_same():
         for order in streams:
             assert len(set(order)) == 5 and set(order) <= set(TASKS)
             pairs = list(combinations(order, 2))
-            spoiled = {a for a, b in pairs if b in CONFLICT.get(a, ())}
+            lost = {a: CONFLICT[a][b] for a, b in pairs if b in CONFLICT.get(a, {})}
+            num_spoiled = len({a for a, b in pairs if CONFLICT.get(a, {}).get(b, 0) >= 0.2})
             num_shared = sum(b in SHARED.get(a, ()) for a, b in pairs)
-            assert len(spoiled) >= 2 if kind == "conflict" else not spoiled and num_shared >= 2
+            assert num_spoiled >= 2 if kind == "conflict" else not lost and num_shared >= 2
 
 
 def row(trial: Trial, final: float) -> dict[str, Any]:
@@ -40,11 +41,11 @@ def test_the_best_setting_is_frozen_after_one_widening_and_then_proved():
     rows: list[dict[str, Any]] = []
     todo = list(study.missing(rows))
     assert len(todo) == 3 * 16 * 2 and {trial.seed for trial in todo} == {6001, 6002}
-    best = {"lr": 4e-4, "replay_retain": 3.0}  # on the edge by its rate
+    best = {"lr": 8e-4, "replay_retain": 3.0}  # on the edge by its rate
     rows += [row(trial, 0.4 + 0.1 * (trial.settings == best)) for trial in todo]
     todo = list(study.missing(rows))
     wider = [trial.settings for trial in todo if trial.arm == TESTED]
-    assert wider == [{"lr": 8e-4, "replay_retain": weight} for weight in (0.3, 1.0, 3.0, 10.0)] * 2
+    assert wider == [{"lr": 1.6e-3, "replay_retain": weight} for weight in (0.3, 1.0, 3.0, 10.0)] * 2
     rows += [row(trial, 0.3) for trial in todo]
     todo = list(study.missing(rows))
     assert len(todo) == 3 * 24 and {trial.seed for trial in todo} == set(range(7001, 7025))
