@@ -248,6 +248,15 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
         assert not (tmp_path / RATINGS).exists()
 
 
+def test_settings_that_cannot_be_read_are_told_again_and_again(run: Path) -> None:
+    (run / "settings.yaml").write_text("no_such_setting: 1\n")
+    views = views_of(run)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"unknown names:\s+no_such_setting"):
+            views.state()
+        assert "unknown names: no_such_setting" in views.html_of("")
+
+
 def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBuffer) -> None:
     buffer.close()
     (run / "replay/memory.db").write_bytes(b"damaged" * 1000)

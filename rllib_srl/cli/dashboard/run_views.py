@@ -104,7 +104,7 @@ class RunViews(PageViews):
         """Return the HTML of a tab; drawing an overview takes at most a tenth of the time."""
         begun = time.monotonic()
         html = super().html_of(tab)
-        if tab == "":
+        if tab == "" and self._facts:
             ended = time.monotonic()
             self.next_at = max(self.next_at, ended + (ended - begun) / SHARE)
         return html
