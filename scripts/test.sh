@@ -15,19 +15,29 @@ bash scripts/setup.sh --dev
 unset PYTHONDONTWRITEBYTECODE  # without its cache pytest compiles all tests anew, in every process
 
 say() { printf '\n== %s\n' "$*"; }
-# The real trackers, in an environment that sees the packages of .venv and has its own for the rest (15 s to make).
+# over NAME PACKAGES: an environment build/NAME that sees the packages of .venv and has its own for the rest (15 s to make).
+over() {
+    local there=build/$1
+    shift
+    if [[ -f $there/made ]]; then return; fi
+    .venv/bin/python -m venv --clear "$there" || return
+    .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+        >"$("$there/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+    # pip reports clashes of the packages in .venv with each other, which it does not change
+    "$there/bin/python" -m pip install -q "$@" || return
+    touch "$there/made"
+}
+
 trackers() {
     say "pytest: Weights & Biases, MLflow and Trackio, offline"
-    local there=build/trackers
-    if [[ ! -f $there/made ]]; then
-        .venv/bin/python -m venv --clear "$there" || return
-        .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-            >"$("$there/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-        # pip reports clashes of the packages in .venv with each other, which it does not change
-        "$there/bin/python" -m pip install -q 'wandb>=0.31,<0.32' 'mlflow>=3.17,<4' 'trackio>=0.43,<0.44' || return
-        touch "$there/made"
-    fi
-    "$there/bin/python" -m pytest -q -m slow tests/contrib/test_trackers.py
+    over trackers 'wandb>=0.31,<0.32' 'mlflow>=3.17,<4' 'trackio>=0.43,<0.44' || return
+    build/trackers/bin/python -m pytest -q -m slow tests/contrib/test_trackers.py
+}
+
+trl() {
+    say "pytest: the memory in TRL"
+    over trl 'trl==1.16.0' || return
+    build/trl/bin/python -m pytest -q -m slow tests/test_examples.py -k trl
 }
 
 # A published MCP server is a program of its own.
@@ -73,7 +83,7 @@ case "${1:-}" in
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
         tests -m "not engine and not rebuild" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
-        if (($# == 0)); then trackers || others=$?; mcp_server || others=$?; fi
+        if (($# == 0)); then trackers || others=$?; trl || others=$?; mcp_server || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi
         if ((others != 0 && others != 5)); then exit "$others"; fi

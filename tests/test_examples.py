@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from rllib_srl.common.decoder import decoder_of
+from rllib_srl.engine.models import local_model
+from rllib_srl.memory import SRLReplayBuffer
 from tests.cli.test_job import cluster  # noqa: F401 (a fixture)
 from tests.conftest import ROOT
 
@@ -132,3 +139,114 @@ def test_a_job_trains_on_a_cluster(cluster, tmp_path: Path) -> None:  # noqa: F8
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1, 2]
     assert all(line["env_runners/num_groups"] == 16 for line in lines)
+
+
+# --- the memory in TRL
+
+
+@pytest.fixture
+def trl_memory() -> Any:
+    """Return the example as a module; `scripts/test.sh --all` installs TRL, where a broken one is a failure."""
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("trl is not installed; see scripts/test.sh")
+    spec = importlib.util.spec_from_file_location("trl_memory", EXAMPLES / "trl_memory.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def questions(seed: int) -> list[dict[str, Any]]:
+    """Return 48 questions for the largest of three numbers, distinct within and between seeds."""
+    asked_N3 = 10 + 40 * seed + np.random.default_rng(seed).permuted(np.tile(np.arange(40), (48, 1)), axis=1)[:, :3]
+    texts = [f"Question: Which is largest: {a}, {b} or {c}?\nAnswer:" for a, b, c in asked_N3]
+    rights = asked_N3.max(1).tolist()
+    return [{"prompt": text, "right": right, "domain": f"d{seed}"} for text, right in zip(texts, rights, strict=True)]
+
+
+class TRLRun:
+    """A trainer of TRL with the memory: 8 prompts a batch, of which 2 may be revisits, 4 answers each, 6 batches."""
+
+    def __init__(self, trl_memory: Any, directory: Path, rows: list[dict[str, Any]], **settings: Any) -> None:
+        self.played: list[list[str]] = []  # by batch
+        model = local_model("tiny")
+        self.memory = SRLReplayBuffer(directory=directory / "memory", decode=decoder_of(model))
+        shape = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 4}
+        quick = {"max_completion_length": 6, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+        quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": []}
+        args = {"output_dir": str(directory / "trainer"), "num_train_epochs": 1, **shape, **quick, **quiet, **settings}
+        self.trainer = trl_memory.MemoryGRPOTrainer(
+            self.memory,
+            trl_memory.Dataset.from_list(rows),
+            model=str(model),
+            reward_funcs=self.is_right,
+            args=trl_memory.trl.GRPOConfig(**args),
+        )
+
+    def is_right(self, prompts: list[str], completions: list[str], right: list[int], **_: Any) -> list[float]:
+        """Grade by the column of the row that is played, and note the prompts."""
+        assert all(max(map(int, re.findall(r"\d+", text))) == one for text, one in zip(prompts, right, strict=True))
+        assert prompts == [prompt for prompt in prompts[::4] for _ in range(4)]
+        self.played.append(prompts[::4])
+        return [float(text.split("\n")[0].strip() == str(one)) for text, one in zip(completions, right, strict=True)]
+
+    def visits(self) -> Counter[str]:
+        """Return how often the memory counts each prompt."""
+        tables = self.memory.tables
+        slots = tables.slots().tolist()
+        prompts = [json.loads(tables.prompt_of(slot).prompt_id)["prompt"] for slot in slots]
+        return Counter(dict(zip(prompts, tables.items["visits"][slots].tolist(), strict=True)))
+
+
+def test_a_trainer_of_trl_revisits_and_a_second_one_goes_on(trl_memory: Any, tmp_path: Path) -> None:
+    first = TRLRun(trl_memory, tmp_path, questions(1))  # "trl_memory.py"
+    first.trainer.train()
+    fresh, seen = list[int](), set[str]()
+    for batch in first.played:
+        assert len(set(batch)) == 8
+        fresh.append(len(set(batch) - seen))
+        seen |= set(batch)
+    assert fresh == [8, 8, 6, 6, 6, 6]  # the loader reads a batch ahead, when the memory is empty
+    played = Counter(prompt for batch in first.played for prompt in batch)
+    assert first.visits() == played and first.memory.stats(7)["num_revisits"] == 8
+    logged = [line for line in first.trainer.state.log_history if "memory/items" in line]
+    assert [line["memory/revisit_share"] for line in logged] == [0, 0, *[0.25] * 4]
+    assert [line["memory/items"] for line in logged] == [8, 16, 22, 28, 34, 40]
+    first.memory.check_valid()
+    first.memory.close()
+
+    second = TRLRun(trl_memory, tmp_path, questions(2))  # with other questions: those before are revisits alone
+    assert len(second.trainer.train_dataset) == 48 + 40 and len(second.memory) == 40
+    second.trainer.train()
+    assert [len(set(batch) & seen) for batch in second.played[:2]] == [2, 2]
+    fresh_2 = {row["prompt"] for row in questions(2)}
+    assert sum(len(set(batch) & fresh_2) for batch in second.played) >= 36
+    played += Counter(prompt for batch in second.played for prompt in batch)
+    assert second.visits() == played and second.memory.stats(13)["num_revisits"] == 8 + 12
+    assert len(second.memory) == 40 + 36 and second.trainer.now == 12
+    second.memory.check_valid()
+    second.memory.close()
+
+    with pytest.raises(ValueError, match=r"data set has the columns \['prompt'\], a row of the memory \['domain', "):
+        TRLRun(trl_memory, tmp_path, [{"prompt": "Question: ?"}])
+
+
+def test_a_resumed_trainer_of_trl_draws_nothing_for_what_it_leaves_out(trl_memory: Any, tmp_path: Path) -> None:
+    first = TRLRun(trl_memory, tmp_path, questions(1), max_steps=3, save_strategy="steps", save_steps=3)
+    first.trainer.train()
+    first.memory.close()
+    second = TRLRun(trl_memory, tmp_path, questions(1), max_steps=6)
+    before = second.memory.stats(4)["num_revisits"]
+    second.trainer.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-3"))
+    assert (len(first.played), len(second.played)) == (3, 3)
+    assert 2 * 3 <= second.memory.stats(7)["num_revisits"] - before <= 2 * (3 + 1)  # one batch is read ahead
+    assert all(len(set(batch)) == 8 for batch in second.played)  # fresh prompts that the memory knows come once
+    assert second.visits() == Counter(prompt for run in (first, second) for batch in run.played for prompt in batch)
+    second.memory.close()
+
+
+def test_a_version_of_trl_without_a_hook_is_refused(
+    trl_memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl_memory.trl.GRPOTrainer, "_calculate_rewards", lambda self, inputs: None)
+    with pytest.raises(RuntimeError, match=r"lacks _calculate_rewards\(inputs prompts .*\); expected trl 1\.16"):
+        TRLRun(trl_memory, tmp_path, questions(1))
