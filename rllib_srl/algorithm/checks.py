@@ -158,11 +158,13 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
     tokens, longest = config.max_episode_tokens, sizes.context
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
+    if sizes.num_tokens is None:
+        return
     top_k = config.flat().replay_retain_top_k
-    if sizes.num_tokens is not None and is_integer(top_k, sizes.num_tokens + 1):
+    if is_integer(top_k, sizes.num_tokens + 1):
         yield f"replay_retain.top_k = {top_k}; expected at most {sizes.num_tokens}, the vocabulary of the model"
     if not any(parameter_faults(config.regularisers)):
-        yield from size_faults(made(config.regularisers), sizes.num_layers, sizes.num_tokens)
+        yield from size_faults(made(config.regularisers), sizes.num_tokens)
 
 
 @lru_cache(maxsize=64)

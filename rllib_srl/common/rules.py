@@ -5,7 +5,7 @@
     dir/my_rules.py: def rule(...)  a file                                 replay_selection="dir/my_rules.py:rule"
     rllib_srl/contrib/greso.py      optional methods, loaded only if named replay_selection="contrib.greso"
 
-`contrib.greso` stands for the object `greso` of that file, `contrib.bands:failing` for `failing` of its file.
+`contrib.greso` stands for the object `greso` of that file, `contrib.trackers:wandb` for `wandb`.
 
 A registered rule exists only in the process that registered it. When the driver starts the buffer's processes, it
 passes them the registered rules that its settings name. Registered rules are not saved in checkpoints or memories:

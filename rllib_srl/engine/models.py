@@ -103,7 +103,6 @@ class ModelSizes(NamedTuple):
     """Sizes of a model; None where its config.json does not contain one."""
 
     context: int | None  # longest, in tokens
-    num_layers: int | None
     num_tokens: int | None  # in the vocabulary
 
 
@@ -118,8 +117,7 @@ def sizes_of(directory: Path) -> ModelSizes:
         config = {**config, **config.get("text_config", {})}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"model directory {directory} has a config.json that cannot be read: {error}") from error
-    names = ("max_position_embeddings", "num_hidden_layers", "vocab_size")
-    sizes = (config.get(name) for name in names)
+    sizes = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
     return ModelSizes(*(size if isinstance(size, int) else None for size in sizes))
 
 

@@ -290,8 +290,6 @@ class GRPOTorchLearner(TorchLearner):
                 if self.retention.compared():
                     self.conflict.note(held)
         self._run(self._micro_batches[False], sums)
-        with self._timed("forward_backward_s"):
-            self.regularisers.backward(sums)
         return sums
 
     def _run(self, batches: Sequence[MicroBatch[torch.Tensor]], sums: Sums) -> None:
@@ -321,7 +319,6 @@ class GRPOTorchLearner(TorchLearner):
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
         first_pass(one, fwd_out["logp"], self.settings.max_logp_gap)
-        self.regularisers.keep(one, fwd_out)
         if self.retention is not None:
             self.retention.keep(one, fwd_out)
         if one["is_reused"]:

@@ -207,17 +207,11 @@ def test_a_context_that_is_too_long_names_the_setting(config, random_llama_dir):
 
 
 def test_regularisers_beyond_the_models_size_are_refused(config, random_llama_dir):
-    described = json.loads((random_llama_dir / "config.json").read_text())
-    layers = described["num_hidden_layers"]
-    gere = {"layer": layers, "max_tokens": 8}
-    config.training(regularisers={"contrib.gere": gere})
-    assert lines_of(config) == [
-        f"regularisers.contrib.gere.layer = {layers}; expected {-layers} to {layers - 1}, a layer of the model "
-        f"'{random_llama_dir}'",
-    ]
-    gere = {"layer": -layers, "max_tokens": 8}
-    config.training(regularisers={"contrib.gere": gere})
-    config.validate()
+    most = json.loads((random_llama_dir / "config.json").read_text())["vocab_size"]
+    config.training(regularisers={"distill": {"top_k": most + 1}})
+    (line,) = lines_of(config)
+    assert line.startswith(f"regularisers.distill.top_k = {most + 1}; expected at most {most}, the vocabulary of the")
+    config.training(regularisers={"distill": {"top_k": most}}).validate()
 
 
 def test_an_episode_longer_than_the_context_of_the_model_is_refused(config, random_llama_dir, tmp_path):

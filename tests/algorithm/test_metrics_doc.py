@@ -97,7 +97,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.replay(history="kl")
         else:
             config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
-            config.callbacks(["contrib.sec", "contrib.bands", "contrib.probe"])
+            config.callbacks(["contrib.sec", "contrib.probe"])
             config.replay(spacing="fsrs", retain=1.0)
         algo = config.build_algo()
         for _ in range(3):

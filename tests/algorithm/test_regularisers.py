@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllib_srl.learner.regularisers.weights import L2
 from tests.algorithm.test_resume import assert_same, go_on
 from tests.small_memory import memory_config
 
-GERE = {"texts_per_step": 2, "max_tokens": 16}
-ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, "contrib.gere": GERE}
+OWN = "tests.algorithm.test_regularisers:Own"
+ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, OWN: 1e-3}
 STAGES = [
     {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 2},
     {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 2},
     {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}},
 ]
+
+
+class Own(L2):
+    """A user's own term."""
 
 
 @pytest.fixture
@@ -58,6 +63,7 @@ def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tm
     learned = [result["learners"]["default_policy"] for result in results]
     assert [result.get("num_importance_episodes", 0) for result in results] == [0, 8, 8]  # two whole groups of four
     assert learned[1]["regularisers/ewc"] == 0 and learned[2]["regularisers/lwf_tokens"] > 0
+    assert learned[2]["regularisers/Own"] == learned[2]["regularisers/l2"] > 0
     algo.save_to_path(tmp_path / "three")
     whole = go_on(algo, 2)
     algo.restore_from_path(tmp_path / "three")

@@ -60,7 +60,7 @@ def test_settings_keep_the_absolute_file(here: Path) -> None:
     given = {
         "clip_rule": {"name": "my_rule:double", "bounds": [0, 5]},
         "rollout_is_correction": "my_rule.py:double",
-        "regularisers": {"my_rule:double": {"coeff": 1.0}, "l2": 0.1, "contrib.gere:x": 1.0},
+        "regularisers": {"my_rule:double": {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0},
         "replay_admit": ["secrets", "my_rule:double"],
         "replay_selection": "math:sqrt",
         "seed": 1,
@@ -68,7 +68,7 @@ def test_settings_keep_the_absolute_file(here: Path) -> None:
     expected = {
         "clip_rule": {"name": whole, "bounds": [0, 5]},
         "rollout_is_correction": whole,
-        "regularisers": {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.gere:x": 1.0},
+        "regularisers": {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0},
         "replay_admit": ["secrets", whole],
         "replay_selection": "math:sqrt",
         "seed": 1,

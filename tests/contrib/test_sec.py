@@ -77,11 +77,14 @@ def test_fresh_prompts_move_to_the_domain_with_advantages(random_llama_dir, tmp_
             owed[name] += 8 * share[name]
             assert abs(owed[name] - num[name]) <= 1  # fractions of a slot are carried
             owed[name] -= num[name]
+        found = result["planner"]
+        assert dict(found["share_intended"]) == pytest.approx(share, abs=1e-6)
+        assert dict(found["share_realised"]) == {name: num[name] / len(played) for name in num}
         for name in num:
             of = [one.rewards_G.astype(float) for one in played if one.prompt.domain == name]
             size = np.mean([np.abs(group(r)).mean() if has_signal(r) else 0.0 for r in of])
             values[name] += 0.5 * (size - values[name])
-        assert dict(result["planner"]["bandit_value"]) == pytest.approx(values, abs=1e-6)
+        assert dict(found["bandit_value"]) == pytest.approx(values, abs=1e-6)
         weight = {name: np.exp(value / 0.2) for name, value in values.items()}
         share = {name: one / sum(weight.values()) for name, one in weight.items()}
     assert values["odd"] == 0 < 0.3 < values["even"]

@@ -289,7 +289,7 @@ def assert_trained_alike(one: list[dict], other: list[dict]) -> None:
 def test_a_planned_run_goes_on_exactly(config, tmp_path):
     remembering(config, revisit_fraction=0.25, reuse_fraction=0.25)
     config.planner(adapt="both", objective={"name": "recap", "window": 2})
-    config.callbacks(["contrib.probe", "contrib.bands", "contrib.sec"])
+    config.callbacks(["contrib.probe", "contrib.sec"])
     algo = config.build_algo()
     recorded(algo, 3)
     algo.save_to_path(tmp_path / "three")

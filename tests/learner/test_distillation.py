@@ -80,6 +80,12 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(config, settings, fa
     assert fault in line
 
 
+@pytest.mark.slow
+def test_more_tokens_than_the_vocabulary_are_refused_before_training(config, ray_here):
+    with pytest.raises(ValueError, match=r"distill.top_k = 9999; expected at most \d+, the vocabulary of the model"):
+        learner_group(changed(config, regularisers={"distill": {"top_k": 9999}}))
+
+
 def test_answers_without_rewards_need_a_teacher(config):
     (line,) = faults_of(config.training(advantage="none", group_size=1))
     assert line.startswith("advantage = 'none' without a teacher; expected .distill(teacher=...)")

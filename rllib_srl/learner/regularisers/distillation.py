@@ -71,9 +71,9 @@ class Distillation(Regulariser):
                 "both: the likeliest tokens are found in a whole head, for whole answers"
             )
 
-    def faults_of_model(self, name: str, num_layers: int | None, num_tokens: int | None) -> Iterator[str]:
+    def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
         """Yield an error if the model has fewer tokens than `top_k`."""
-        if num_tokens is not None and self.top_k > num_tokens:
+        if self.top_k > num_tokens:
             yield f"{name}.top_k = {self.top_k}; expected at most {num_tokens}, the vocabulary of the model"
 
     def start(self, training: Training) -> None:

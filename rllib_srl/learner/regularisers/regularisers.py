@@ -1,7 +1,7 @@
 """The setting `regularisers`, and the regularisers of a learner as its update sees them.
 
     {"ewc": {"coeff": 10.0, "decay": 0.9}, "l2": 0.1}      a number alone is the coefficient
-    {"contrib.gere": {"layer": -2}}                        a class of another module, by its name or import path
+    {"my_module:Mine": {"coeff": 0.1}}                     a class of another module, by its import path
 
 A regulariser that is not named, or whose coefficient is 0, does not exist: the run is that without it, bit for bit.
 """
@@ -58,10 +58,10 @@ def parameter_faults(value: Any) -> Iterator[str]:
                 yield f"{shown}; expected {valid.expected}"
 
 
-def size_faults(regularisers: Mapping[str, Regulariser], num_layers: int | None, num_tokens: int | None) -> list[str]:
-    """Return an error message for each parameter that the model's size rules out; None: unknown, and not checked."""
+def size_faults(regularisers: Mapping[str, Regulariser], num_tokens: int) -> list[str]:
+    """Return an error message for each parameter that the model's vocabulary rules out."""
     pairs = regularisers.items()
-    return [line for name, one in pairs for line in one.faults_of_model(f"regularisers.{name}", num_layers, num_tokens)]
+    return [line for name, one in pairs for line in one.faults_of_model(f"regularisers.{name}", num_tokens)]
 
 
 def _given(one: Any) -> dict[str, Any]:
@@ -83,21 +83,17 @@ class Regularisers:
         """Start them with the weights of the model's files; call it before a checkpoint is loaded.
 
         Raises:
-            ValueError: the model has fewer layers or tokens than a parameter asks for, or as `Regulariser.start`.
+            ValueError: the model has fewer tokens than a parameter asks for, or as `Regulariser.start`.
         """
         self._all, self._training = dict(regularisers), training
-        if self._all:
-            model = training.policy.model
-            num_layers = len(getattr(model.base_model, "layers", ())) or None
-            if faults := size_faults(self._all, num_layers, model.config.get_text_config().vocab_size):
-                raise ValueError("; ".join(faults))
+        if faults := size_faults(self._all, training.policy.model.config.get_text_config().vocab_size):
+            raise ValueError("; ".join(faults))
         for one in self._all.values():
             one.start(training)
         self._in_loss = {_metric(name): one for name, one in self._all.items() if _overrides(one, "loss")}
-        self._backward = {_metric(name): one for name, one in self._all.items() if _overrides(one, "backward")}
         self._pulls = {_metric(name): one for name, one in self._all.items() if _overrides(one, "pull")}
         # Names of sums over micro-batches and learners.
-        self.sums = tuple(key for name in self._in_loss for key in (name, f"{name}_tokens")) + tuple(self._backward)
+        self.sums = tuple(key for name in self._in_loss for key in (name, f"{name}_tokens"))
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
         """Note the groups of the next update; episodes are numbered as `episodes_of` does."""
@@ -119,11 +115,6 @@ class Regularisers:
         for one in self._all.values():
             one.idle(batch)
 
-    def keep(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> None:
-        """Keep something of a micro-batch's first pass."""
-        for one in self._all.values():
-            one.keep(batch, fwd_out)
-
     def loss(
         self, batch: MicroBatch[torch.Tensor], loss: torch.Tensor, fwd_out: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
@@ -133,11 +124,6 @@ class Regularisers:
                 loss = loss + term.loss
                 batch["stats"] |= {name: term.total, f"{name}_tokens": term.num_tokens}
         return loss
-
-    def backward(self, sums: dict[str, Any]) -> None:
-        """Add this learner's own gradients to the parameters, and their values to the sums."""
-        for name, one in self._backward.items():
-            sums[name] += one.backward()
 
     def add_to(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Return the gradients, summed over learners, with the pulls added, and each penalty for the metrics."""

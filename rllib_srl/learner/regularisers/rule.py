@@ -3,10 +3,8 @@
     start        once, with the weights of the model's files
     begin        the groups of the next update
     prepare      each micro-batch, once per update
-    keep         after the first pass of a played micro-batch
     idle         where only other learners have a micro-batch, with `fsdp`
     loss         each pass                    a term of the loss
-    backward     each optimiser step          a gradient of this learner alone, added to the sum
     pull         each optimiser step          changes the gradient of the batch, after the sum over learners
     end_stage    a domain's stage has ended
 
@@ -89,8 +87,8 @@ class Regulariser:
         """Yield errors of its parameters beside other settings; `name` begins each message."""
         return iter(())
 
-    def faults_of_model(self, name: str, num_layers: int | None, num_tokens: int | None) -> Iterator[str]:
-        """Yield errors of its parameters with a model of so many layers and tokens; None: unknown, not checked."""
+    def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
+        """Yield errors of its parameters with a model of so many tokens."""
         return iter(())
 
     def start(self, training: Training) -> None:
@@ -106,16 +104,9 @@ class Regulariser:
     def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
         """Take part in the passes of `prepare` for a micro-batch that only other learners have."""
 
-    def keep(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> None:
-        """Keep something of a micro-batch's first pass."""
-
     def loss(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> Term | None:
         """Return the term of a micro-batch, None without one; `fwd_out` is of the policy, with gradient."""
         return None
-
-    def backward(self) -> float:
-        """Add a gradient to the parameters; return this learner's share of its value."""
-        return 0.0
 
     def pull(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
         """Return the gradients of the batch with those of the term added, and its value over this learner's rows."""
