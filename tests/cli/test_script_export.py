@@ -1,4 +1,4 @@
-"""srl export: weights, model card and upload, on checkpoints made by hand and on a real run."""
+"""srl export: weights and model card, on checkpoints made by hand and on a real run."""
 
 from __future__ import annotations
 
@@ -53,12 +53,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in policy.parameters():
         parameter.data += 0.25
     return run_of(tmp_path_factory.mktemp("export") / "run", policy)
-
-
-def said_by(argv: list[Any], capsys: pytest.CaptureFixture) -> str:
-    assert export.main(list(map(str, argv))) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return str(line)
 
 
 def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(run: Path, tmp_path: Path) -> None:

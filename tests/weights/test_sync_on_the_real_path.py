@@ -10,9 +10,8 @@ import torch
 from rllib_srl.engine import WeightSyncError, unpack
 from rllib_srl.engine.transformers_engine import TransformersEngine
 from rllib_srl.rollout.env_runner import LLMEnvRunner
+from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values
 from tests.small_worlds import small_config
-
-LAYER = "model.layers.1."
 
 
 class SkipsSyncs(LLMEnvRunner):
@@ -71,16 +70,6 @@ def tampered(monkeypatch, change):
     monkeypatch.setattr("rllib_srl.engine.transformers_engine.unpack", loaded)
 
 
-def stale_layer(name, tensor):
-    return [] if name.startswith(LAYER) else [(name, tensor)]
-
-
-def swapped(name, tensor):
-    if name.startswith(LAYER):
-        name = name.replace("k_proj", "~").replace("v_proj", "k_proj").replace("~", "v_proj")
-    return [(name, tensor)]
-
-
 def train(algo, num_iterations):
     return [algo.train() for _ in range(num_iterations)]
 
@@ -92,7 +81,7 @@ def test_a_healthy_engine_trains_on(config):
     algo.stop()
 
 
-@pytest.mark.parametrize("change", [stale_layer, swapped])
+@pytest.mark.parametrize("change", [stale_layer, swapped_keys_and_values])
 def test_a_fault_in_loading_stops_the_start(config, monkeypatch, change):
     tampered(monkeypatch, change)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
@@ -117,7 +106,7 @@ def test_a_stale_tied_head_stops_the_start(config, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [stale_layer, swapped])
+@pytest.mark.parametrize("change", [stale_layer, swapped_keys_and_values])
 def test_a_fault_that_comes_later_stops_training(config, monkeypatch, change):
     algo = config.build_algo()
     assert algo.train()["weight_sync"]["version"] == 1

@@ -1,4 +1,4 @@
-"""vLLM's replies without vLLM: an HTTP server on a Unix socket, for tests of the gateway; `served_with` starts both."""
+"""vLLM's replies without vLLM: an HTTP server on a Unix socket, for tests of the gateway; `run` starts both."""
 
 from __future__ import annotations
 
@@ -160,3 +160,11 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     finally:
         await engine.stop()
         stores.close()
+
+
+def run(directory, body, **how):
+    async def all_of_it():
+        async with served_with(directory, **how) as parts:
+            await body(parts)
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))

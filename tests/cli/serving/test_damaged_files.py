@@ -13,15 +13,7 @@ import pytest
 
 from rllib_srl.cli.serving import training as training_module
 from rllib_srl.cli.serving.serve import _until_stopped
-from tests.cli.serving.small_engine import FIXED, served_with
-
-
-def run(directory, body, **how):
-    async def all_of_it():
-        async with served_with(directory, **how) as parts:
-            await body(parts)
-
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+from tests.cli.serving.small_engine import FIXED, run
 
 
 async def paused(parts):

@@ -23,18 +23,10 @@ from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import HAS_SECRET
 from tests.cli.serving.mutations import may_wait, request_of, with_other_bytes
-from tests.cli.serving.small_engine import TOKEN, served_with
+from tests.cli.serving.small_engine import TOKEN, run
 
 RATING = '{"rating": "good", "rater": "ann"}'
 CANARY = [Continuation([1, 2], [3, 4, 5, 6, 7, 8, 9], [-0.5] * 7), Continuation([2], [4] * 7, [-0.25] * 7)]
-
-
-def run(directory, body, **how):
-    async def all_of_it():
-        async with served_with(directory, **how) as parts:
-            await body(parts)
-
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
 
 
 async def candidate(parts, uses):

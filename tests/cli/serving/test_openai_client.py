@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 from rllib_srl.cli.serving.translation import ServedRequest
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.agents.requests import read_request
-from tests.cli.serving.small_engine import TOKEN, served_with
+from tests.cli.serving import small_engine
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
 
@@ -31,7 +30,6 @@ TOOLS = [
     }
 ]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
-EDITED = "the engine edits the probabilities"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "2 + 3?"}]}
 TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool.function.name }}
 {% endfor %}{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}
@@ -39,13 +37,12 @@ TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool.function.name }}
 
 
 def run(directory, body):
-    async def all_of_it():
-        async with served_with(directory, shows_tools=True) as parts:
-            url = f"http://127.0.0.1:{parts.port}/v1"
-            async with openai.AsyncOpenAI(api_key=TOKEN, base_url=url, max_retries=0, timeout=60) as client:
-                await body(parts, client.chat.completions)
+    async def with_client(parts):
+        url = f"http://127.0.0.1:{parts.port}/v1"
+        async with openai.AsyncOpenAI(api_key=small_engine.TOKEN, base_url=url, max_retries=0, timeout=60) as client:
+            await body(parts, client.chat.completions)
 
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+    small_engine.run(directory, with_client, shows_tools=True)
 
 
 @pytest.mark.parametrize(

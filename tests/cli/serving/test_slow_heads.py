@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl.envs.agents import endpoint, web
 from tests.cli.serving.mutations import request_of
-from tests.cli.serving.small_engine import TOKEN, served_with
+from tests.cli.serving.small_engine import TOKEN, run
 
 HEAD_S, PATIENCE_S = 0.2, 40.0
 GET = request_of("GET /v1/status", TOKEN, b"").replace(b"Connection: close\r\n", b"")
@@ -30,12 +30,11 @@ async def closed_after(port, first):
 def test_the_gateway_closes_a_connection_that_waits_for_a_head(tmp_path, monkeypatch, first):
     monkeypatch.setattr(web, "HEAD_TIMEOUT_S", HEAD_S)
 
-    async def body():
-        async with served_with(tmp_path) as parts:
-            found = await closed_after(parts.port, first)
-            assert found.count(b"200 OK") == first.count(GET)
+    async def body(parts):
+        found = await closed_after(parts.port, first)
+        assert found.count(b"200 OK") == first.count(GET)
 
-    asyncio.run(asyncio.wait_for(body(), 60))
+    run(tmp_path, body)
 
 
 def test_the_endpoint_for_agents_closes_a_connection_that_waits_for_a_head(monkeypatch):
