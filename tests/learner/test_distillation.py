@@ -88,7 +88,7 @@ def test_more_tokens_than_the_vocabulary_are_refused_before_training(config, ray
 
 def test_answers_without_rewards_need_a_teacher(config):
     (line,) = faults_of(config.training(advantage="none", group_size=1))
-    assert line.startswith("advantage = 'none' without a teacher; expected .distill(teacher=...)")
+    assert line == "advantage = 'none'; expected a teacher, .distill(teacher=...): nothing else is learned"
     assert faults_of(config.distill()) == []
     assert config.regularisers == {"distill": {"teacher": "start"}}
 
