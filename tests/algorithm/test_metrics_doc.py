@@ -45,7 +45,7 @@ RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
 RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
 RARE |= {f"by_domain/[^/]+/{name}" for name in ("kl", "delta", "cosine")}  # test_retention.py
 RARE |= {"cosine"}  # likewise: every tenth iteration
-NO_METRICS = ("Trackers",)  # headings of other sections
+NO_METRICS = ("Trackers", "Prometheus")  # headings of other sections
 
 
 def documented(text: str) -> dict[str, list[str]]:
