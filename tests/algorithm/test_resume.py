@@ -50,7 +50,7 @@ def go_on(algo, num_iterations: int) -> list[dict]:
     for _ in range(num_iterations):
         record.clear()
         result = algo.train()
-        groups = [meta.ref for batch in record for meta in batch.groups]
+        groups = [meta.ref for batch in record for meta in batch.groups if meta.ref is not None]
         weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
         iterations.append(
             {

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL
 from rllib_srl.algorithm.validation import faults_of
@@ -25,6 +24,7 @@ from rllib_srl.curriculum.planner import (
 )
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.types import Prompt
+from tests.algorithm.test_resume import go_on
 from tests.small_worlds import small_config, watch
 
 EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
@@ -249,30 +249,14 @@ def test_a_fraction_that_adapts_reaches_the_memory(config, monkeypatch):
 
 def recorded(algo, num_iterations: int) -> tuple[list[dict], Counter]:
     """Train, and return what each iteration trained on and left behind, and how many prompts each stream played."""
-    play, record, counts = algo.rollouts.play, [], Counter()
+    play, counts = algo.rollouts.play, Counter()
 
-    def watched(prompts, iteration, stream="train", *arguments, **options):
+    def counting(prompts, iteration, stream="train", *arguments, **options):
         counts[stream] += len(prompts)
-        for batch in play(prompts, iteration, stream, *arguments, **options):
-            record.extend(batch.groups if stream == "train" else [])
-            yield batch
+        return play(prompts, iteration, stream, *arguments, **options)
 
-    algo.rollouts.play = watched
-    rows = []
-    for _ in range(num_iterations):
-        record.clear()
-        result = algo.train()
-        groups = [meta.ref for meta in record]
-        weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
-        rows.append(
-            {
-                "iteration": algo.iteration,
-                "prompts": [group.prompt for group in groups],
-                "tokens": np.concatenate([group.token_ids_N for group in groups]),
-                "weights": np.concatenate([weights[name].ravel() for name in sorted(weights)]),
-                "planner": result.get("planner", {}),
-            }
-        )
+    algo.rollouts.play = counting
+    rows = go_on(algo, num_iterations)
     algo.rollouts.play = play
     return rows, counts
 

@@ -223,17 +223,22 @@ def test_what_cannot_be_played_is_refused(load: str, message: str) -> None:
         Verifiers({"load": load})
 
 
-@needs_verifiers
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["single", "multi"])
-def test_it_trains(which: str, tmp_path: Path) -> None:
-    algo = small_config({"load": HERE + which}, tmp_path).build_algo()
+def trained(settings: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the runners in two iterations."""
+    algo = small_config(settings, tmp_path).build_algo()
     try:
         results = [algo.train()["env_runners"] for _ in range(2)]
     finally:
         algo.stop()
-    for played in results:
-        assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
+    assert all(one["num_episodes_lost"] == 0 and 0 <= one["episode_return_mean"] <= 1 for one in results)
+    return results
+
+
+@needs_verifiers
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["single", "multi"])
+def test_it_trains(which: str, tmp_path: Path) -> None:
+    for played in trained({"load": HERE + which}, tmp_path):
         name = {"single": "correct", "multi": "tries"}[which]
         assert played[f"reward/{name}"] == pytest.approx(played["episode_return_mean"])
         assert played["agent/num_calls"] >= played["reward/num_turns"] > 0  # an empty answer is no turn of the library
@@ -326,14 +331,7 @@ def test_tasksets_that_cannot_be_played_are_refused(load: str, args: dict[str, A
 @pytest.mark.slow
 @pytest.mark.usefixtures("taskset")
 def test_a_taskset_trains(tmp_path: Path) -> None:
-    settings = {"load": "verifiers-tasks", "args": taskset_args(num_tries=2)}
-    algo = small_config(settings, tmp_path).build_algo()
-    try:
-        results = [algo.train()["env_runners"] for _ in range(2)]
-    finally:
-        algo.stop()
-    for played in results:
-        assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
+    for played in trained({"load": "verifiers-tasks", "args": taskset_args(num_tries=2)}, tmp_path):
         assert played["reward/correct"] == pytest.approx(played["episode_return_mean"])
         assert 1 <= played["agent/num_calls"] <= 2 and played["agent/num_conversations"] == 1
 
