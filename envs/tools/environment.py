@@ -142,8 +142,10 @@ class Mcp(ToolEnvironment):
         if unknown := sorted(own.keys() - known):
             known_names = ", ".join(sorted(known))
             raise ValueError(f"env_config of mcp: {unknown[0]} is not a setting; expected one of {known_names}")
+        if not own.get("tasks"):
+            raise ValueError("env_config of mcp: tasks is missing; expected rows with question and answer, or a file")
         server = {name: own.pop(name) for name in of_server & own.keys()}
-        super().__init__((), own.pop("tasks", ()), mcp=server, **own)
+        super().__init__((), own.pop("tasks"), mcp=server, **own)
 
 
 def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward: bool) -> dict[str, Problem]:

@@ -146,6 +146,7 @@ def test_an_answer_that_is_none_of_the_protocol_loses_the_episode(tmp_path: Path
     ({"command": [sys.executable, "-c", "import sys; sys.exit('no key')"]}, "it ended with status 1: no key"),
     ({"command": ["sleep", "100"], "start_timeout_s": 1.0}, "it did not start within start_timeout_s = 1"),
     ({"command": [], "url": ""}, "env_config of mcp: command = .*expected one of them"),
+    ({"tasks": []}, "env_config of mcp: tasks is missing; expected rows"),
 ])  # fmt: skip
 def test_a_server_that_does_not_start_is_one_line(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:

@@ -1,8 +1,8 @@
 """How each installed world is made for the contract of tests/envs/test_envs.py, and what to know of it there.
 
 A world of setup.cfg without a row here is made with no settings: add a row where that cannot be. Left out are those
-that play what someone else has written, without gold turns and without a history: `agent`, `verifiers` and
-`openenv_experimental` (test_agent.py, test_verifiers.py, test_openenv.py).
+that play what someone else has written, without gold turns and without a history: `agent`, `mcp`, `verifiers` and
+`openenv_experimental` (test_agent.py, test_env_mcp.py, test_verifiers.py, test_openenv.py).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def cases() -> dict[str, tuple[str, Row]]:
     return {
         name if number == 1 else f"{name} {number}": (path, row)
         for name, path in sorted(entry_points().items())
-        if name not in ("agent", "verifiers", "openenv_experimental")
+        if name not in ("agent", "mcp", "verifiers", "openenv_experimental")
         for number, row in enumerate(ROWS.get(name, [Row()]), 1)
     }
 
