@@ -62,6 +62,7 @@ def go_on(algo, num_iterations: int) -> list[dict]:
                 "rewards": np.concatenate([group.rewards_G for group in groups]),
                 "weights": np.concatenate([weights[name].ravel() for name in sorted(weights)]),
                 "turns": result["env_runners"]["num_env_steps_sampled_lifetime"],
+                "planner": result.get("planner", {}),
             }
         )
     algo.rollouts.play = play
