@@ -8,8 +8,8 @@ answer of another row), and compares lengths with max_turn_tokens and max_episod
 untrained model answer --solve prompts a few times each: training learns from prompts whose answers earn different
 rewards.
 
-Exit status: 1 if rows cannot be used, contradict each other, or leave nothing to train on; else 0, also if something
-needs a look.
+Exit status: 1 if rows cannot be used, contradict each other, or leave nothing to train on, or if right answers do not
+earn 1 or wrong ones as much; else 0, also if something needs a look.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ class Findings:
     """The lines to print. Invariant: `to_look_at` has one line for each finding that training would suffer from."""
 
     to_look_at: list[str] = field(default_factory=list)
-    are_rows_wrong: bool = False
+    has_wrong: bool = False
 
     def line(self, topic: str, text: str) -> None:
         """Print a line under a topic."""
         print(f"{topic:<10}{text}")
 
     def look(self, text: str, examples: Sequence[str] = (), is_wrong: bool = False) -> None:
-        """Keep a finding for the end, with a few examples; `is_wrong`: the rows have to be mended."""
-        self.are_rows_wrong |= is_wrong
+        """Keep a finding for the end, with a few examples; `is_wrong`: it has to be mended."""
+        self.has_wrong |= is_wrong
         self.to_look_at.append("".join([text, *(f"\n    {each}" for each in examples[:NUM_EXAMPLES])]))
 
 
@@ -137,7 +137,7 @@ def check_data(arguments: argparse.Namespace) -> int:
     print(f"\n{len(found.to_look_at)} to look at:")
     for text in found.to_look_at:
         print(f"- {text}")
-    return int(found.are_rows_wrong)
+    return int(found.has_wrong)
 
 
 def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
@@ -208,14 +208,15 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: A
         best = {prompt_id: reward for prompt_id, reward, _ in right}
         same = [f"{_short(env.question(one).text)}: {reward:g}" for one, reward, _ in wrong if reward >= best[one]]
         if same:
-            found.look(f"wrong answers that earn at least as much as the right one: {len(same)}", same)
+            text = f"wrong answers that earn at least as much as the right one: {len(same)}"
+            found.look(text, same, is_wrong=True)
         return
     for name, odd in (
         ("right answers that do not earn 1", [one for one in right if one[1] < 1]),
         ("answers of other rows that earn a reward", [one for one in wrong if one[1] > 0]),
     ):
         if odd:
-            found.look(f"{name} (docs/grading.md): {len(odd)}", [_graded_line(env, *one) for one in odd])
+            found.look(f"{name} (docs/grading.md): {len(odd)}", [_graded_line(env, *one) for one in odd], is_wrong=True)
 
 
 def certainty(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:

@@ -71,7 +71,7 @@ def test_a_reward_that_cannot_tell_right_from_wrong_needs_a_look(tmp_path: Path,
     (tmp_path / "rewards.py").write_text("def f(prompt, answer, row): return 0.5\n")
     flags = ("--data", written(tmp_path / "rows.jsonl", ROWS), "--reward", f"{tmp_path}/rewards.py:f")
     status, text = checked(capsys, *flags, "--model", "tiny", "--solve", "0")
-    assert status == 0  # the rows themselves are usable
+    assert status == 1
     assert "right answers: 0 of 50 earn 1; mean reward 0.50" in text
     assert "- wrong answers that earn at least as much as the right one: 50\n    Which is largest: " in text
 
