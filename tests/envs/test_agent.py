@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import http.client
 import json
-import os
 import random
 import socket
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from rllib_srl.envs.agents import endpoint as serving
@@ -317,10 +317,9 @@ def _read(path: Path) -> str:
 
 def _is_running(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return "\tZ" not in next(line for line in Path(f"/proc/{pid}/status").read_text().split("\n") if "State" in line)
 
 
 # --- settings and tasks
