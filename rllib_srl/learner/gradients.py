@@ -25,7 +25,7 @@ def gradients_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]
     return gradients
 
 
-def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor]) -> None:
+def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None]) -> None:
     """Set the gradient of each parameter."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
@@ -59,21 +59,24 @@ def summed(gradients: Sequence[torch.Tensor], num_learners: int, num_copies: int
 @contextmanager
 def aside(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Accumulate gradients from zero inside the context; at its end those from before are back, unchanged."""
-    before = {parameter: parameter.grad for parameter in parameters}
-    for parameter in before:
-        parameter.grad = None
+    before = _taken(parameters)
     yield
-    for parameter, gradient in before.items():
-        parameter.grad = gradient
+    set_gradients(before, before.values())
 
 
 @contextmanager
 def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Accumulate gradients from zero inside the context; those from before are added to them at its end."""
-    before = {parameter: parameter.grad for parameter in parameters}
-    for parameter in before:
-        parameter.grad = None
+    before = _taken(parameters)
     yield
     for parameter, gradient in before.items():
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+
+
+def _taken(parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor | None]:
+    """Return the gradient of each parameter, which has none from here on."""
+    before = {parameter: parameter.grad for parameter in parameters}
+    for parameter in before:
+        parameter.grad = None
+    return before
