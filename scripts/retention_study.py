@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.algorithm.evaluation import GREEDY
+from rllib_srl.cli.report.run_facts import lines_of
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
 from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
@@ -282,13 +283,7 @@ def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows that are complete; a line that a kill cut short is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
+    return [row for row in lines_of(path, dict) if row is not None]
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rllib_srl.cli.report.run_facts import lines_of
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.kinds import KINDS
@@ -78,14 +79,7 @@ def accuracies(algo: Any) -> dict[str, float]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Return the rows that are complete; a line that a kill cut short is left out."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    return [row for row in lines_of(path, dict) if row is not None]
 
 
 def learned(rows: list[dict[str, Any]]) -> list[str]:
