@@ -16,7 +16,7 @@ Optional attributes:
     shot_ids                                    prompts that every prompt shows as solved examples
     tool_schemas, system_prompt                 of the episode, for the chat template
     pass_reward                                 lowest reward that counts as a pass
-    is_unpaid                                   True: it pays no reward, people rate the answers (docs/people.md)
+    is_unpaid                                   True: it pays no reward, people rate the answers (docs/serving.md)
     info["parsed"], info["expected"]            in the last step
     info["role"] = "tool"                       if the observation is a tool's result
 

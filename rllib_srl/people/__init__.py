@@ -1,1 +1,1 @@
-"""People in the loop: they rate stored answers of a run; the ratings train and schedule (docs/people.md)."""
+"""People in the loop: they rate stored answers of a run; the ratings train and schedule (docs/serving.md)."""
