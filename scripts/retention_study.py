@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.algorithm.evaluation import GREEDY
+from rllib_srl.algorithm.named import MEMORIES
 from rllib_srl.cli.report.run_facts import lines_of
 from rllib_srl.cli.shared.settings import build_config
+from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
 from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
 from rllib_srl.tune_configs.arms import COMMON
@@ -98,24 +100,41 @@ class Arm(NamedTuple):
     """A setting under comparison: what it fixes, and the two settings that are tuned, with their values."""
 
     fixed: dict[str, Any]
-    grid: dict[str, Sequence[Any]]
-    kinds: tuple[str, ...] = ("conflict", "shared")
+    grid: Mapping[str, Sequence[Any]]
+    wider: Mapping[str, tuple[Any, Any]] = WIDER  # values next to the grid's
+    learner: type | None = None  # in place of the ordinary one
+    is_joint: bool = False  # all tasks from the start to the end
+    like: str = ""  # the arm whose frozen setting it takes, instead of being tuned
+    tokens: float = 1.0  # part of the others' generated tokens
 
 
+PASSES: dict[str, Sequence[Any]] = {"lr": RATES, "passes_and_clip": ((1, 0.28), (2, 0.2), (2, 0.28), (4, 0.28))}
+HOLD: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": WEIGHTS}
+FIT: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": (0.03, 0.1, 0.3, 1.0)}
+FIT_WIDER = {**WIDER, "replay_retain": (0.01, 3.0), "lwf": (0.01, 3.0)}
 ARMS = {
-    "none": Arm(
-        {**OFF, "replay_capacity": 0}, {"lr": RATES, "passes_and_clip": ((1, 0.28), (2, 0.2), (2, 0.28), (4, 0.28))}
-    ),
+    "none": Arm({**OFF, "replay_capacity": 0}, PASSES),
     "uniform": Arm(OFF, {"lr": RATES, "replay_revisit_fraction": SHARES}),
-    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, {"lr": RATES, "replay_retain": WEIGHTS}),
-    "retention": Arm(OFF, {"lr": RATES, "replay_retain": WEIGHTS}),
+    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, HOLD),
+    "retention": Arm(OFF, HOLD),
+    "retention_60": Arm(OFF, HOLD, like="retention", tokens=0.6),
+    "cross_entropy": Arm(OFF, FIT, FIT_WIDER, CrossEntropy),
+    "importance": Arm(OFF, FIT, FIT_WIDER, Importance),
+    "from_start": Arm(OFF, HOLD, learner=FromStart),
+    "as_acted": Arm({**OFF, "replay_retain": {"top_k": 0}}, HOLD, learner=AsActed),
+    "lwf": Arm({**OFF, "replay_revisit_fraction": 0.1}, {"lr": RATES, "lwf": (0.03, 0.1, 0.3, 1.0)}, FIT_WIDER),
+    "srl": Arm(MEMORIES["srl"], {"lr": RATES, "replay_revisit_fraction": SHARES}),
+    "joint": Arm({**OFF, "replay_capacity": 0}, PASSES, is_joint=True),
 }
 PHASES = [  # kind and arms; all of a phase are tuned before its proof begins
     ("conflict", ("none", "uniform", TESTED)),
     ("shared", ("uniform", TESTED)),
-    ("conflict", ("retention",)),
+    ("conflict", ("retention", "retention_60")),
     ("shared", ("none", "retention")),
+    *((kind, (arm,)) for arm in ("cross_entropy", "joint", "srl") for kind in SEEDS),
+    *((kind, (arm,)) for arm in ("importance", "from_start", "as_acted", "lwf") for kind in SEEDS),
 ]
+IN_FULL = ("none", "uniform", TESTED, "retention", "retention_60", "cross_entropy")  # on all seeds; others on half
 
 
 class Trial(NamedTuple):
@@ -154,12 +173,23 @@ def draw_stream(kind: str, seed: int) -> list[str]:
 
 def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Return all settings of a trial."""
-    stages = [{"world": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]} for task in tasks]
-    stream = [{**stage, "tokens": TOKENS} for stage in stages]
-    tuned = dict(trial.settings)
+    arm, tuned, stream = ARMS[trial.arm], dict(trial.settings), []
+    for task in tasks:
+        stage = {"world": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]}
+        stream.append(stage if arm.is_joint else {**stage, "tokens": tokens_of(trial)})
     if "passes_and_clip" in tuned:
         tuned["num_epochs"], tuned["clip_high"] = tuned.pop("passes_and_clip")
-    return {**COMMON, **ARMS[trial.arm].fixed, **tuned, "stream": stream, "seed": trial.seed}
+    if isinstance(others := arm.fixed.get("replay_retain"), dict):
+        tuned["replay_retain"] = {"weight": tuned["replay_retain"], **others}
+    if "lwf" in tuned:
+        tuned["regularisers"] = {"lwf": {"coeff": tuned.pop("lwf")}}
+    given = {"domains": stream, "schedule": [[0, dict.fromkeys(tasks, 1.0)]]} if arm.is_joint else stream
+    return {**COMMON, **arm.fixed, **tuned, "stream": given, "seed": trial.seed}
+
+
+def tokens_of(trial: Trial) -> int:
+    """Return the generated tokens of a stage."""
+    return round(TOKENS * ARMS[trial.arm].tokens)
 
 
 def accuracies(algo: Any, tasks: Sequence[str], num: int) -> list[float]:
@@ -186,7 +216,10 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """
     marks = NUM_AT_MARKS if trial.seed in SEEDS[trial.kind][1] else 0
     begin, seconds, trained, num_held = time.perf_counter(), 0.0, 0, 0
-    algo = build_config(settings_of(trial, tasks)).build_algo()
+    config = build_config(settings_of(trial, tasks))
+    if (learner := ARMS[trial.arm].learner) is not None:
+        config.learners(learner_class=learner)
+    algo = config.build_algo()
     try:
         before, rows, held = accuracies(algo, tasks, marks), list[list[float]](), dict[str, Any]()
         while len(rows) < len(tasks):
@@ -196,7 +229,7 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
             held = result.get("retention", held)
             trained += counted(result["learners"].get("default_policy", {}), "num_tokens")
             num_held += counted(held, "num_held_tokens")
-            if algo.source.progress.tokens >= TOKENS * (len(rows) + 1):
+            if algo.source.progress.tokens >= tokens_of(trial) * (len(rows) + 1):
                 is_last = len(rows) + 1 == len(tasks)
                 rows.append(accuracies(algo, tasks, NUM_AT_END if is_last else marks))
     finally:
@@ -228,9 +261,9 @@ def wider(arm: str, best: Settings) -> list[dict[str, Any]]:
     """Return four settings on each side of the grid that the best setting touches."""
     found = []
     for name, values in ARMS[arm].grid.items():
-        if name not in WIDER or best[name] not in (values[0], values[-1]):
+        if name not in ARMS[arm].wider or best[name] not in (values[0], values[-1]):
             continue
-        at = WIDER[name][best[name] == values[-1]]
+        at = ARMS[arm].wider[name][best[name] == values[-1]]
         (other, others) = next(item for item in ARMS[arm].grid.items() if item[0] != name)
         found += [{name: at, other: value} for value in others]
     return [{name: setting[name] for name in ARMS[arm].grid} for setting in found]
@@ -238,21 +271,23 @@ def wider(arm: str, best: Settings) -> list[dict[str, Any]]:
 
 def best_of(rows: Sequence[Mapping[str, Any]], settings: Sequence[Settings]) -> dict[str, Any] | None:
     """Return the setting with the best mean final accuracy; None if one has not all its development seeds."""
-    finals = [[row["final"] for row in rows if same(row["settings"], setting)] for setting in settings]
+    finals = [[row["final"] for row in rows if key_of(row["settings"]) == key_of(setting)] for setting in settings]
     if any(len(found) < 2 for found in finals):
         return None
     return dict(settings[int(np.argmax([fmean(found) for found in finals]))])
 
 
-def same(one: Settings, other: Settings) -> bool:
-    """Return whether settings are equal, read from a file or not."""
-    return bool(json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+def key_of(settings: Settings) -> str:
+    """Return the same text for equal settings, read from a file or not."""
+    return json.dumps(settings, sort_keys=True)
 
 
 def frozen(
     rows: Sequence[Mapping[str, Any]], kind: str, arm: str
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return the frozen setting of an arm, None if tuning has not ended, and the settings to run for it."""
+    if other := ARMS[arm].like:
+        return frozen(rows, kind, other)[0], []
     own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][0]]
     settings = grid_of(arm)
     if (best := best_of(own, settings)) is None:
@@ -261,21 +296,31 @@ def frozen(
     return best_of(own, settings), settings
 
 
+def proof_seeds(kind: str, arm: str) -> tuple[int, ...]:
+    """Return the seeds on which an arm is proved."""
+    seeds = SEEDS[kind][1]
+    return seeds if arm in IN_FULL else seeds[: len(seeds) // 2]
+
+
 def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
     """Yield the trials to run next, in order, as far as they are known."""
-    done = {(r["kind"], r["arm"], r["seed"], json.dumps(r["settings"], sort_keys=True)) for r in rows}
+    done = {(r["kind"], r["arm"], r["seed"], key_of(r["settings"])) for r in rows}
     for kind, arms in PHASES:
-        development, proof = SEEDS[kind]
         found = {arm: frozen(rows, kind, arm) for arm in arms}
         wanted = [
             Trial(kind, arm, seed, setting)
-            for seed in development
+            for seed in SEEDS[kind][0]
             for arm, (_, settings) in found.items()
             for setting in settings
         ]
         if all(best is not None for best, _ in found.values()):
-            wanted += [Trial(kind, arm, seed, best or {}) for seed in proof for arm, (best, _) in found.items()]
-        todo = [t for t in wanted if (t.kind, t.arm, t.seed, json.dumps(t.settings, sort_keys=True)) not in done]
+            wanted += [
+                Trial(kind, arm, seed, best or {})
+                for seed in SEEDS[kind][1]
+                for arm, (best, _) in found.items()
+                if seed in proof_seeds(kind, arm)
+            ]
+        todo = [t for t in wanted if (t.kind, t.arm, t.seed, key_of(t.settings)) not in done]
         if todo:
             yield from todo
             return
@@ -291,15 +336,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each setting that has ended: mean final accuracy over the development seeds."""
-    for kind, arms in PHASES:
-        for arm in arms:
-            best, settings = frozen(rows, kind, arm)
-            for setting in settings:
-                own = [r["final"] for r in rows if (r["kind"], r["arm"]) == (kind, arm) and same(r["settings"], setting)
-                       and r["seed"] in SEEDS[kind][0]]  # fmt: skip
-                if own:
-                    mark = "  <- frozen" if best == setting else ""
-                    yield f"{kind:9} {arm:19} {json.dumps(setting):55} {fmean(own):.3f} ({len(own)}){mark}"
+    for kind, arm in [(kind, arm) for kind, arms in PHASES for arm in arms]:
+        finals = defaultdict(list)
+        for row in rows:
+            if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][0]:
+                finals[key_of(row["settings"])].append(row["final"])
+        best, settings = frozen(rows, kind, arm)
+        for name in (key_of(setting) for setting in settings):
+            if found := finals[name]:
+                mark = "  <- frozen" if best is not None and name == key_of(best) else ""
+                yield f"{kind:9} {arm:19} {name:55} {fmean(found):.3f} ({len(found)}){mark}"
 
 
 def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -311,16 +357,19 @@ def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if num := sum(len(seeds) - len(found[arm]) for arm in needed):
             yield f"{kind}: trials that are missing: {num}; nothing is shown before"
             continue
-        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(seeds)}
+        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(proof_seeds(kind, arm))}
         yield from (f"{kind:9} {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
-        finals = {arm: np.array([by_seed[seed]["final"] for seed in seeds]) for arm, by_seed in found.items()}
-        gains = {arm: finals[TESTED] - finals[arm] for arm in finals if arm != TESTED}
+        tested = found.pop(TESTED)
+        gains = {
+            arm: np.array([tested[seed]["final"] - row["final"] for seed, row in sorted(by_seed.items())])
+            for arm, by_seed in found.items()
+        }
         deciding = [arm for arm in CONTROLS if arm in needed]
         adjusted = dict(zip(deciding, holm([paired_test(gains[arm]).p for arm in deciding]), strict=True))
         for arm, gain in gains.items():
             (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
             p = f", p {adjusted[arm]:.4f}" if arm in adjusted else ""
-            yield f"{kind:9} {TESTED} - {arm}: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{p}, {ahead} of {len(seeds)}"
+            yield f"{kind:9} {TESTED} - {arm}: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{p}, {ahead} of {len(gain)}"
         if kind == "conflict":
             holds = all(adjusted[arm] < ALPHA and gains[arm].mean() >= MARGIN for arm in CONTROLS)
             yield f"primary: {'holds' if holds else 'missed'}"

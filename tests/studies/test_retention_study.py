@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts import retention_picture
 from scripts import retention_study as study
 from scripts.retention_study import CONFLICT, SEEDS, SHARED, TASKS, TESTED, Trial
 
@@ -59,3 +60,37 @@ def test_the_primary_needs_both_controls_and_the_least_mean(gain, told):
     table = list(study.proof_table(rows))
     assert told in table
     assert f"{TESTED} - uniform: {gain:+.4f} [{gain:+.4f}, {gain:+.4f}]" in " ".join(table)
+
+
+@pytest.mark.parametrize("arm", study.ARMS)
+def test_the_settings_of_each_arm_are_valid(arm):
+    other = study.ARMS[arm].like or arm
+    trial = Trial("conflict", arm, 6001, study.grid_of(other)[5])
+    settings = study.settings_of(trial, study.draw_stream("conflict", 6001))
+    study.build_config(settings).validate()
+    num_domains = len(settings["stream"]["domains"] if arm == "joint" else settings["stream"])
+    assert num_domains == 5 and settings["lr"] == 2e-4
+
+
+def test_an_arm_may_take_the_setting_of_another_and_half_of_the_seeds():
+    found = {"lr": 2e-4, "replay_retain": 1.0}
+    rows = [row(Trial("conflict", "retention", seed, s), 0.4 + 0.1 * (s == found)) for seed in (6001, 6002)
+            for s in study.grid_of("retention")]  # fmt: skip
+    assert study.frozen(rows, "conflict", "retention_60") == (found, [])
+    assert study.tokens_of(Trial("conflict", "retention_60", 7001, found)) == 12_000
+    assert study.proof_seeds("conflict", "lwf") == tuple(range(7001, 7013))
+    assert study.proof_seeds("shared", "cross_entropy") == tuple(range(8001, 8025))
+
+
+def test_the_picture_is_of_the_seed_with_the_median_gain(tmp_path):
+    rows = []
+    for at, seed in enumerate(SEEDS["conflict"][1]):
+        for arm in ("none", "uniform", TESTED):
+            trial = Trial("conflict", arm, seed, {})
+            tasks = {"tasks": study.draw_stream("conflict", seed)}
+            rows.append({**row(trial, 0.5 + 0.01 * ((at + 5) % 24) * (arm == TESTED)), **tasks})
+    assert retention_picture.median_seed(rows) == 7007  # the twelfth of gains 0, .01, ..., .23: .11
+    for name in ("one.svg", "two.svg"):
+        retention_picture.draw(rows, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "old answers are held" in (tmp_path / "one.svg").read_text()
