@@ -24,7 +24,7 @@ import numpy as np
 
 from rllib_srl.algorithm.evaluation import GREEDY
 from rllib_srl.algorithm.named import MEMORIES
-from rllib_srl.cli.report.run_facts import lines_of
+from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
@@ -328,7 +328,7 @@ def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows that are complete; a line that a kill cut short is left out."""
-    return [row for row in lines_of(path, dict) if row is not None]
+    return [row for row in json_lines(path, dict) if row is not None]
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rllib_srl.cli.report.run_facts import lines_of
+from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.kinds import KINDS
@@ -79,7 +79,7 @@ def accuracies(algo: Any) -> dict[str, float]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Return the rows that are complete; a line that a kill cut short is left out."""
-    return [row for row in lines_of(path, dict) if row is not None]
+    return [row for row in json_lines(path, dict) if row is not None]
 
 
 def learned(rows: list[dict[str, Any]]) -> list[str]:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.json_lines import json_lines
 
 TRANSCRIPTS = "transcripts.jsonl"  # as rllib_srl.algorithm.metrics names it; importing that takes seconds
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -63,13 +63,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the episodes of a transcript file, in the order written; report a line truncated by a crash."""
-    with path.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                print(f"{path}, line {number}: incomplete episode skipped", file=sys.stderr)
+    """Yield the episodes of a transcript file, in the order written; report damaged lines."""
+    for number, episode in enumerate(json_lines(path, dict[str, Any]), 1):
+        if episode is None:
+            print(f"{path}, line {number}: damaged, skipped", file=sys.stderr)
+        else:
+            yield episode
 
 
 def is_wanted(episode: Mapping[str, Any], arguments: argparse.Namespace) -> bool:

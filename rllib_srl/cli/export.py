@@ -21,9 +21,10 @@ from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empt
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.model_card import CARD, Facts, card, evaluations_of
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.run_log import read_metrics
+from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import model_config_of
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.storage.disk import writing
@@ -66,7 +67,7 @@ def export_run(checkpoint: Path, results: Path | None, out: Path) -> Facts:
     measured = results_in(results, checkpoint) if results else None
     about = export_checkpoint(checkpoint, model_config_of(settings), out)
     last = int(about.get("iteration", 0))
-    evaluations = evaluations_of(read_metrics(checkpoint.parent), last)
+    evaluations = evaluations_of(filter(None, json_lines(checkpoint.parent / METRICS, dict)), last)
     return Facts(settings["model"], last, settings, [*evaluations, (last, measured)] if measured else evaluations)
 
 

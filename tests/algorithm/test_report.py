@@ -19,7 +19,8 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
-from rllib_srl.cli.shared.run_log import PARTS, read_metrics
+from rllib_srl.cli.shared.json_lines import json_lines
+from rllib_srl.cli.shared.run_log import METRICS, PARTS
 from rllib_srl.cli.shared.training import train_until
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.intake import Visit
@@ -216,7 +217,7 @@ def test_an_iteration_is_logged_before_its_checkpoint_is_written(random_llama_di
     algo, found, save = build(config, checkpoint_every=1), [], SRL.save_to_path
 
     def save_to_path(self, path):
-        found.append((Path(path).name, self.iteration, [int(line["iteration"]) for line in read_metrics(tmp_path)]))
+        found.append((Path(path).name, self.iteration, list(json_lines(tmp_path / METRICS, lambda line: line["iteration"]))))
         return save(self, path)
 
     monkeypatch.setattr(SRL, "save_to_path", save_to_path)

@@ -100,19 +100,18 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
     assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
 
 
-def test_evaluations_before_and_after_are_in_the_one_event_file(tmp_path: Path) -> None:
+def test_several_logs_of_a_run_share_its_event_file(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
-    beside = RunLog(tmp_path, log._writer)  # of whoever logs to the same run
-    log.evaluation(0, {"accuracy": 0.25, "by_domain": {"a": {"accuracy": np.float64(0.5)}}, "about": "text"})
+    beside = RunLog(tmp_path, log._writer)
+    log.write(0, {"evaluation": {"accuracy": 0.25, "by_domain": {"a": {"accuracy": np.float64(0.5)}}, "about": "text"}})
     beside.write(1, {"loss": 1.0})
     beside.close()
-    log.evaluation(1, {"accuracy": 0.75})
+    log.write(1, {"evaluation": {"accuracy": 0.75}})
     log.close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]
     assert events.Tags()["scalars"] == ["evaluation/accuracy", "evaluation/by_domain/a/accuracy", "loss"]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1  # a line an iteration
 
 
 def test_a_remote_traceback_is_cut_to_what_it_says() -> None:

@@ -26,7 +26,7 @@ def line(iteration: int, index: int, reward: float, stop_reason: str = "terminat
 def run(tmp_path: Path) -> Path:
     lines = [line(1, 0, 0.0, "unparsable", "\x1b[2J?"), line(1, 1, 1.0)]
     lines += [line(2, 0, 0.5), line(2, 1, 1.0), line(3, 0, 1.0)]
-    (tmp_path / "transcripts.jsonl").write_text("\n".join(lines) + '\n{"iteration": 4, "tur')
+    (tmp_path / "transcripts.jsonl").write_text("\n".join(lines) + '\n{damaged}\n{"iteration": 4, "tur')
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def test_an_episode_reads_like_a_conversation(run: Path, capsys: pytest.CaptureF
         "            │ Answer:\n"
         "     policy │  93\n\n"
     )
-    assert "line 6: incomplete episode skipped" in shown.err
+    assert "line 6: damaged, skipped" in shown.err
 
 
 @pytest.mark.parametrize(("filters", "expected"), [

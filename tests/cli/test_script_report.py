@@ -140,6 +140,17 @@ def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.Capture
     assert "iterations with nothing to train on: 2" in capsys.readouterr().out.lower()
 
 
+def test_held_out_accuracy_before_and_after_comes_first(tmp_path: Path) -> None:
+    """Evaluations around the training have lines of their own, as srl quickstart writes them."""
+    rows = [{"iteration": 0, **evaluation(0.4)}, row(1, 0.5), row(2, 0.9), {"iteration": 2, **evaluation(0.9)}]
+    for num, expected in ((1, "before training"), (4, "before training, 0.900 [0.850, 0.950] after iteration 2")):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows[:num]))
+        page = page_of_run(RunFacts.read(tmp_path), 0)
+        box = next(block for block in page.blocks if isinstance(block, Notice))
+        assert box.title == f"Held-out accuracy 0.400 [0.350, 0.450] {expected}" and to_html(page)
+    assert RunFacts.read(tmp_path).values(REWARD)[1:].tolist() == [0.5, 0.9] and box.tone == "good"
+
+
 def test_a_run_without_evaluation_memory_or_transcripts_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"iteration": 1, REWARD: 0.0}) + "\n")
     page = page_of_run(RunFacts.read(tmp_path), 3)

@@ -3,29 +3,29 @@
     settings.yaml, metrics.jsonl ──RunFacts.read──> facts ──warnings──> lines
     transcripts.jsonl ──episodes_in──> episodes
 
-An iteration that was trained again after a resume has several lines in the files; the last one counts.
+An iteration that was trained again after a resume has several lines in the files; the last one counts. An evaluation
+before the first iteration is that of iteration 0, which has no other metrics.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
+from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.types import StopReason
 
-T = TypeVar("T")
 REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
 DOMAIN = ("evaluation/by_domain/", "/accuracy")
 LEARNER = "learners/default_policy"
@@ -93,8 +93,10 @@ class RunFacts:
         Raises:
             RunError: there is no finished iteration.
         """
-        lines = list(lines_of(directory / METRICS, _numbers))
-        row_of = {row["iteration"]: row for row in lines if row is not None}
+        lines = list(json_lines(directory / METRICS, _numbers))
+        row_of: dict[float, dict[str, float]] = {}
+        for row in filter(None, lines):
+            row_of.setdefault(row["iteration"], {}).update(row)
         num_damaged = len(lines) - sum(row is not None for row in lines)
         if not row_of:
             damaged = f" and {num_damaged} damaged lines" if num_damaged else ""
@@ -203,24 +205,6 @@ def settings_in(directory: Path) -> Mapping[str, Any]:
     return read_yaml(path) if path.is_file() else {}
 
 
-def lines_of(path: Path, form: Callable[[Any], T]) -> Iterator[T | None]:
-    """Yield the lines of a JSONL file as `form` reads them, None for a damaged one; nothing if there is no file.
-
-    A last line without its end is being written, or a kill has cut it: it is left out.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                found = form(json.loads(line))
-            except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-                found = None
-            yield found
-
-
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in line.items()} | {"iteration": int(line["iteration"])}
 
@@ -242,7 +226,7 @@ def episodes_in(
 
     found: dict[Any, Mapping[str, Any] | None] = {}
     num_damaged = 0
-    for pair in lines_of(directory / TRANSCRIPTS, form):
+    for pair in json_lines(directory / TRANSCRIPTS, form):
         if pair is None:
             num_damaged += 1
         else:

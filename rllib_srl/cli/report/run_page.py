@@ -99,20 +99,16 @@ def _opening(facts: RunFacts) -> Iterator[Block]:
 def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
     """Return title, lines and tone of the box with the results."""
     first, last = facts.span(REWARD)
-    title = f"Mean reward {number(first)} at the start, {number(last)} at the end"
-    lines = ["Of training episodes, over the first and last iterations: five of each, or half of a shorter run."]
+    reward = f"Mean reward {number(first)} at the start, {number(last)} at the end"
+    how = "of training episodes, over the first and last iterations: five of each, or half of a shorter run."
     known = np.flatnonzero(~np.isnan(facts.values(ACCURACY)))
-    tone = "open"
     if not len(known):
-        lines.append("Held-out accuracy was not measured (evaluation_interval).")
-    else:
-        before, after = int(known[0]), int(known[-1])
-        shown = [f"{_interval(facts, at)} in iteration {facts.iterations[at]}" for at in (before, after)]
-        lines.append(f"Held-out accuracy, 95% interval: {'; '.join(shown if len(known) > 1 else shown[:1])}.")
-        low, high = (facts.values(f"evaluation/accuracy_{side}") for side in ("low", "high"))
-        is_better, is_worse = low[after] > high[before], high[after] < low[before]
-        tone = "good" if is_better else "bad" if is_worse else "open"
-    return title, tuple(lines), tone
+        return reward, (f"O{how[1:]}", "Held-out accuracy was not measured (evaluation_interval)."), "open"
+    before, after = int(known[0]), int(known[-1])
+    title = "Held-out accuracy " + ", ".join(dict.fromkeys(_interval(facts, at) for at in (before, after)))
+    low, high = (facts.values(f"evaluation/accuracy_{side}") for side in ("low", "high"))
+    is_better, is_worse = low[after] > high[before], high[after] < low[before]
+    return title, (f"{reward}, {how}",), "good" if is_better else "bad" if is_worse else "open"
 
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
@@ -251,5 +247,7 @@ def _plain(value: Any) -> Any:
 
 
 def _interval(facts: RunFacts, at: int) -> str:
+    """Return an accuracy with its 95 % interval, and when it was measured."""
     value, low, high = (facts.values(f"evaluation/accuracy{side}")[at] for side in ("", "_low", "_high"))
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    iteration = facts.iterations[at]
+    return f"{value:.3f} [{low:.3f}, {high:.3f}] {f'after iteration {iteration}' if iteration else 'before training'}"

@@ -74,20 +74,7 @@ class RunLog:
             self._writer.add_scalar(name, number, iteration)
         self._writer.flush()
 
-    def evaluation(self, iteration: int, results: Mapping[str, Any]) -> None:
-        """Add an evaluation before the first or after the last iteration to the event file."""
-        for name, number in numbers_of({"evaluation": results}):
-            self._writer.add_scalar(name, number, iteration)
-        self._writer.flush()
-
     def close(self) -> None:
         """Close the event file."""
         if self._is_owner:
             self._writer.close()
-
-
-def read_metrics(directory: Path) -> list[dict[str, float]]:
-    """Return the lines of a run's metrics.jsonl, [] without one; a line that a kill has cut short is left out."""
-    path = directory / METRICS
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
