@@ -17,8 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rllib_srl.cli.dashboard.access import Access
-from rllib_srl.cli.dashboard.app import make_app
-from rllib_srl.cli.dashboard.run_views import RunViews
+from rllib_srl.cli.dashboard.run_pages import RunPages
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from tests.cli.dashboard_run import EVIL, decode, memory_of, write_files
@@ -44,21 +43,20 @@ def buffer(run: Path) -> Iterator[SRLReplayBuffer]:
     found.close()
 
 
-def views_of(run: Path, may_rate: bool = True) -> RunViews:
-    return RunViews(run, lambda: decode, rater="ann", may_rate=may_rate)
+def pages_of(run: Path, may_rate: bool = True) -> RunPages:
+    return RunPages(run, Access(TOKEN, port=7), lambda: decode, rater="ann", may_rate=may_rate)
 
 
-def client_of(views: RunViews, has_cookie: bool = True) -> TestClient:
-    access = Access(TOKEN, port=7)
-    client = TestClient(make_app(views, access), raise_server_exceptions=True)
+def client_of(pages: RunPages, has_cookie: bool = True) -> TestClient:
+    client = TestClient(pages.application(), raise_server_exceptions=True)
     if has_cookie:
-        client.cookies.set(access.cookie, TOKEN)
+        client.cookies.set("srl_dashboard_7", TOKEN)
     return client
 
 
 @pytest.fixture
 def page(run: Path, buffer: SRLReplayBuffer) -> Iterator[TestClient]:
-    with client_of(views_of(run)) as client:
+    with client_of(pages_of(run)) as client:
         yield client
 
 
@@ -75,17 +73,17 @@ WRONG = ["/nothing", "/?token=", "/?token=wrong", "/?token=%ff%00é", "/?" + "a=
 
 @pytest.mark.parametrize("address", [*ADDRESSES, *WRONG])
 def test_nothing_is_read_without_the_token(run: Path, buffer: SRLReplayBuffer, address: str) -> None:
-    with client_of(views_of(run), has_cookie=False) as client:
+    with client_of(pages_of(run), has_cookie=False) as client:
         for cookie in (None, "wrong", TOKEN + "x", 'bad"; é'):
             headers = {"cookie": f"srl_dashboard_7={cookie}".encode()} if cookie else {}
             answer = client.get(address, headers=headers)
             assert answer.status_code == 401 and answer.text.startswith("401: expected the address with its token")
             assert "set-cookie" not in answer.headers and "run" not in answer.text.replace("printed", "")
-        assert client.post("/rate?token=" + TOKEN, data={"action": "good"}).status_code == 401
+        assert client.post("/rate?token=" + TOKEN, data={"value": "good"}).status_code == 401
 
 
 def test_the_token_sets_a_cookie_that_is_enough(run: Path) -> None:
-    with client_of(views_of(run), has_cookie=False) as client:
+    with client_of(pages_of(run), has_cookie=False) as client:
         answer = client.get(f"/episodes?token={TOKEN}")
         assert answer.status_code == 200
         assert answer.headers["set-cookie"] == f"srl_dashboard_7={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
@@ -119,7 +117,6 @@ def test_the_overview_has_the_facts_of_the_report(page: TestClient) -> None:
 def test_what_is_forgotten(page: TestClient) -> None:
     text = text_of(page.get("/memory").text)
     assert "Of the items that were solved once: the lowest predicted recall first." in text
-    assert re.search(r"domain items reviewed recall now lapses sums 2 2 0\.\d\d 1", text)
 
 
 def test_the_items_of_the_memory_played_last_come_first(page: TestClient) -> None:
@@ -203,13 +200,13 @@ def test_episodes_come_in_pages(page: TestClient, run: Path) -> None:
 
 
 def test_the_page_follows_the_run(run: Path, buffer: SRLReplayBuffer) -> None:
-    views = views_of(run)
-    with client_of(views) as client:
+    pages = pages_of(run)
+    with client_of(pages) as client:
         seen: dict[str, str] = {}
 
         def text(address: str) -> str:
             """Return the text of a page if it has changed since, else ""."""
-            views.next_at = views.memory._next_at = 0.0
+            pages.next_at = pages.memory._next_at = 0.0
             answer = client.get(address, headers={"if-none-match": seen.get(address, "")})
             seen[address] = answer.headers.get("etag", seen.get(address, ""))
             assert answer.status_code == (200 if answer.text else 304)
@@ -228,33 +225,33 @@ def test_the_page_follows_the_run(run: Path, buffer: SRLReplayBuffer) -> None:
 
 
 def test_an_overview_is_not_drawn_again_at_once(run: Path) -> None:
-    views = views_of(run)
-    html = views.html_of("")
-    views.next_at = math.inf
+    pages = pages_of(run)
+    html = pages.html_of("")
+    pages.next_at = math.inf
     with (run / "metrics.jsonl").open("a") as stream:
         stream.write(json.dumps(row(5, 1.0)) + "\n")
-    assert views.html_of("") == html
-    views.next_at = 0.0
-    assert views.html_of("") != html and views.next_at > 0
+    assert pages.html_of("") == html
+    pages.next_at = 0.0
+    assert pages.html_of("") != html and pages.next_at > 0
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("iterations: 9\n")
-    with client_of(views_of(tmp_path)) as client:
+    with client_of(pages_of(tmp_path)) as client:
         assert "No iteration has finished yet" in client.get("/").text
         assert "This run has no memory" in client.get("/memory").text
         assert "This run has no transcripts yet" in client.get("/episodes").text
-        assert "there are no answers to rate" in client.get("/rate").text
+        assert "This run has no memory" in client.get("/rate").text
         assert not (tmp_path / RATINGS).exists()
 
 
 def test_settings_that_cannot_be_read_are_told_again_and_again(run: Path) -> None:
     (run / "settings.yaml").write_text("no_such_setting: 1\n")
-    views = views_of(run)
+    pages = pages_of(run)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"unknown names:\s+no_such_setting"):
-            views.state()
-        assert "unknown names: no_such_setting" in views.html_of("")
+            pages.state()
+        assert "unknown names: no_such_setting" in pages.html_of("")
 
 
 def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBuffer) -> None:
@@ -262,7 +259,7 @@ def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBu
     (run / "replay/memory.db").write_bytes(b"damaged" * 1000)
     with (run / "metrics.jsonl").open("a") as stream:
         stream.write("{damaged}\n")
-    with client_of(views_of(run)) as client:
+    with client_of(pages_of(run)) as client:
         assert "This cannot be read" in text_of(client.get("/memory").text)
         text = text_of(client.get("/").text)
         assert "Metrics.jsonl has 1 damaged lines, which are left out." in text and "Reward and accuracy" in text
@@ -272,10 +269,10 @@ def test_files_that_cannot_be_read_leave_the_rest(run: Path, buffer: SRLReplayBu
 # --- ratings
 
 
-def fields_of(html: str) -> dict[str, str]:
-    """Return the hidden fields of the form that rates."""
-    form = html[html.index('<form class="rating"') :].split("</form>")[0]
-    return {name: unescape(value) for name, value in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form)}
+def forms_of(html: str) -> dict[str, dict[str, str]]:
+    """Return the hidden fields of the forms that rate, by the id of the answer."""
+    forms = [dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', one)) for one in html.split("<form")[1:]]
+    return {one["id"]: one for one in forms}
 
 
 def stored(run: Path) -> dict[str, str]:
@@ -283,65 +280,44 @@ def stored(run: Path) -> dict[str, str]:
         return {one.answer.answer_id: one.value for one in store.all()}
 
 
-def test_answers_are_rated_skipped_undone_and_changed(page: TestClient, run: Path) -> None:
-    html = page.get("/rate").text
-    rated = {"good": "rated 8.1/0 good, reward 1", "4": "rated 1.2/0 4, reward 0.75", "undo": "undone: 1.2/0 is none"}
-    for action, said in (("good", rated["good"]), ("skip", ""), ("4", rated["4"]), ("undo", rated["undo"])):
-        answer = page.post("/rate", data={**fields_of(html), "action": action})
-        assert answer.status_code == 200 and said in answer.text
-        html = answer.text
-    assert "1.2/0, domain sums" in html and "1 rated in this sitting" in html
-    assert stored(run) == {"8.1/0": "good", "1.2/0": "none"}
+def test_answers_are_rated_changed_and_taken_back(page: TestClient, run: Path) -> None:
+    forms = forms_of(page.get("/rate").text)
+    assert list(forms)[:3] == ["8.1/0", "8.1/1", "1.2/0"]  # the newest first
+    for value in ("good", "good", "2", "none"):  # a second click changes nothing
+        answer = page.post("/rate", data={**forms["8.1/0"], "value": value}, follow_redirects=False)
+        assert answer.status_code == 303 and answer.headers["location"] == "/rate?opened=8.1%2F0#8.1/0"
+        assert stored(run) == {"8.1/0": value}
+        html = page.get(answer.headers["location"]).text
+        pressed = re.findall(r'value="(\w+)" aria-pressed="true"', html)
+        assert pressed == ([value] if value != "none" else []) and "by ann: waits for the next iteration" in html
     assert stat.S_IMODE((run / RATINGS).stat().st_mode) == 0o600
-    change = {"key": fields_of(html)["key"], "id": "8.1/0", "sitting": fields_of(html)["sitting"]}
-    for value in ("2", "bad", "none"):
-        answer = page.post("/rate/set", data={**change, "value": value}, follow_redirects=False)
-        assert answer.status_code == 303 and stored(run)["8.1/0"] == value
-    listed = text_of(page.get(answer.headers["location"]).text)
-    assert "8.1/0, sums, by ann" in listed and "waits for the next iteration of the run" in listed
-    assert "1.2/0, domain sums" in listed  # the sitting goes on
 
 
 def test_a_scheme_has_its_own_buttons(page: TestClient, run: Path) -> None:
     RatingStore(run / RATINGS, "hybrid").close()
     html = page.get("/rate").text
-    assert html.count('name="action" value="good ') == html.count('name="action" value="bad ') == 5
-    assert 'value="good"' not in html
-    answer = page.post("/rate", data={**fields_of(html), "action": "bad 2"})
-    assert "rated 8.1/0 bad 2, reward -0.4" in answer.text and stored(run) == {"8.1/0": "bad 2"}
-    assert "8.1/0, reward -0.4, sums" in text_of(answer.text)
-    assert page.post("/rate", data={**fields_of(answer.text), "action": "good"}).status_code == 400
+    assert html.count('value="good ') == html.count('value="bad ') == 5 * len(forms_of(html)) and 'e="good"' not in html
+    form = forms_of(html)["8.1/0"]
+    assert "rated bad 2 (reward -0.4)" in page.post("/rate", data={**form, "value": "bad 2"}).text
+    assert page.post("/rate", data={**form, "value": "good"}).status_code == 400 and stored(run) == {"8.1/0": "bad 2"}
 
 
-def test_a_second_click_rates_nothing(page: TestClient, run: Path) -> None:
-    form = {**fields_of(page.get("/rate").text), "action": "good"}
-    assert page.post("/rate", data=form).status_code == 200
-    again = page.post("/rate", data=form)
-    assert again.status_code == 409 and "nothing was rated by that reply" in again.text
-    assert stored(run) == {"8.1/0": "good"}
-    assert page.post("/rate", data={**form, "sitting": "unknown"}).status_code == 409
-
-
-def test_new_answers_come_first_and_what_was_shown_does_not_come_again(run: Path, buffer: SRLReplayBuffer) -> None:
-    views = views_of(run)
-    with client_of(views) as client:
-        html = client.post("/rate", data={**fields_of(client.get("/rate").text), "action": "good"}).text
-        buffer.add([a_group(5, (0, 1), 9)], 9, "9.add")
-        views.memory._next_at = 0.0
-        shown = []
-        while "There are no more answers" not in html:
-            shown.append(fields_of(html)["shown"].split()[0])
-            html = client.post("/rate", data={**fields_of(html), "action": "skip"}).text
-    assert shown == ["8.1/1", "9.5/0", "9.5/1", "1.2/0", "1.2/1", "1.1/0", "1.1/1"]
+def test_answers_come_in_pages(page: TestClient, buffer: SRLReplayBuffer) -> None:
+    buffer.add([a_group(n, (0, 1), 9) for n in range(10, 21)], 9, "9.add")
+    seen, address = list[str](), "/rate"
+    while address:
+        html = page.get(address).text
+        seen += forms_of(html)
+        address = "".join(re.findall(r'href="(/rate\?[^"]*)">Older', html))
+    assert len(seen) == 28 and seen[-2:] == ["1.1/0", "1.1/1"] and len(set(seen)) == 28
 
 
 def test_a_page_without_leave_to_rate_writes_nothing(run: Path, buffer: SRLReplayBuffer) -> None:
-    with client_of(views_of(run, may_rate=False)) as client:
+    with client_of(pages_of(run, may_rate=False)) as client:
         html = client.get("/rate").text
-        assert "Read-only" in html and "<form" not in html and not (run / RATINGS).exists()
-        form = {"key": Access(TOKEN).form_key, "id": "8.1/0", "value": "good", "action": "good", "sitting": ""}
-        for address in ("/rate", "/rate/set"):
-            assert client.post(address, data=form).status_code == 403
+        assert "Read-only" in html and "<form" not in html and "8.1/0" in html and not (run / RATINGS).exists()
+        form = {"key": Access(TOKEN).form_key, "id": "8.1/0", "value": "good"}
+        assert client.post("/rate", data=form).status_code == 403
     assert not (run / RATINGS).exists()
 
 
@@ -354,25 +330,20 @@ def test_a_page_without_leave_to_rate_writes_nothing(run: Path, buffer: SRLRepla
         ({"sec-fetch-site": "same-site"}, {}, 403),
         ({}, {"key": "0" * 64}, 403),
         ({}, {"key": ""}, 403),
-        ({}, {"action": "6"}, 400),
-        ({}, {"action": "none"}, 400),
-        ({}, {"shown": "x" * 9000}, 413),
+        ({}, {"value": "6"}, 400),
+        ({}, {"value": ""}, 400),
+        ({}, {"id": "8.1"}, 400),
+        ({}, {"id": "9.9/0"}, 409),
+        ({}, {"id": "8.1/7"}, 409),
+        ({}, {"mark": "of another answer"}, 409),
+        ({}, {"mark": "x" * 9000}, 413),
         ({"origin": "http://testserver", "sec-fetch-site": "same-origin"}, {}, 200),
     ],
 )
 def test_only_the_forms_of_the_page_rate(page: TestClient, run: Path, headers: Any, change: Any, status: int) -> None:
-    form = {**fields_of(page.get("/rate").text), "action": "good", **change}
+    form = {**forms_of(page.get("/rate").text)["8.1/0"], "value": "good", **change}
     assert page.post("/rate", data=form, headers=headers).status_code == status
     assert bool(stored(run)) == (status == 200)
-
-
-@pytest.mark.parametrize(
-    ("answer_id", "value"), [("9.9/0", "good"), ("8.1/7", "bad"), ("8.1", "bad"), ("8.1/0", "6"), ("", "")]
-)
-def test_ratings_of_nothing_are_refused(page: TestClient, run: Path, answer_id: str, value: str) -> None:
-    form = {"key": fields_of(page.get("/rate").text)["key"], "id": answer_id, "value": value}
-    assert page.post("/rate/set", data=form).status_code in (400, 409)
-    assert stored(run) == {}
 
 
 # --- malformed requests
@@ -380,10 +351,10 @@ def test_ratings_of_nothing_are_refused(page: TestClient, run: Path, answer_id: 
 
 def test_mutated_requests_are_refused_or_answered(page: TestClient) -> None:
     draw = random.Random(3)
-    names = ["q", "iteration", "reward", "stop", "env", "skip", "sitting", "token", "key", "id", "value"]
+    names = ["q", "iteration", "reward", "stop", "env", "skip", "before", "opened", "token", "key", "id", "value"]
     values = ["%00", "%ff%fe", "%ud800", "-1", "9" * 40, "NaN", "1e999", "../..", "%F0%9F%92%A9", "<script>", "%"]
     values += ["=&=", "a" * 500, "good", "memory", "%0d%0aX-A:1", "3-1", "<=", "١", "²"]
-    addresses = [*ADDRESSES, "/memory/abc", "/rate/set", "//", "/static/../x", "/memory/%2e%2e"]
+    addresses = [*ADDRESSES, "/memory/abc", "/rate/x", "//", "/static/../x", "/memory/%2e%2e"]
     seen = set()
     for _ in range(150):
         address = draw.choice(addresses)

@@ -80,8 +80,8 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
                 assert await tab.value("document.documentElement.scrollWidth") == 390, name  # nothing sticks out
                 assert name != "episodes" or EVIL in await tab.value("document.body.innerText")  # a text, no script
             await tab.open(base + "rate", 390)
-            await tab.value("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'g', bubbles: true})), 0")
-            await tab.until("document.body.innerText.includes('rated 8.1/0 good')")
+            await tab.value("document.querySelector('.marks button[value=good]').click()")
+            await tab.until("document.querySelector('.marks [aria-pressed=true]')?.value === 'good'")
             assert tab.faults == []
 
     with served("rate", run, "--web", "--model", "tiny", "--rater", "ann") as address:

@@ -27,9 +27,8 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.replay.tools.describe import Decode
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
     from rllib_srl.cli.dashboard.access import Access
+    from rllib_srl.cli.dashboard.pages import Pages
 
 HOST, PORT = "127.0.0.1", 8642
 MOST_CONNECTIONS = 64
@@ -76,21 +75,16 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         ValueError: a flag is not for this page, or the address cannot be used.
     """
     from rllib_srl.cli.dashboard.access import Access
-    from rllib_srl.cli.dashboard.run_views import check_is_run
-    from rllib_srl.cli.serving.served_directory import ServedDirectory
     from rllib_srl.envs.agents.web import Server, listen
 
-    is_served = ServedDirectory(arguments.directory).exists
-    if not is_served:
-        check_is_run(arguments.directory)
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
-    make = _served_page if is_served else _run_page
-    title, app = make(arguments, decode, may_rate, access)
+    pages = _pages(arguments, decode, may_rate, access)
+    app = pages.application()
     server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    print(f"{title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
+    print(f"{pages.title}, {'ratings allowed' if may_rate else 'read-only'}; Ctrl-C ends")
     print(f"http://{shown}:{port}/{tab}?token={access.token}", flush=True)
     if not listening.getsockname()[0].startswith(("127.", "::1")):
         print("others on the network can reach this address, and the connection is not encrypted", file=sys.stderr)
@@ -99,33 +93,20 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     return 0
 
 
-def _run_page(
-    arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access
-) -> tuple[str, Starlette]:
-    """Return title and application of the page of a run."""
-    from rllib_srl.cli.dashboard.app import make_app
-    from rllib_srl.cli.dashboard.run_views import RunViews
+def _pages(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access) -> Pages:
+    """Return the page of a run, or of a served model, whose files have text."""
+    from rllib_srl.cli.dashboard.run_pages import RunPages, check_is_run
+    from rllib_srl.cli.dashboard.served.app import ServedPages
+    from rllib_srl.cli.serving.served_directory import ServedDirectory
 
-    views = RunViews(arguments.directory, decode, arguments.rater, may_rate, arguments.trust_rules)
-    return views.title, make_app(views, access)
-
-
-def _served_page(
-    arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access
-) -> tuple[str, Starlette]:
-    """Return title and application of the page of a served model, whose files have text.
-
-    Raises:
-        ValueError: a flag is for a run.
-    """
-    from rllib_srl.cli.dashboard.served.app import make_served_app
-    from rllib_srl.cli.dashboard.served.sections import ServedViews
-
+    directory = arguments.directory
+    if not ServedDirectory(directory).exists:
+        check_is_run(directory)
+        return RunPages(directory, access, decode, arguments.rater, may_rate, arguments.trust_rules)
     for name in ("model", "trust_rules"):
         if value := getattr(arguments, name):
-            raise ValueError(f"--{name.replace('_', '-')} = {value}; {arguments.directory} is served, it is for a run")
-    views = ServedViews(arguments.directory, arguments.rater, may_rate)
-    return views.title, make_served_app(views, access)
+            raise ValueError(f"--{name.replace('_', '-')} = {value}; {directory} is served, it is for a run")
+    return ServedPages(directory, access, arguments.rater, may_rate)
 
 
 def run(arguments: argparse.Namespace) -> int:

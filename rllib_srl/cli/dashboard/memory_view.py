@@ -10,10 +10,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from rllib_srl.cli.dashboard.pages import SHARE
 from rllib_srl.replay.reading import PLACES, Reading, reading
 
 PAUSE_S = 3.0  # shortest time between two copies
-SHARE = 0.1  # of the time, at most, for copying
 
 
 class MemoryView:

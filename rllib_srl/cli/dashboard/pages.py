@@ -1,79 +1,128 @@
-"""What the live pages of a run and of a served model share: tabs, forms, styles and errors.
+"""What the live pages of a run and of a served model share: tabs, forms, ratings, styles and errors.
 
     GET  /  /TAB          a tab; 304 if it is still that of the header If-None-Match
     GET  /static/NAME     styles and script
 
-What is malformed is answered with 400 and one line that names what was expected.
+Files are read in one thread, and a tab is rendered again when they have changed. What is malformed is answered with 400
+and one line that names what was expected.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
-from rllib_srl.cli.dashboard.page_views import PAGE, TROUBLES, PageViews, one_line
 from rllib_srl.cli.episodes import printable
+from rllib_srl.cli.report.run_page import shortened
 from rllib_srl.envs.agents.web import body_of
-from rllib_srl.studies.report.blocks import STYLES, Notice
+from rllib_srl.people.lineage.conversations import ConversationsError
+from rllib_srl.people.lineage.versions import LineageError
+from rllib_srl.people.rating_store import RatingsError
+from rllib_srl.replay.database import StoreError
+from rllib_srl.studies.report.blocks import HERE as REPORT
+from rllib_srl.studies.report.blocks import STYLES, Block, Notice, templates_in
 
 T = TypeVar("T")
+PAGE = Path(__file__).with_name("page")
+BLOCKS = '{% from "blocks.html.j2" import show %}{% for block in blocks %}{{ show(block) }}{% endfor %}'
+READ_ONLY = "this page is read-only; start it with --allow-rating"
 LONGEST_TEXT = 200  # characters of a field of a form
 LARGEST_FORM = 8192  # bytes
+SHARE = 0.1  # of the time, at most, for drawing charts and for copying a memory
+# Files that cannot be read now; the message says why.
+TROUBLES = (StoreError, RatingsError, LineageError, ConversationsError, ValueError, OSError)
 
 
-def application(
-    pages: Pages, views: PageViews, access: Access, tabs: Sequence[str], more: Sequence[Route]
-) -> Starlette:
-    """Return the application of a page.
+class RatedAnswer(NamedTuple):
+    """An answer on a page, with its rating."""
 
-    Args:
-        pages: its handlers.
-        views: its tabs; closed at the end.
-        access: who may read it.
-        tabs: that consist of blocks.
-        more: its own addresses.
-    """
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await views.end()
-
-    routes = [
-        *(Route(f"/{name}", pages.tab) for name in tabs),
-        *more,
-        Route("/static/{name}", pages.static),
-    ]
-    handlers: dict[Any, Callable[..., Any]] = {HTTPException: pages.refused}
-    return Starlette(
-        routes=routes, lifespan=lifespan, middleware=[Middleware(Guard, access=access)], exception_handlers=handlers
-    )
+    name: str  # its id
+    title: str
+    small: str
+    caption: str
+    turns: Sequence[tuple[str, str]]  # role and text
+    value: str  # of its rating
+    note: str = ""  # about the rating
+    mark: str = ""  # a form repeats it, so that another answer with this id is not rated
 
 
-class Pages:
-    """The handlers that all pages have."""
+class Pages(ABC):
+    """The tabs of one page and their addresses. Invariant: the thread of the files runs one function at a time."""
 
-    read_only = "this page is read-only; start it with --allow-rating"
+    charts: tuple[str, ...] = ()  # tabs that take long to draw
 
-    def __init__(self, views: PageViews, access: Access) -> None:
-        """Prepare the handlers of a page."""
-        self._views, self._access = views, access
-        styles = {"page.css": STYLES.read_bytes(), "dashboard.css": (PAGE / "dashboard.css").read_bytes()}
-        self._static = {name: (text, "text/css") for name, text in styles.items()}
-        self._static["icon.svg"] = ((PAGE / "icon.svg").read_bytes(), "image/svg+xml")
-        self._static["dashboard.js"] = ((PAGE / "dashboard.js").read_bytes(), "text/javascript")
+    def __init__(self, title: str, tabs: Mapping[str, str], access: Access, may_rate: bool) -> None:
+        """Prepare the templates.
+
+        Args:
+            title: of the page.
+            tabs: name in the address -> name shown.
+            access: who may read it.
+            may_rate: whether the page may write.
+        """
+        self.title, self.tabs, self.may_rate, self._access = title, tabs, may_rate, access
+        self._files = ThreadPoolExecutor(1, "files")
+        self._kept: dict[str, tuple[str, str]] = {}  # tab -> version and HTML
+        self.next_at = 0.0  # when charts may be drawn again
+        self._templates = templates_in(PAGE, REPORT)
+        self._templates.globals |= {"clean": printable, "shortened": shortened, "form_key": access.form_key}
+        own = {name: (PAGE / name).read_bytes() for name in ("dashboard.css", "dashboard.js", "icon.svg")}
+        self._static = {"page.css": STYLES.read_bytes(), **own}
+
+    # --- what a page shows ------------------------------------------------------------------------
+
+    @abstractmethod
+    def routes(self) -> list[Route]:
+        """Return the addresses."""
+
+    @abstractmethod
+    def version_of(self, tab: str) -> str:
+        """Return a text that changes whenever the blocks of a tab do."""
+
+    @abstractmethod
+    def blocks_of(self, tab: str) -> Iterator[Block]:
+        """Yield the blocks of a tab."""
+
+    @abstractmethod
+    def state(self) -> str:
+        """Return how far what is shown is, in words."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what is open."""
+
+    # --- the application --------------------------------------------------------------------------
+
+    def application(self) -> Starlette:
+        """Return the application, which closes the page at its end."""
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            yield
+            await self._in_files(self.close)
+            self._files.shutdown()
+
+        routes = [*self.routes(), Route("/static/{name}", self.static)]
+        handlers: dict[Any, Callable[..., Any]] = {HTTPException: self.refused}
+        guard = Middleware(Guard, access=self._access)
+        return Starlette(routes=routes, lifespan=lifespan, middleware=[guard], exception_handlers=handlers)
 
     async def tab(self, request: Request) -> Response:
         """Return a tab of blocks."""
@@ -82,17 +131,55 @@ class Pages:
     async def _tab(
         self, request: Request, tab: str, status: int = 200, template: str = "blocks_page.html.j2", **values: Any
     ) -> Response:
-        html = await self._views.in_files(lambda: self._views.html_of(tab))
+        html = await self._in_files(lambda: self.html_of(tab))
         return await self._page(request, template, tab, status, html=html, is_live=True, **values)
 
     async def static(self, request: Request) -> Response:
-        """Return a style sheet or the script."""
-        found = self._static.get(request.path_params["name"])
-        if found is None:
+        """Return a style sheet, the script or the icon."""
+        kinds = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+        name = request.path_params["name"]
+        if name not in self._static:
             raise HTTPException(404, "there is no such file")
-        return Response(found[0], media_type=found[1])
+        return Response(self._static[name], media_type=kinds[Path(name).suffix])
 
-    # --- for the handlers of a page ----------------------------------------------------------------
+    async def refused(self, request: Request, error: HTTPException) -> Response:
+        """Return the page of an error."""
+        html = self.rendered([Notice(f"{error.status_code}", (printable(error.detail),), "warn")])
+        page = await self._page(request, "blocks_page.html.j2", "none", error.status_code, html=html, is_live=False)
+        page.headers.update(error.headers or {})
+        return page
+
+    def html_of(self, tab: str) -> str:
+        """Return the HTML of a tab of blocks."""
+        begun, kept = time.monotonic(), self._kept.get(tab)
+        if kept and tab in self.charts and begun < self.next_at:
+            return kept[1]
+        try:
+            version = self.version_of(tab)
+            if kept is None or kept[0] != version:
+                self._kept[tab] = kept = version, self.rendered(self.blocks_of(tab))
+        except TROUBLES as error:  # the other tabs stay readable
+            return self.rendered([Notice("This cannot be read", (one_line(error),), "warn")])
+        if tab in self.charts:
+            self.next_at = time.monotonic() + (time.monotonic() - begun) / SHARE
+        return kept[1]
+
+    def rendered(self, blocks: Iterable[Block]) -> str:
+        """Return blocks as HTML."""
+        return self._templates.from_string(BLOCKS).render(blocks=list(blocks))
+
+    # --- for the handlers of a page ---------------------------------------------------------------
+
+    async def _in_files(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of the files."""
+        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+
+    async def _readable(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of the files; files that cannot be read are one message."""
+        try:
+            return await self._in_files(work)
+        except TROUBLES as error:
+            raise HTTPException(409, one_line(error)) from error
 
     async def _form(self, request: Request) -> dict[str, str]:
         """Return the fields of a form of this page.
@@ -100,8 +187,8 @@ class Pages:
         Raises:
             HTTPException: the page is read-only, or the request is not of one of its own forms.
         """
-        if not self._views.may_rate:
-            raise HTTPException(403, self.read_only)
+        if not self.may_rate:
+            raise HTTPException(403, READ_ONLY)
         if is_of_another_site(request.headers):
             raise HTTPException(403, "this request comes from the page of another site")
         body = await body_of(request, LARGEST_FORM)
@@ -113,27 +200,40 @@ class Pages:
             raise HTTPException(403, "the key of the form is missing or of an earlier start; load the page again")
         return form
 
-    async def refused(self, request: Request, error: HTTPException) -> Response:
-        """Return the page of an error."""
-        html = self._views.rendered([Notice(f"{error.status_code}", (printable(error.detail),), "warn")])
-        page = await self._page(request, "blocks_page.html.j2", "none", error.status_code, html=html, is_live=False)
-        page.headers.update(error.headers or {})
-        return page
+    async def _answers(
+        self, request: Request, answers: Sequence[RatedAnswer], values: Sequence[str], older: str, **about: Any
+    ) -> Response:
+        """Return the page of some answers with their ratings; `older` is the address of those before, "" at the end."""
+        about |= {"answers": answers, "values": values, "older": older, "fields": dict(request.query_params)}
+        tab = request.url.path.strip("/")
+        return await self._page(request, "answers.html.j2", tab, opened=request.query_params.get("opened", ""), **about)
 
-    async def _readable(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread of the files; files that cannot be read are one message."""
-        try:
-            return await self._views.in_files(work)
-        except TROUBLES as error:
-            raise HTTPException(409, one_line(error)) from error
+    def _back_to(self, request: Request, form: Mapping[str, str]) -> Response:
+        """Return to the answer that a form has rated."""
+        place = {name: form[name][:LONGEST_TEXT] for name in ("q", "before") if form.get(name)}
+        query = urlencode({**place, "opened": form["id"]})
+        return RedirectResponse(f"{request.url.path}?{query}#{quote(form['id'])}", 303)
 
     async def _page(self, request: Request, template: str, tab: str, status: int = 200, **values: Any) -> Response:
-        html = await self._views.page(template, tab, **values)
+        def state() -> str:
+            try:
+                return self.state()
+            except TROUBLES as error:
+                return f"the files cannot be read: {one_line(error)}"
+
+        about = {"title": self.title, "tabs": self.tabs, "tab": tab, "may_rate": self.may_rate}
+        about["state"] = await self._in_files(state)
+        html = self._templates.get_template(template).render(**about, **values)
         content = html.encode("utf-8", "replace")  # half of a surrogate pair, which a model may write, becomes "?"
         etag = hashlib.sha256(content).hexdigest()
         if status == 200 and request.headers.get("if-none-match") == etag:
             return Response(status_code=304)
         return Response(content, status, media_type="text/html", headers={"etag": etag})
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split())
 
 
 def short_fields(request: Request, names: Sequence[str]) -> dict[str, str]:
@@ -153,7 +253,7 @@ def position_in(request: Request, name: str) -> int | None:
     """Return where a search goes on, None without such a field.
 
     Raises:
-        HTTPException: it is no number.
+        HTTPException: it is not a number.
     """
     text = request.query_params.get(name, "")
     if not re.fullmatch(r"[0-9]{0,15}", text):

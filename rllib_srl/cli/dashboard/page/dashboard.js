@@ -1,4 +1,4 @@
-// Keeps the page up to date while the run goes on, and rates by keys.
+// Keeps the page up to date while the run goes on, and sends each form once.
 "use strict";
 
 const PAUSE_MS = 3000, LONGEST_PAUSE_MS = 30000;
@@ -44,13 +44,7 @@ function whenSeen() {
   document.addEventListener("visibilitychange", whenSeen, { once: true });
 }
 
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-  const button = document.querySelector(`form.rating button[data-key="${CSS.escape(event.key)}"]`);
-  if (button && !button.disabled && !event.repeat) button.click();
-});
-for (const asked of document.querySelectorAll(".asked pre")) asked.scrollTop = asked.scrollHeight; // the question itself
-for (const form of document.querySelectorAll("form.rating, form.once")) {
+for (const form of document.querySelectorAll("form.once")) {
   form.addEventListener("submit", (event) => { // a second click does nothing
     if (form.dataset.isSent) event.preventDefault();
     form.dataset.isSent = "1";

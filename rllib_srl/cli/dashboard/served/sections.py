@@ -1,12 +1,10 @@
-"""What the page of a served model shows: versions with their gates, and training; one thread reads the files."""
+"""What the page of a served model shows: versions with their gates, and training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.dashboard.page_views import PageViews
 from rllib_srl.cli.dashboard.served.model import ServedModel
 from rllib_srl.cli.episodes import printable
 from rllib_srl.studies.report.blocks import Block, Cell, Details, Notice, Table, Text
@@ -16,7 +14,8 @@ GIVEN = "Version 0 is active: the model that was given."
 Row = Mapping[str, Any]
 
 
-def _versions(model: ServedModel) -> Iterator[Block]:
+def versions(model: ServedModel) -> Iterator[Block]:
+    """Yield the versions, the newest first, each with its gates and its history."""
     rows = model.versions()
     active = next((row for row in rows if row["state"] == "active"), None)
     if active is None:
@@ -87,9 +86,10 @@ def _change_row(name: str, one: Row) -> tuple[Cell, ...]:
     return (Cell(printable(name)), *map(Cell, (*shares, *points, str(one["num"]))))
 
 
-def _training(model: ServedModel) -> Iterator[Block]:
-    training = model.status.get("training")
-    if training is None:
+def training(model: ServedModel) -> Iterator[Block]:
+    """Yield whether training goes on, and what waits for it."""
+    state = model.status.get("training")
+    if state is None:
         why = model.why_no_status
         yield Notice("No training at present", (f"{why[:1].upper()}{why[1:]}.",), "open")
         rows = [("ratings waiting", f"{model.num_waiting():,}")]
@@ -97,58 +97,17 @@ def _training(model: ServedModel) -> Iterator[Block]:
             begun = shown_time(left.begun_at)
             rows += [("interrupted", f"version {left.number}, begun {begun}; the next start goes on")]
     else:
-        if error := training.get("error"):
+        if error := state.get("error"):
             yield Notice("Training has failed and is paused", (printable(error),), "warn")
-        after = training["starts_after"]
+        after = state["starts_after"]
         needed = f"; a version is trained from {after:,} on" if after else "; srl serve was started without training"
-        rows = [("training", "paused" if training["is_paused"] else "on")]
-        rows += [("ratings waiting", f"{training['num_new_ratings']:,}{needed}")]
-        if "version" in training:
-            slices = training["slices"]
+        rows = [("training", "paused" if state["is_paused"] else "on")]
+        rows += [("ratings waiting", f"{state['num_new_ratings']:,}{needed}")]
+        if "version" in state:
+            slices = state["slices"]
             of = "?" if slices["of"] is None else slices["of"]
-            rows += [("in training", f"version {training['version']}, slice {slices['done']} of {of}")]
+            rows += [("in training", f"version {state['version']}, slice {slices['done']} of {of}")]
         else:
             rows += [("in training", "no version")]
     cells = tuple((Cell(name), Cell(value)) for name, value in rows)
     yield Table("Waiting ratings can be trained on, and no version has used them.", ("", ""), cells, is_text=True)
-
-
-TABS = {"": "Versions", "conversations": "Conversations", "training": "Training"}
-
-
-class ServedViews(PageViews):
-    """The tabs of the page of one served model."""
-
-    def __init__(self, directory: Path, rater: str = "", may_rate: bool = False) -> None:
-        """Prepare the page.
-
-        Args:
-            directory: of the served model.
-            rater: name of the person who rates.
-            may_rate: whether the page may rate, roll back and pause.
-
-        Raises:
-            ValueError: the name of the rater is too long.
-        """
-        super().__init__(f"Served model {directory.resolve().name}", TABS, may_rate)
-        self.model = ServedModel(directory, rater)
-
-    def version_of(self, tab: str) -> str:
-        """Return a text that changes whenever a version or a rating does, or what the server says of its training."""
-        self.model.refresh()
-        return self.model.change() + (self.model.said() if tab else "")
-
-    def blocks_of(self, tab: str) -> Iterator[Block]:
-        """Yield versions or training."""
-        return _training(self.model) if tab else _versions(self.model)
-
-    def state(self) -> str:
-        """Return which version is active, and whether the server runs."""
-        self.model.refresh()
-        active, status = self.model.active(), self.model.status
-        runs = "the server runs" if status.get("is_ready") else "the server is starting its engine"
-        return f"version {active.number if active else 0} is active, {runs if status else self.model.why_no_status}"
-
-    def close(self) -> None:
-        """Close what is open."""
-        self.model.close()
