@@ -217,7 +217,8 @@ def test_an_iteration_is_logged_before_its_checkpoint_is_written(random_llama_di
     algo, found, save = build(config, checkpoint_every=1), [], SRL.save_to_path
 
     def save_to_path(self, path):
-        found.append((Path(path).name, self.iteration, list(json_lines(tmp_path / METRICS, lambda line: line["iteration"]))))
+        iterations = list(json_lines(tmp_path / METRICS, lambda line: line["iteration"]))
+        found.append((Path(path).name, self.iteration, iterations))
         return save(self, path)
 
     monkeypatch.setattr(SRL, "save_to_path", save_to_path)
