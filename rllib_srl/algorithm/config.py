@@ -27,7 +27,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.flat import LONGEST_EPISODE, FlatSettings
-from rllib_srl.algorithm.gpu_memory import ModelShape, fit_awake
+from rllib_srl.algorithm.gpu_memory import fit_awake
+from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.named import settings_of_name, without_names
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import agent_settings, data_settings, reward_settings

@@ -36,8 +36,9 @@ from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 from rllib_srl.algorithm.checkpointing import SavedAlgorithm
 from rllib_srl.algorithm.config import SRLConfig
 from rllib_srl.algorithm.evaluation import evaluate
-from rllib_srl.algorithm.gpu_memory import ModelShape, check_memory
+from rllib_srl.algorithm.gpu_memory import check_memory
 from rllib_srl.algorithm.metrics import Report
+from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
 from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.estimators import has_signal

@@ -213,7 +213,8 @@ def _settings(args: argparse.Namespace, given: Mapping[str, Any]) -> Any:
 
 
 def _plan(args: argparse.Namespace, given: Mapping[str, Any], number: int, gib: float) -> int:
-    from rllib_srl.algorithm.gpu_memory import ModelShape, variants
+    from rllib_srl.algorithm.gpu_memory import variants
+    from rllib_srl.algorithm.model_shape import ModelShape
     from rllib_srl.engine.models import local_model
 
     model = given.get("model", DEFAULT_MODEL)

@@ -25,7 +25,7 @@ from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.retention import StoredAnswers
-from rllib_srl.learner.rl_module import autocast, load_causal_lm, token_logps
+from rllib_srl.learner.scoring import autocast, load_causal_lm, token_logps
 
 Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -71,7 +71,7 @@ class Critic:
         """Return the value of the state before each token [N]; only the head gets a gradient.
 
         Args:
-            fwd_out: `hidden` [U, D] and `row` [N] from `rl_module.token_logps`.
+            fwd_out: `hidden` [U, D] and `row` [N] from `scoring.token_logps`.
         """
         value_N: torch.Tensor = self.head(fwd_out["hidden"].detach().float())[:, 0][fwd_out["row"]]
         return value_N

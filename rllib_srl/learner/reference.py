@@ -23,7 +23,8 @@ from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.fsdp.sharding import shard
 from rllib_srl.learner.model_setup import adapters_off
-from rllib_srl.learner.rl_module import CausalLMModule, autocast, token_logps
+from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.learner.scoring import autocast, token_logps
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.storage.checkpoints import MANIFEST
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights

@@ -7,7 +7,6 @@ through the verified transfer (`engine.sync`), never through RLlib's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,8 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sequence_parallel import of_all, own_range, own_tokens
-from rllib_srl.learner.fsdp.sharding import assign, is_sharded, is_spread, whole
-from rllib_srl.learner.fsdp.tensor_parallel import split_token_scores
-from rllib_srl.learner.head import Scale, token_scores, top_tokens
-from rllib_srl.learner.trie_attention import register
+from rllib_srl.learner.fsdp.sharding import assign, is_sharded, whole
+from rllib_srl.learner.scoring import load_causal_lm, token_logps
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
 
 IN_SHARDS = "in learner_shards"  # only key of a state whose weights are in the checkpoint's shards
@@ -168,101 +163,3 @@ def _saving_on_cpu(checkpoint: Any) -> Callable[..., Any]:
             return checkpoint(*args)
 
     return run
-
-
-def load_causal_lm(name_or_path: str) -> torch.nn.Module:
-    """Load a causal language model in fp32 with dropout off.
-
-    Args:
-        name_or_path: a Hugging Face id, a local directory or a packaged model (`models.local_model`).
-    """
-    from transformers import AutoModelForCausalLM
-
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        local_model(name_or_path), dtype=torch.float32, attn_implementation=register()
-    )
-    return model.eval()
-
-
-def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager[Any]:
-    """Return the context of a forward pass in "float32" or "bfloat16"; the weights stay fp32."""
-    if compute_dtype == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
-
-
-def token_logps(
-    model: Any, batch: MicroBatch[torch.Tensor], with_hidden: bool = False
-) -> dict[str, torch.Tensor]:
-    """Compute the log-probs of the target tokens; the head runs only on rows that predict a target.
-
-    Args:
-        model: a Hugging Face causal language model.
-        batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
-            (> 0); `num_top` asks for the likeliest tokens where `top_at` [M] says, `stored_tokens` [N, k] for the
-            log-probs of given ones.
-        with_hidden: also return the hidden states, for the critic.
-
-    Returns:
-        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
-        `hidden` [U, D], the detached last hidden states of the U distinct predictors, and `row` [N], the index in [0,
-        U) of each token's predictor; neither is a copy. With `num_top` also `top_tokens` and `top_logp` [M, k], without
-        gradient; with `stored_tokens` also `stored_logp` [N, k], with gradient.
-
-    Raises:
-        ValueError: the head has a bias.
-    """
-    hidden_RTD = _body(model, batch)
-    predictor_N, target_N, mesh = batch["predictor"], batch["target"], batch.get("sequence")
-    if mesh is not None:
-        start, stop = own_range(batch["token_ids"].shape[1], mesh)
-        is_own_N = (predictor_N >= start) & (predictor_N < stop)
-        # One more token, which `of_all` leaves out: a learner without loss tokens takes part, too.
-        predictor_N = torch.cat([predictor_N[is_own_N] - start, predictor_N.new_zeros(1)])
-        target_N = torch.cat([target_N[is_own_N], target_N.new_zeros(1)])
-    rows_U, row_N = torch.unique(predictor_N, return_inverse=True)
-    hidden_UD = hidden_RTD.flatten(0, 1)[rows_U]
-    head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
-        raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
-    scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
-    weight_VD: Any = head.weight
-    # Split by vocabulary with tensor parallelism; FSDP2 has gathered the rest.
-    score: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    score = split_token_scores if is_spread(weight_VD) else token_scores
-    out = {}
-    if "stored_tokens" in batch:  # one pass of the head for all of them
-        stored_Nk = batch["stored_tokens"]
-        rows = torch.cat([row_N, row_N.repeat_interleave(stored_Nk.shape[1])])
-        tokens = torch.cat([target_N, stored_Nk.flatten()])
-        logp, entropy = score(hidden_UD, weight_VD, rows, tokens, scale)
-        logp_N, entropy_N = logp[: len(row_N)], entropy[: len(row_N)]
-        out["stored_logp"] = logp[len(row_N) :].view(stored_Nk.shape)
-    else:
-        logp_N, entropy_N = score(hidden_UD, weight_VD, row_N, target_N, scale)
-    if "num_top" in batch:
-        wanted_U, at_M = torch.unique(row_N[batch["top_at"]], return_inverse=True)
-        tokens_Uk, logp_Uk = top_tokens(hidden_UD[wanted_U], weight_VD, batch["num_top"], scale)
-        out |= {"top_tokens": tokens_Uk[at_M], "top_logp": logp_Uk[at_M]}
-    if mesh is not None:
-        logp_N, entropy_N = (of_all(one, is_own_N, mesh) for one in (logp_N, entropy_N))
-    out |= {"logp": logp_N, "entropy": entropy_N}
-    return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
-
-
-def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-    """Return the last hidden states [R, T, D]; with `sequence` those of this learner's tokens."""
-    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
-    if batch.get("trie") is None:
-        shape: dict[str, Any] = {"attention_mask": batch["attention_mask"]}
-    else:
-        # Transformers passes a 4-D mask through unchanged; without one it would build a [T, T] mask.
-        no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
-        shape = {"attention_mask": no_mask, "trie": batch["trie"]}
-        if (mesh := batch.get("sequence")) is not None:
-            shape["sequence"] = mesh
-            token_ids, position_ids = own_tokens(token_ids, mesh), own_tokens(position_ids, mesh)
-    hidden_RTD: torch.Tensor = model.base_model(
-        input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
-    ).last_hidden_state
-    return hidden_RTD

@@ -22,8 +22,7 @@ import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch, micro_batches, trie_layout
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.rl_module import load_causal_lm, token_logps
-from rllib_srl.learner.scoring import as_tensors
+from rllib_srl.learner.scoring import as_tensors, load_causal_lm, token_logps
 
 SHAPES = ("fewshot", "long")
 SIDES = ("padded", "trie")

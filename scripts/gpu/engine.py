@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.algorithm.gpu_memory import SHAPES, ModelShape
+from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.engine import Sampling, make_engine
 from scripts.gpu.random_model import write_random_model
 

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_srl.algorithm.gpu_memory import SHAPES, ModelShape
+from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.batch.layout import bare_episode, micro_batch
-from rllib_srl.learner.rl_module import autocast, token_logps
-from rllib_srl.learner.scoring import as_tensors
+from rllib_srl.learner.scoring import as_tensors, autocast, token_logps
 from rllib_srl.learner.trie_attention import block_mask, num_graphs, register
 
 LIMIT = 1e-3  # nats, and relative L2 of the gradient, in float32

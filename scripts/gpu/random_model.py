@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rllib_srl.algorithm.gpu_memory import ModelShape
+from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.engine.models import TINY, local_model
 
 

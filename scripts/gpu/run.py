@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
-from rllib_srl.algorithm.gpu_memory import GIB, SHAPES, ModelShape
+from rllib_srl.algorithm.gpu_memory import GIB
+from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from scripts.gpu.random_model import write_random_model
 
 SHORT = ModelShape(2, 64, 128, 4, 2, 4096, True, 16)

@@ -12,8 +12,6 @@ from rllib_srl.algorithm.gpu_memory import (
     CARDS,
     GIB,
     HEAD_BYTES,
-    SHAPES,
-    ModelShape,
     check_memory,
     engine_need,
     learner_need,
@@ -22,6 +20,7 @@ from rllib_srl.algorithm.gpu_memory import (
     variant,
     variants,
 )
+from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.algorithm.resources import PlacementError
 from tests.flat_settings import grouped
 

@@ -12,7 +12,8 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm import config as config_module
-from rllib_srl.algorithm.gpu_memory import GIB, SHAPES, fit_awake
+from rllib_srl.algorithm.gpu_memory import GIB, fit_awake
+from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.algorithm.resources import GpuShares, PlacementError, gpu_shares
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.rollout.env_runner import LLMEnvRunner

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine import pack
-from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.rollout import env_runner
 from tests.algorithm.test_reuse_today import HALF_LIFE, LEAST, WEIGHT, check_values
 from tests.losses import slow_loss

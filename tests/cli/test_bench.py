@@ -53,7 +53,7 @@ def test_the_runner_and_bare_vllm_do_the_same_work(tmp_path):
 def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync(tmp_path):
     figures, done = figures_of("step", tmp_path, "--num-iterations", "2", "--most", "1e9")
     assert done.returncode == 0, done.stderr[-2000:]
-    from rllib_srl.learner.rl_module import load_causal_lm
+    from rllib_srl.learner.scoring import load_causal_lm
 
     size = getattr(torch, figures["dtype"]).itemsize
     needed = [-(-p.numel() * size // 64) * 64 for p in load_causal_lm(str(local_model("tiny"))).parameters()]

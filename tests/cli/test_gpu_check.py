@@ -13,7 +13,7 @@ import pytest
 
 from rllib_srl.algorithm import checks as checks_module
 from rllib_srl.algorithm import config as config_module
-from rllib_srl.algorithm.gpu_memory import SHAPES
+from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.engine.model_dir import check_settings
 from scripts.gpu import check
 from scripts.gpu import learner as learner_checks

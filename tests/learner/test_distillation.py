@@ -13,7 +13,7 @@ import torch
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantage_estimator import AdvantageEstimator
 from rllib_srl.learner.regularisers.distillation import Distillation
-from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.engine.small_llama import save_random_llama

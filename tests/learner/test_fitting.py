@@ -17,7 +17,7 @@ from rllib_srl.engine.sync import unpack
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.model_setup import adapters_off, merged
-from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.learner.scoring import load_causal_lm
 from tests.flat_settings import grouped
 from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 

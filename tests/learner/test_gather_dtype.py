@@ -95,7 +95,7 @@ def compare(rank, port):
     """Compare gathering in both formats with a whole model, in one of two processes; raises where they differ."""
     from rllib_srl.learner.fsdp.sharding import shard, whole
     from rllib_srl.learner.reference import Root
-    from rllib_srl.learner.rl_module import autocast, token_logps
+    from rllib_srl.learner.scoring import autocast, token_logps
 
     device = torch.device("cpu")
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import torch
 
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
-from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.types import GroupMeta, Prompt
 from tests.flat_settings import grouped
 from tests.learner.test_fitting import Gathering

@@ -12,7 +12,7 @@ from rllib_srl.engine.sync import unpack
 from rllib_srl.learner.fsdp.sharding import local, norm_of_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.rl_module import load_causal_lm
+from rllib_srl.learner.scoring import load_causal_lm
 from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]

@@ -45,7 +45,7 @@ def compare(rank, port, cases):
     """Compare split and whole models in one of two processes; raises where they differ."""
     from rllib_srl.learner.fsdp.sharding import norm_of_shards, shard, summed_shards, whole
     from rllib_srl.learner.reference import Root
-    from rllib_srl.learner.rl_module import token_logps
+    from rllib_srl.learner.scoring import token_logps
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -10,8 +10,7 @@ import torch
 
 from rllib_srl.engine import WeightSyncError, pack
 from rllib_srl.learner import weight_sender
-from rllib_srl.learner.rl_module import load_causal_lm, token_logps
-from rllib_srl.learner.scoring import Scorer
+from rllib_srl.learner.scoring import Scorer, load_causal_lm, token_logps
 from rllib_srl.learner.weight_sender import WeightSender, cast_matrices, check_packed
 
 CANARY = [[5, 9, 2, 40, 7, 7], [11, 3, 8]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checks import Fault, in_turn
-from rllib_srl.algorithm.gpu_memory import ModelShape
+from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.cli.diagnosis.lines import FAILURE, OK, WARNING, Line
 from rllib_srl.cli.shared.settings import SettingsError, check
