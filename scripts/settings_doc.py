@@ -40,7 +40,7 @@ rejects those that have no effect here.
 PARAMETERS = """
 ## Parameters
 
-A setting with parameters takes one value or a dictionary: `replay_spacing="sm2"`, or
+A setting with parameters takes one value or a dictionary: `replay_spacing="fsrs"`, or
 `replay_spacing={"name": "fixed", "interval": 8}`. Parameters that are left out have their defaults; without the
 first one, the setting keeps its own. On the command line: `--replay_spacing name=fixed interval=8`, or
 `--replay_spacing '{"name": "fixed", "interval": 8}'`. "of" lists the rules that read a parameter, if not all do;

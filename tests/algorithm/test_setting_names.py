@@ -81,7 +81,7 @@ REFUSED = [
     ("clip_rule", {"name": "dual", "los_cap": 2.0}, "clip_rule.los_cap = 2.0; expected some of loss_cap; did you mean"),
     ("clip_rule", {"name": "higher", "loss_cap": 3.0}, "expected it only with clip_rule = 'dual', not 'higher'"),
     ("clip_rule", {"name": "dual", "loss_cap": 1}, "clip_rule.loss_cap = 1; expected a number above 1"),
-    ("replay_spacing", {"name": "sm2", "growth": 2}, "replay_spacing.growth = 2; expected some of desired_retention"),
+    ("replay_spacing", {"name": "fsrs", "growth": 2}, "replay_spacing.growth = 2; expected some of desired_retention"),
     ("replay_spacing", {"name": "fixed", "intervall": 1}, "did you mean interval?"),
     ("replay_selection", {"name": "uniform", "kappa": 1}, "replay_selection.kappa = 1; expected some of "),
     ("replay_diversity", {"coeff": -1}, "replay_diversity.coeff = -1; expected a number of at least 0"),
@@ -99,10 +99,10 @@ def test_a_wrong_parameter_has_one_line_in_the_name_that_was_given(config, name,
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["sm2"], "sm2"),
+        (["fsrs"], "fsrs"),
         (["name=fixed", "interval=9"], {"name": "fixed", "interval": 9}),
         (['{"name": "fixed", "interval": 9}'], {"name": "fixed", "interval": 9}),
-        ({"name": "sm2", "desired_retention": "0.8"}, {"name": "sm2", "desired_retention": 0.8}),
+        ({"name": "fsrs", "desired_retention": "0.8"}, {"name": "fsrs", "desired_retention": 0.8}),
     ],
 )
 def test_a_flag_takes_a_rule_and_its_parameters(words, expected):

@@ -86,7 +86,7 @@ def odd_groups(now):
 ACTS = {
     "capacity": ({"capacity": 25}, {}),
     "groups_per_item": ({"groups_per_item": 1}, {}),
-    "spacing": ({"spacing": "sm2"}, {}),
+    "spacing": ({"spacing": "fixed"}, {}),
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
@@ -227,7 +227,7 @@ def test_a_bad_value_is_named(name, value):
     "name, value, beside",
     [
         ("desired_retention", 0.8, {"spacing": "fsrs"}),
-        ("iterations_per_day", 4.0, {"spacing": "sm2"}),
+        ("iterations_per_day", 4.0, {"spacing": "fixed"}),
     ],
 )
 def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):

@@ -97,8 +97,8 @@ def test_a_vector_that_is_missing_is_found():
         ({"diversity_coeff": 0.5}, "ngram"),
         ({"near_duplicate": 0.9}, "ngram"),
         ({"eviction": "least_diverse"}, "ngram"),
-        ({"embedding": "sentence"}, "sentence"),
-        ({"embedding": "sentence", "capacity": 0}, None),
+        ({"embedding": "ngram"}, "ngram"),
+        ({"embedding": "ngram", "capacity": 0}, None),
     ],
 )
 def test_items_are_embedded_where_something_needs_it(given, expected):

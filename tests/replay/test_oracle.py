@@ -25,7 +25,7 @@ NAMES = (
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "fsrs": {"spacing": "fsrs", "min_recall_interval": 2, "history_by": "visits"},
-    "sm2": {"spacing": "sm2", "diversity_coeff": 0.5, "history_by": "kl", "min_graded": 3},
+    "sm2": {"spacing": "contrib.spacings:SM2", "diversity_coeff": 0.5, "history_by": "kl", "min_graded": 3},
 }
 
 

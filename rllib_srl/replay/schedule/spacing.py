@@ -11,9 +11,9 @@ A rule is a subclass of `SpacingRule`, whose fields are its parameters. A user-d
 registered class, `SPACINGS["mine"] = Mine`, or any callable that takes keyword arguments and returns an object with
 the methods of `SpacingRule`.
 
-All rules but `fsrs` and `none` model no forgetting. Their recall follows the simplest curve that agrees with their
-intervals, the exponential: R = desired_retention^(elapsed / interval). The rule's own interval is the stability S, the
-days until recall is 0.9; another retention stretches it, interval = S ln(desired_retention) / ln(0.9).
+A rule that models no forgetting has the simplest curve that agrees with its intervals, the exponential:
+R = desired_retention^(elapsed / interval). Its own interval is the stability S, the days until recall is 0.9; another
+retention stretches it, interval = S ln(desired_retention) / ln(0.9). More rules: rllib_srl/contrib/spacings.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class SpacingState:
     """Scheduling state of N items. Invariant: equal lengths, finite values; all are 0 for an item never reviewed."""
 
     stability_N: np.ndarray  # float64: days after which recall has fallen to 0.9 (fixed: the interval)
-    difficulty_N: np.ndarray  # float64: the rule's second number: difficulty of fsrs, 1 to 10; easiness of sm2; else 0
+    difficulty_N: np.ndarray  # float64: the rule's second number, such as the difficulty of fsrs, 1 to 10; else 0
     interval_N: np.ndarray  # float64: days from the last review to the next: the *base* interval, before diversity
     reps_N: np.ndarray  # int64: reviews
     lapses_N: np.ndarray  # int64: failures that followed a success
@@ -91,12 +91,12 @@ class SpacingRule(Settings, ABC):
             raise ValueError(f"grades and days = {wrong}; expected grades of 1 to 4, and finite days of at least 0")
         is_success_N = grade_N >= 2
         streak_N = np.where(is_success_N, np.maximum(state.streak_N, 0) + 1, np.minimum(state.streak_N, 0) - 1)
-        stability_N, difficulty_N = self._next(state, grade_N, np.where(is_new_N, 0.0, elapsed_N), streak_N)
+        stability_N, difficulty_N = self.next_state(state, grade_N, np.where(is_new_N, 0.0, elapsed_N), streak_N)
         stability_N = np.minimum(stability_N, MAX_STABILITY)
         return SpacingState(
             stability_N=stability_N,
             difficulty_N=difficulty_N,
-            interval_N=np.minimum(self._days(stability_N), MAXIMUM_INTERVAL),
+            interval_N=np.minimum(self.days_until_due(stability_N), MAXIMUM_INTERVAL),
             reps_N=state.reps_N + 1,
             lapses_N=state.lapses_N + (~is_success_N & (state.streak_N > 0)),
             streak_N=streak_N,
@@ -106,19 +106,19 @@ class SpacingRule(Settings, ABC):
         """Return the probability of recall after `elapsed_N` days, in [0, 1]; 0 for items never reviewed."""
         is_new_N = state.reps_N == 0
         stability_N = np.where(is_new_N, 1.0, state.stability_N)
-        recall_N = self._recall(stability_N, np.where(is_new_N, 0.0, np.maximum(elapsed_N, 0.0)))
+        recall_N = self.recall_after(stability_N, np.where(is_new_N, 0.0, np.maximum(elapsed_N, 0.0)))
         return np.where(is_new_N, 0.0, recall_N)
 
     @abstractmethod
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         """Return stability and difficulty after a visit; days are 0 for new items, `streak_N` is after the visit."""
 
-    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+    def recall_after(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         """Return the probability of recall; stability is positive."""
-        recall_N: np.ndarray = self.desired_retention ** (elapsed_N / self._days(stability_N))
+        recall_N: np.ndarray = self.desired_retention ** (elapsed_N / self.days_until_due(stability_N))
         return recall_N
 
-    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+    def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         """Return the days after which recall is `desired_retention`."""
         return stability_N * (math.log(self.desired_retention) / math.log(0.9))
 
@@ -152,21 +152,21 @@ class FSRS(SpacingRule):
     Ye, Su and Cao 2022, KDD, "A stochastic shortest path algorithm for optimizing spaced repetition scheduling".
     """
 
-    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+    def recall_after(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         recall_N: np.ndarray = (1 + self._decay_of(0.9) * elapsed_N / stability_N) ** -W[20]
         return recall_N
 
-    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+    def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N / self._decay_of(0.9) * self._decay_of(self.desired_retention)
 
     def _decay_of(self, recall: float) -> float:
         return float(recall ** (-1 / W[20]) - 1)
 
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         w, is_new_N, is_success_N = W, state.reps_N == 0, grade_N >= 2
         s_N = np.where(is_new_N, 1.0, state.stability_N)  # avoids division by the zeros of new items
         d_N = np.where(is_new_N, 1.0, state.difficulty_N)
-        forgotten_N = 1 - self._recall(s_N, elapsed_N)
+        forgotten_N = 1 - self.recall_after(s_N, elapsed_N)
 
         bonus_N = np.where(grade_N == HARD, w[15], np.where(grade_N == EASY, w[16], 1.0))
         gain_N = np.exp(w[8]) * (11 - d_N) * s_N ** -w[9] * np.expm1(forgotten_N * w[10]) * bonus_N
@@ -188,97 +188,32 @@ class FSRS(SpacingRule):
         return W[4] - np.exp(W[5] * (np.asarray(grade_N) - 1)) + 1
 
 
-# --- rules without a forgetting curve -------------------------------------------------------------
-
-
-class SM2(SpacingRule):
-    """The rule of 1987: intervals of 1 day, 6 days, then the last interval times the item's easiness factor EF.
-
-        I(1) = 1, I(2) = 6, I(n) = I(n-1) EF      n: successes in a row; a failure starts again at I(1), EF unchanged
-        EF' = EF + 0.1 - (5-q) (0.08 + 0.02 (5-q)), at least 1.3; EF = 2.5 at first; q = grade + 1
-
-    I(n) uses the EF from before the update. Differences from the source: intervals are not rounded up; items graded
-    below q = 4 are not repeated at the end of a session; qualities 0 and 1 do not occur.
-
-    Invariant: difficulty holds EF, at least 1.3; stability holds I(n).
-
-    Source: Wozniak 1990, "Optimization of learning", master's thesis, section 3.2.
-    """
-
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        easiness_N = np.where(state.reps_N == 0, 2.5, state.difficulty_N)
-        grown_N = np.where(streak_N == 2, 6.0, state.stability_N * easiness_N)
-        missed_N = 4 - grade_N  # 5 - q
-        eased_N = np.maximum(1.3, easiness_N + 0.1 - missed_N * (0.08 + 0.02 * missed_N))
-        return np.where(streak_N > 1, grown_N, 1.0), np.where(grade_N >= 2, eased_N, easiness_N)
-
-
-class Leitner(SpacingRule):
-    """Boxes of growing intervals: a success moves an item to the next box, a failure back to the first.
-
-    New items are in the first box.
-
-    Source: Leitner 1972, "So lernt man lernen".
-    """
-
-    BOXES: ClassVar[tuple[float, ...]] = (1.0, 2.0, 4.0, 8.0, 16.0)  # days
-
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        boxes = np.array(self.BOXES)
-        old_N = np.where(state.reps_N == 0, boxes[0], state.stability_N)
-        next_N = boxes[np.minimum(np.searchsorted(boxes, old_N, side="right"), len(boxes) - 1)]
-        # An item beyond the last box (the boxes were changed) stays where it is: success never shortens.
-        return np.where(grade_N >= 2, np.maximum(next_N, old_N), boxes[0]), np.zeros(len(state))
-
-
 class Fixed(SpacingRule):
     """The same interval after every review; `desired_retention` sets only the predicted recall after it."""
 
     interval: float = setting(4.0, "days", ge=1e-3, le=1e6)
 
-    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+    def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N
 
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         return np.full(len(state), self.interval), np.zeros(len(state))
-
-
-class Expanding(SpacingRule):
-    """A gap that grows by `FACTOR` with each success and is reset to `FIRST` after a failure.
-
-    Differences from the source:
-    1. Gaps and intervals are not rounded.
-    2. A failure resets the gap. The source's code waits one epoch and keeps the gap, and resets it with each new task.
-    3. An item is one prompt; the source has one gap for the whole buffer.
-
-    Source: Bhattacharya et al. 2025, arXiv 2507.21109 ("TFC-SR"), and the notebook of github.com/pritalb/tfc-sr.
-    """
-
-    FIRST: ClassVar[float] = 1.0  # days
-    FACTOR: ClassVar[float] = 1.5  # of the gap after a success
-
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        old_N = np.where(state.reps_N == 0, self.FIRST, state.stability_N)
-        return np.where(grade_N >= 2, old_N * self.FACTOR, self.FIRST), np.zeros(len(state))
 
 
 class NoSpacing(SpacingRule):
     """Items are always due; recall is `desired_retention` at any time."""
 
-    def _recall(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
+    def recall_after(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
         return np.full(len(stability_N), self.desired_retention)
 
-    def _days(self, stability_N: np.ndarray) -> np.ndarray:
+    def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         return np.zeros(len(stability_N))
 
-    def _next(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         return np.ones(len(state)), np.zeros(len(state))
 
 
-SPACINGS: Rules[Callable[..., SpacingRule]] = Rules(
-    "spacing",
-    {"fsrs": FSRS, "sm2": SM2, "leitner": Leitner, "fixed": Fixed, "expanding": Expanding, "none": NoSpacing},
-)
+SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", {"fsrs": FSRS, "fixed": Fixed, "none": NoSpacing})
 
 
 def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
