@@ -1,9 +1,8 @@
-"""Look into the memory of a run, export it, verify it, remove items from it.
+"""Look into the memory of a run, verify it, remove items from it.
 
     srl memory stats results/first                                gauges and counts
     srl memory list results/first --sort pass_rate --limit 20     items, hardest first
     srl memory show results/first 4b9d                            one item: state, draws, episodes
-    srl memory export results/first groups.jsonl                  groups and items, for other programs
     srl memory verify results/first                               every page, group and invariant
     srl memory drop results/first 4b9d                            remove items for good, also from the checkpoints
 
@@ -29,7 +28,6 @@ from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.reading import copied, database_in, reading
 from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, find, lateness, turns
 from rllib_srl.replay.tools.drop import drop
-from rllib_srl.replay.tools.export import export_memory
 from rllib_srl.replay.tools.verify import faults_of, opened_buffer
 from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
 
@@ -128,16 +126,6 @@ def group_lines(item: Found, at: int, decode: Decode | None) -> Iterator[str]:
                 yield f"{role if number == 0 else '':>11} │ {printable(line)}".rstrip()
 
 
-def export(arguments: argparse.Namespace) -> None:
-    """Write all groups to a JSONL file."""
-    with reading(arguments.directory, arguments.trust_rules) as memory:
-        decode = known_decoder(arguments)
-        num = export_memory(memory, arguments.file, decode)
-        bare = int((memory.stored.items["num_groups"] == 0).sum())
-    text = "" if decode else f" without their text ({NO_TOKENIZER})"
-    print(f"{num} groups in {arguments.file}{text}; {bare} items have no stored group")
-
-
 def verify(arguments: argparse.Namespace) -> int:
     """Verify a memory, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
     if (arguments.directory / MANIFEST).is_file():
@@ -168,10 +156,9 @@ def known_decoder(arguments: argparse.Namespace) -> Decode | None:
     """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known."""
     from rllib_srl.engine.models import local_model
 
-    name = arguments.model
-    for place in [arguments.directory, *arguments.directory.absolute().parents[:3]]:
-        if name is None and (place / SETTINGS_FILE).is_file():
-            name = model_in(place / SETTINGS_FILE)
+    places = [arguments.directory, *arguments.directory.absolute().parents[:3]]
+    files = (place / SETTINGS_FILE for place in places if (place / SETTINGS_FILE).is_file())
+    name = arguments.model or next(map(model_in, files), None)
     return None if name is None else decoder_of(local_model(name))
 
 
@@ -224,10 +211,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     listing.add_argument("--limit", type=positive, default=40, help="maximum number of items (default: %(default)s)")
     showing = command("show", show)
     showing.add_argument("item", metavar="ITEM")
-    exporting = command("export", export)
-    exporting.add_argument("file", type=Path, metavar="FILE")
-    for added in (showing, exporting):
-        added.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
+    showing.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     command("verify", verify)
     dropping = command("drop", drop_items)
     dropping.add_argument("items", nargs="*", metavar="ITEM")

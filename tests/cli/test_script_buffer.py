@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from dataclasses import dataclass, field
@@ -149,25 +148,6 @@ def test_show_tells_the_item_and_what_was_said(run: Run, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_export_holds_every_group_and_its_item(run: Run, tmp_path: Path, capsys) -> None:
-    path = tmp_path / "groups.jsonl"
-    assert said(capsys, "export", run.directory, path).startswith(f"{len(run.groups)} groups in ")
-    rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-    assert {row["group_id"] for row in rows} == set(run.groups) and len(rows) == len(run.groups)
-    for row in rows:
-        stored = run.groups[row["group_id"]]
-        for name in ("token_ids", "loss_mask", "behaviour_logp"):
-            assert [one for part in row[name] for one in part] == getattr(stored, f"{name}_N").tolist(), name
-            assert [len(part) for part in row[name]] == np.diff(stored.offsets).tolist()
-        assert (row["rewards"], row["versions"]) == (stored.rewards_G.tolist(), stored.versions_G2.tolist())
-        assert all(text.startswith("even ") for text in row["text"])
-        item = run.rows[stored.prompt.key]
-        assert all(row["item"][name] == item[name] for name in ("key", "due", "reps"))
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
-    assert "expected a name that ends in .jsonl" in said(capsys, "export", run.directory, tmp_path / "g.csv", status=1)
-
-
-@pytest.mark.slow
 def test_verify_says_ok_with_counts(run: Run, capsys: pytest.CaptureFixture) -> None:
     text = said(capsys, "verify", run.directory)
     assert text.startswith(f"ok  {run.journal}: {CAPACITY} items, {len(run.groups)} groups, ")
@@ -199,8 +179,8 @@ def test_verify_names_each_fault(run: Run, tmp_path: Path, capsys, damage: str, 
 
 
 @pytest.mark.slow
-def test_reading_changes_nothing(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_reading_changes_nothing(run: Run, capsys: pytest.CaptureFixture) -> None:
     before, key = bytes_in(run.directory), next(iter(run.rows))
-    for argv in (["list"], ["stats"], ["verify"], ["show", key], ["export", tmp_path / "x.jsonl"]):
+    for argv in (["list"], ["stats"], ["verify"], ["show", key]):
         said(capsys, argv[0], run.directory, *argv[1:])
     assert bytes_in(run.directory) == before
