@@ -16,8 +16,7 @@ from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS
 from rllib_srl.common.foreign_names import in_place_of, nearest
-from rllib_srl.common.setting_checks import is_number
-from rllib_srl.common.setting_model import PRESET, Clash, Settings, clashes, names_any
+from rllib_srl.common.setting_model import PRESET, Clash, Settings, clashes, is_number, names_any
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name

@@ -13,6 +13,7 @@ adapt={"name": "both"}. Inside the package each parameter has its own flat name;
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -211,6 +212,16 @@ def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:
             owners = {name: next(one for one in sources if hasattr(one, name)) for name in names.split()}
             first, *others = (f"{name} = {getattr(one, name)!r}" for name, one in owners.items())
             yield f"{first}{' with ' * bool(others)}{' and '.join(others)}; expected {instead}"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_integer(value: Any, least: int) -> bool:
+    """Return whether a value is an integer of at least `least` and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def names_any(line: str, names: Collection[str]) -> bool:

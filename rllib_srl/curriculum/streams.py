@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rllib_srl.common.environments import environment_id
-from rllib_srl.common.setting_checks import is_integer, is_number
+from rllib_srl.common.setting_model import is_integer, is_number
 
 UNITS = ("iterations", "tokens")
 ENTRY = ("world", "env_config", "domain", "filter")

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.common.setting_checks import is_integer
+from rllib_srl.common.setting_model import is_integer
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, described_model
 from rllib_srl.learner.reference import START, Reference, checkpoint_fault, is_checkpoint

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch
-from rllib_srl.common.setting_checks import is_integer, is_number
+from rllib_srl.common.setting_model import is_integer, is_number
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer

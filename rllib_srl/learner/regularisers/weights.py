@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import Episode, micro_batch
-from rllib_srl.common.setting_checks import is_integer, is_number
+from rllib_srl.common.setting_model import is_integer, is_number
 from rllib_srl.learner.fsdp.sharding import local, num_copies, of_local
 from rllib_srl.learner.gradients import summed
 from rllib_srl.learner.regularisers.rule import AT_LEAST_1, COEFF, Named, Range, Regulariser, Training, bounded
