@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_srl.common.setting_model import Settings, setting
-from rllib_srl.replay.selection.rules import Candidates, importance_weights, safe_log, weighted
+from rllib_srl.replay.selection.rules import Candidates, importance_weights, weighted
 
 
 class PIER(Settings):
@@ -43,7 +43,10 @@ class PIER(Settings):
         age_N = 1 - order_N / max(order_N.max(), 1)
         c_N = self.weight * uncertainty_N + (1 - self.weight) * age_N
         reward_N = np.where(candidates.visits > 0, 2 * candidates.pass_rate - 1, 0.0)
-        return self.alpha * safe_log(1 - reward_N * (self.base ** (1 - c_N) - 1) / (self.base - 1))
+        priority_N = 1 - reward_N * (self.base ** (1 - c_N) - 1) / (self.base - 1)
+        with np.errstate(divide="ignore"):  # a priority of 0 is drawn last
+            log_weight_N: np.ndarray = self.alpha * np.log(np.maximum(priority_N, 0.0))
+        return log_weight_N
 
 
 pier = PIER

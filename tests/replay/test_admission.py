@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -238,22 +236,6 @@ def test_hooks_are_asked_in_order(way, monkeypatch):
     assert admitted(GOOD, admit=["secrets", name], decode=decode) is None
 
 
-def in_thread(function):
-    """Return what a function raises in another thread."""
-    errors = []
-
-    def call():
-        try:
-            function()
-        except AdmissionError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join(30)
-    return errors
-
-
 @pytest.mark.parametrize(
     ("hook", "line"),
     [
@@ -268,19 +250,6 @@ def test_a_hook_that_fails_or_hangs_is_named(hook, line, monkeypatch):
     name = f"{__name__}:{hook.__name__}"
     with pytest.raises(AdmissionError, match=f"^replay_admit = '{name}', group g: {line}$"):
         admitted(GOOD, admit=name, decode=decode)
-
-
-def test_a_hook_is_stopped_in_any_thread(monkeypatch):
-    monkeypatch.setattr(admission, "TIME_LIMIT_S", 0.2)
-    monkeypatch.setitem(admission.ADMISSIONS, "slow", lambda group, decode: time.sleep(60))
-    monkeypatch.setitem(admission.ADMISSIONS, "five", fives)
-    for name in ("slow", f"{__name__}:failing"):
-        (error,) = in_thread(lambda name=name: admitted(GOOD, admit=name, decode=decode))
-        line = "no answer within 0.2 s" if name == "slow" else "raised KeyError: 'x'"
-        assert str(error).startswith(f"replay_admit = {name!r}, group g: {line}; expected")
-    refusals = []
-    assert in_thread(lambda: refusals.append(admitted(LEAKY, admit="five", decode=decode))) == []
-    assert refusals == [Refusal("five", (0, 1))]
 
 
 def test_the_table_of_reasons_is_complete():

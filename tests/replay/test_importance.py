@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, loss_weights
+from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, apply
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group
 
@@ -54,14 +54,16 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
 def test_quotas_of_domains_are_not_corrected():
     """Inside a domain the weights undo the rule; between domains the quota is wanted. Rewards .2 .6 | .4 .4."""
     rule = PER(by="reward", alpha=1.0, beta=1.0)
-    candidates = Candidates(4, are_groups=True, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])
-    drawn = np.array([3, 1, 0])
-    assert loss_weights(rule, candidates, drawn, {0: 1.0, 7: 1.0}) == pytest.approx([1, 1 / 3, 1], rel=1e-4)
-    assert loss_weights(rule, candidates, drawn) == pytest.approx([1 / 2, 1 / 3, 1], rel=1e-4)
-    assert loss_weights(rule, candidates, drawn[:0]).shape == (0,)
-    items = Candidates(4, reward=[0.2, 0.6, 0.4, 0.4])
-    assert loss_weights(rule, items, drawn).tolist() == [1, 1, 1]  # revisits are played anew
-    assert loss_weights(SELECTIONS.make("uniform", {}), candidates, drawn).tolist() == [1, 1, 1]
+
+    def weights(rule, nums=None, are_groups=True):
+        candidates = Candidates(4, are_groups=are_groups, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])
+        indices, weight_N = apply("per", rule, candidates, 4, np.random.default_rng(0), nums)
+        return weight_N[np.argsort(indices)].tolist()
+
+    assert weights(rule, {0: 2, 7: 2}) == pytest.approx([1, 1 / 3, 1, 1], rel=1e-4)
+    assert weights(rule) == pytest.approx([1, 1 / 3, 1 / 2, 1 / 2], rel=1e-4)
+    assert weights(rule, are_groups=False) == [1, 1, 1, 1]  # revisits are played anew
+    assert weights(SELECTIONS.make("uniform", {})) == [1, 1, 1, 1]
 
 
 def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():

@@ -22,7 +22,8 @@ episodes are degenerate, the policy has collapsed on this prompt, and training w
     ADMISSIONS["mine"] = hook, or an import path "module:function"       the setting `replay_admit`
 
 Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises, returns
-something else or takes longer than `TIME_LIMIT_S` ends the run with an error that names it.
+something else or takes longer than `TIME_LIMIT_S` ends the run with an error that names it (the time is limited in a
+process's main thread, where the memory runs).
 """
 
 from __future__ import annotations
@@ -163,9 +164,8 @@ def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
     if hook is ADMISSIONS.own.get(name):
         return hook(group, decode)
     about = f"replay_admit = {name!r}, group {group.group_id}"
-    call = _by_signal if threading.current_thread() is threading.main_thread() else _in_thread
     try:
-        refusal = call(partial(hook, group, decode))
+        refusal = _in_time(partial(hook, group, decode))
     except _TimeUp:
         raise AdmissionError(f"{about}: no answer within {TIME_LIMIT_S:g} s; expected a faster function") from None
     except Exception as error:  # of any type: it is a user's function
@@ -183,8 +183,10 @@ class _TimeUp(BaseException):
     """A hook took too long. Not an Exception, which a hook may catch."""
 
 
-def _by_signal(hook: Callable[[], Any]) -> Any:
-    """Call a hook in the main thread; a signal interrupts it, also in a regular expression without end."""
+def _in_time(hook: Callable[[], Any]) -> Any:
+    """Call a hook; in the main thread a signal interrupts it, also in a regular expression without end."""
+    if threading.current_thread() is not threading.main_thread():
+        return hook()
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _TimeUp
@@ -196,31 +198,6 @@ def _by_signal(hook: Callable[[], Any]) -> Any:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)  # another timer of the process runs on, up to `TIME_LIMIT_S` late
         signal.signal(signal.SIGALRM, handler)
-
-
-def _in_thread(hook: Callable[[], Any]) -> Any:
-    """Call a hook in a daemon thread; abandon it on timeout.
-
-    A regular expression holds Python's lock: one that backtracks without end blocks this thread too, until the call to
-    the memory times out.
-    """
-    answers: list[tuple[Any, BaseException | None]] = []
-
-    def call() -> None:
-        try:
-            answers.append((hook(), None))
-        except BaseException as error:
-            answers.append((None, error))
-
-    thread = threading.Thread(target=call, name="replay_admit", daemon=True)
-    thread.start()
-    thread.join(TIME_LIMIT_S)
-    if not answers:
-        raise _TimeUp
-    answer, error = answers[0]
-    if error is not None:
-        raise error
-    return answer
 
 
 # --- degenerate episodes --------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.common.setting_checks import is_number
-
 
 class Slots:
     """Number of slots of the memory in a sequence of batches.
@@ -31,21 +29,14 @@ class Slots:
         """Start with nothing carried.
 
         Args:
-            fraction: in [0, 1], taken as a decimal, so that .2 is exactly 1/5.
+            fraction: in [0, 1], below 1 for slots that are added; taken as a decimal, so that .2 is exactly 1/5.
             is_added: whether the slots R come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
-
-        Raises:
-            ValueError: a fraction out of range; 1 is, for slots that are added.
         """
         self._is_added, self._carry = is_added, Fraction(0)
         self.change(fraction)
 
     def change(self, fraction: float) -> None:
         """Set another fraction; what is carried, less than one slot, stays."""
-        if not is_number(fraction) or not 0 <= fraction <= 1:
-            raise ValueError(f"fraction = {fraction!r}; expected a number in [0, 1]")
-        if self._is_added and fraction == 1:
-            raise ValueError(f"fraction = {fraction!r}; expected less than 1: stored groups are never all of a batch")
         rate = Fraction(repr(float(fraction)))
         self._rate = rate / (1 - rate) if self._is_added else rate
 

@@ -70,27 +70,15 @@ _HALF = ("pass_rate", "reward", "retrievability", "posterior_mean")  # .5 where 
 class Candidates:
     """The items (revisit, eviction) or groups (reuse) among which a rule chooses; each of `COLUMNS` is an attribute.
 
-    Invariant: every column has N entries, all of them finite.
+    Invariant: every column has N entries.
     """
 
     def __init__(self, num: int, are_groups: bool = False, diversity_coeff: float = 0.0, **columns: Any) -> None:
-        """Build `num` candidates; `seq` defaults to 0, 1, 2, ...
-
-        Raises:
-            ValueError: naming every column that is unknown, too long, too short or not finite.
-        """
+        """Build `num` candidates; `seq` defaults to 0, 1, 2, ..."""
         self.num, self.are_groups = num, are_groups
         self.diversity_coeff = diversity_coeff  # strength of diversity in draws, a setting of the memory
         self.columns: dict[str, np.ndarray] = {"seq": np.arange(num)}
-        errors = [f"{name} is not among {[*COLUMNS]}" for name in sorted(columns.keys() - COLUMNS.keys())]
-        for name, values in columns.items():
-            self.columns[name] = column = np.asarray(values, COLUMNS.get(name))
-            if len(column) != num:
-                errors.append(f"{name} has {len(column)} entries, expected {num}")
-            elif column.dtype.kind == "f" and not np.isfinite(column.sum()):  # faster than a look at each entry
-                errors.append(f"{name} has {np.count_nonzero(~np.isfinite(column))} entries that are not finite")
-        if errors:
-            raise ValueError("candidates do not fit together: " + "; ".join(errors))
+        self.columns |= {name: np.asarray(values, COLUMNS[name]) for name, values in columns.items()}
 
     def __getattr__(self, name: str) -> np.ndarray:
         """Return a column.
@@ -148,13 +136,6 @@ def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generato
     if temperature == 0:
         return first(num, generator, -log_priority_N)
     return weighted(log_priority_N / temperature, num, generator)
-
-
-def safe_log(value_N: np.ndarray) -> np.ndarray:
-    """Return the logarithm, -inf where the value is 0 or below."""
-    with np.errstate(divide="ignore"):
-        log_N: np.ndarray = np.log(np.maximum(value_N, 0.0))
-    return log_N
 
 
 def importance_weights(log_weight_N: np.ndarray, indices: np.ndarray, beta: float) -> np.ndarray:
@@ -264,7 +245,7 @@ def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -
     """Divide the slots equally among domains, and draw uniformly within each."""
     available = num_by_domain(candidates)
     nums = quotas(num, dict.fromkeys(available, 1.0), available, generator).num
-    return apply("selection 'balanced'", uniform, candidates, num, generator, nums)
+    return apply("selection 'balanced'", uniform, candidates, num, generator, nums)[0]
 
 
 _OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
@@ -336,8 +317,12 @@ def apply(
     num: int,
     generator: np.random.Generator,
     nums: Mapping[int, int] | None = None,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw exactly min(num, N) distinct candidates by a rule, or from each domain as many as `nums` says.
+
+    Returns:
+        Their indices, and the loss weight of each, in (0, 1]: 1 for items, and for a rule without `loss_weights`.
+        Weights correct for the rule's preferences within a domain; `nums` are intended and not corrected.
 
     Raises:
         ValueError: a rule that breaks its contract or raises an exception; the message begins with `title`.
@@ -346,7 +331,7 @@ def apply(
     parts = [(every, min(num, len(every)))]
     if nums is not None:
         parts = [(np.flatnonzero(candidates.domain == domain), count) for domain, count in nums.items()]
-    drawn = [np.empty(0, np.int64)]
+    drawn, weights = [np.empty(0, np.int64)], [np.empty(0)]
     for inside, count in parts:
         if count == 0:
             continue
@@ -361,8 +346,10 @@ def apply(
                 f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
                 f"expected {count} distinct ones below {len(inside)}"
             )
+        weighs = candidates.are_groups and hasattr(rule, "loss_weights")
+        weights.append(rule.loss_weights(some, indices) if weighs else np.ones(count))
         drawn.append(inside[indices])
-    return np.concatenate(drawn)
+    return np.concatenate(drawn), np.concatenate(weights)
 
 
 def evict(
@@ -382,28 +369,10 @@ def evict(
         available = num_by_domain(candidates)
         places = quotas(len(candidates) - num, weights, available, generator).num
         nums = {domain: count - places[domain] for domain, count in available.items()}
-    return apply(title, rule, candidates, num, generator, nums)
+    return apply(title, rule, candidates, num, generator, nums)[0]
 
 
 def num_by_domain(candidates: Candidates) -> dict[int, int]:
     """Return domain -> number of its candidates, in order."""
     domains, counts = np.unique(candidates.domain, return_counts=True)
     return dict(zip(domains.tolist(), counts.tolist(), strict=True))
-
-
-def loss_weights(rule: Rule, candidates: Candidates, indices: np.ndarray, is_by_domain: bool = False) -> np.ndarray:
-    """Return the loss weight of each drawn group, in (0, 1]: 1 for a rule without the method `loss_weights`.
-
-    The weights correct for the rule's preferences within a domain. Quotas of domains (`is_by_domain`) are intended and
-    not corrected.
-    """
-    weight_N = np.ones(len(indices))
-    of_rule: Callable[[Candidates, np.ndarray], np.ndarray] | None = getattr(rule, "loss_weights", None)
-    if not candidates.are_groups or not len(indices) or of_rule is None:
-        return weight_N
-    if not is_by_domain:
-        return of_rule(candidates, indices)
-    for domain in np.unique(candidates.domain[indices]):
-        inside, is_drawn_N = np.flatnonzero(candidates.domain == domain), candidates.domain[indices] == domain
-        weight_N[is_drawn_N] = of_rule(candidates.take(inside), np.searchsorted(inside, indices[is_drawn_N]))
-    return weight_N

@@ -7,7 +7,7 @@ Items (revisit, eviction) and groups (reuse) have the same columns; a group take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from rllib_srl.replay.selection.rules import (
     apply,
     domain_filter,
     evict,
-    loss_weights,
     num_by_domain,
 )
 from rllib_srl.replay.settings import ReplaySettings
@@ -56,24 +55,15 @@ class Draws:
 
     def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
-        store, settings, domains = self._store, self._settings, self._domains()
-
-        def pool_of(size: int) -> np.ndarray:
-            interval = settings.min_recall_interval
-            slots_N = store.pool(now, size, generator, domains, interval, self._is_by_due)
-            others_N: np.ndarray = slots_N[~np.isin(slots_N, np.array(without, slots_N.dtype))]
-            return others_N
-
-        least = num + len(without)
-        pool_N, candidates = self._filtered(pool_of, self.item_candidates, now, num, least, len(store))
-        if not len(pool_N) or num < 1:
-            return np.empty(0, np.int64)
+        store, settings = self._store, self._settings
+        size, interval = self._size(num + len(without), len(store)), settings.min_recall_interval
+        pool_N = store.pool(now, size, generator, self._domains(), interval, self._is_by_due)
+        pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
+        candidates = self.item_candidates(pool_N, now)
+        is_kept_N = self._kept(candidates)
         if not settings.fill_with_not_due:
-            due = np.flatnonzero(candidates.overdue >= 0)
-            pool_N, candidates = pool_N[due], candidates.take(due)
-        indices, _ = self._select("items", settings.selection, candidates, num, generator)
-        slots_K: np.ndarray = pool_N[indices]
-        return slots_K
+            is_kept_N &= candidates.overdue >= 0
+        return self._drawn("items", settings.selection, pool_N, candidates, is_kept_N, num, generator)[0]
 
     def groups(
         self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
@@ -82,16 +72,12 @@ class Draws:
 
         Groups whose rewards are all equal are left out if they `must_vary`.
         """
-        store, settings, domains = self._store, self._settings, self._domains(are_groups=True)
-
-        def pool_of(size: int) -> np.ndarray:
-            return store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
-
-        pool_N, candidates = self._filtered(pool_of, self.group_candidates, now, num, num, store.num_groups)
-        if not len(pool_N) or num < 1:
-            return np.empty(0, np.int64), np.empty(0)
-        indices, weight_N = self._select("groups", settings.reuse_selection, candidates, num, generator)
-        return pool_N[indices], weight_N
+        store, settings = self._store, self._settings
+        size, domains = self._size(num, store.num_groups), self._domains(are_groups=True)
+        pool_N = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
+        candidates = self.group_candidates(pool_N, now)
+        is_kept_N = self._kept(candidates)
+        return self._drawn("groups", settings.reuse_selection, pool_N, candidates, is_kept_N, num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
@@ -166,34 +152,14 @@ class Draws:
             return [number for number, name in enumerate(names) if name != newest]
         return [number for number, name in enumerate(names) if name in chosen]
 
-    def _filtered(
-        self,
-        pool_of: Callable[[int], np.ndarray],
-        candidates_of: Callable[[np.ndarray, int], Candidates],
-        now: int,
-        num: int,
-        least: int,
-        total: int,
-    ) -> tuple[np.ndarray, Candidates]:
-        """Return a pool of at least `least`, and its candidates, without what a user's filter leaves out.
-
-        If fewer than `num` are left, the pool is everything, `total` in all.
-        """
-        pool_N = pool_of(size := max(least, MOST_CANDIDATES))
-        candidates = candidates_of(pool_N, now)
-        if not callable(self._filter):
-            return pool_N, candidates
-        kept = self._kept(candidates)
-        if len(kept) < num and size < total:
-            pool_N = pool_of(total)
-            candidates = candidates_of(pool_N, now)
-            kept = self._kept(candidates)
-        return pool_N[kept], candidates.take(kept)
+    def _size(self, least: int, total: int) -> int:
+        """Return the size of a pool: all, `total`, for a user's filter, which may leave few of them."""
+        return total if callable(self._filter) else max(least, MOST_CANDIDATES)
 
     def _kept(self, candidates: Candidates) -> np.ndarray:
-        """Return the indices that a user's filter keeps."""
-        is_kept_N = np.zeros(len(candidates), bool)
-        for domain in num_by_domain(candidates):
+        """Return whether a user's filter keeps each candidate, bool [N]; all without one."""
+        is_kept_N = np.full(len(candidates), not callable(self._filter))
+        for domain in num_by_domain(candidates) if callable(self._filter) else ():
             inside = np.flatnonzero(candidates.domain == domain)
             answer = np.asarray(called("domains", self._filter, self._store.domains[domain], candidates.take(inside)))
             if answer.dtype != bool or answer.shape not in ((), inside.shape):
@@ -202,19 +168,30 @@ class Draws:
                     f"of {len(inside)} candidates"
                 )
             is_kept_N[inside] = answer
-        return np.flatnonzero(is_kept_N)
+        return is_kept_N
 
-    def _select(
-        self, kind: str, name: str, candidates: Candidates, num: int, generator: np.random.Generator
+    def _drawn(
+        self,
+        kind: str,
+        name: str,
+        pool_N: np.ndarray,
+        candidates: Candidates,
+        is_kept_N: np.ndarray,
+        num: int,
+        generator: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices drawn by the rule of "items" or "groups", and their loss weights."""
-        rule, weights, nums, carry = self._rules[kind], self._weights(candidates), None, self._carries[kind]
+        """Return the slots that the rule of `kind` draws of those that are kept, and their loss weights."""
+        if num < 1:
+            return np.empty(0, np.int64), np.empty(0)
+        if not is_kept_N.all():
+            pool_N, candidates = pool_N[is_kept_N], candidates.take(np.flatnonzero(is_kept_N))
+        weights, nums, carry = self._weights(candidates), None, self._carries[kind]
         if weights is not None:
             nums, carry = quotas(num, weights, num_by_domain(candidates), generator, carry)
-        indices = apply(f"selection {name!r}", rule, candidates, num, generator, nums)
+        indices, weight_N = apply(f"selection {name!r}", self._rules[kind], candidates, num, generator, nums)
         if len(indices) == num:
             self._carries[kind] = carry
-        return indices, loss_weights(rule, candidates, indices, weights is not None)
+        return pool_N[indices], weight_N
 
     def _weights(self, candidates: Candidates) -> dict[int, float] | None:
         weights = self._settings.domain_quotas
