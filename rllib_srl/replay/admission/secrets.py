@@ -15,8 +15,7 @@ contains many numbers.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -40,19 +39,13 @@ Detector = Callable[[str], list[Span]]
 
 def detect(text: str) -> list[Span]:
     """Return all spans of the default kinds, in order; overlapping spans are merged and get the kind of the first."""
-    spans = [*_private_keys(text), *_passwords(text)]
-    if _has_any(text, _NEEDLES):
-        for kind, needles, pattern in _PATTERNS:
-            if _has_any(text, needles):
-                spans += [Span(*match.span(), kind) for match in pattern.finditer(text)]
-    if _FOUR_DIGITS.search(text):  # a cheap precondition of the two slow patterns
-        spans += [Span(*match.span(), "phone") for match in _PHONE.finditer(text)]
-        spans += [Span(*match.span(), "credit_card") for match in _CARD.finditer(text) if _is_luhn(match.group())]
+    lower, spans, has_digits = text.lower(), list[Span](), bool(_FOUR_DIGITS.search(text))
+    for kind, needles, pattern, pick in _PATTERNS:
+        # hot path: most texts end here; `map` is faster than a generator
+        if any(map(lower.__contains__, needles)) or (has_digits and not needles):
+            picked = (pick(match) for match in pattern.finditer(text))
+            spans += [Span(*place, kind) for place in picked if place is not None]
     return _merged(spans)
-
-
-def _has_any(text: str, needles: Sequence[str]) -> bool:
-    return any(map(text.__contains__, needles))  # hot path: most texts end here; `map` is faster than a generator
 
 
 def detect_credentials(text: str) -> list[Span]:
@@ -127,100 +120,6 @@ def turns_of(group: Group, g: int, decode: Callable[[Sequence[int]], str]) -> li
     return [(*turn, text[turn[1] : turn[2]]) for turn in zip(is_policy, starts, ends, strict=True)]
 
 
-# --- patterns -------------------------------------------------------------------------------------
-
-_WORD = r"(?<![A-Za-z0-9_-])"
-# fmt: off
-_ROWS: tuple[tuple[str, str, str], ...] = (  # kind; strings of which a match contains one; pattern
-    ("aws_key", "AKIA ASIA AROA AIDA", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    ("github_token", "gh", _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])"),
-    ("github_token", "github_pat_", _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+"),
-    ("slack_token", "xox", _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+"),
-    ("slack_token", "hooks.slack.com", r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+"),
-    ("api_key", "sk-", _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+"),
-    ("api_key", "hf_ _live_ AIza", _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+"),
-    ("jwt", "eyJ", _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+"),
-    ("email", "@", r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
-                   r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])"),
-    ("phone", "+", r"(?<![\w+)=*/.-])\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
-                   r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])"),
-)
-# fmt: on
-_PATTERNS = tuple((kind, needles.split(), re.compile(pattern, re.ASCII)) for kind, needles, pattern in _ROWS)
-_NEEDLES = tuple(needle for _, needles, _ in _PATTERNS for needle in needles)
-_FOUR_DIGITS = re.compile(r"[0-9]{4}")
-_PHONE = re.compile(  # without a country code
-    r"(?<![\w+)=*/.-])(?<![0-9][ ])(?:\([2-9][0-9]{2}\)[ ]?|[2-9][0-9]{2}([.-]))[2-9][0-9]{2}(?(1)\1|-)[0-9]{4}"
-    r"(?![\w]|[ .-]?[0-9])",
-    re.ASCII,
-)
-_CARD = re.compile(
-    r"(?<![\w.+-])(?<![0-9][ ])(?=3[0-9]|4|5[1-5]|6|2[2-7])"
-    r"(?:[0-9]{13,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}|[0-9]{4}([ -])[0-9]{6}\2[0-9]{5})"
-    r"(?![\w]|[ .-][0-9])",
-    re.ASCII,
-)
-
-
-def _is_luhn(number: str) -> bool:
-    """Return whether the check digit is valid. Source: ISO/IEC 7812-1, annex B."""
-    digits = [int(digit) for digit in reversed(number) if digit.isdigit()]
-    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
-    return (sum(digits[0::2]) + sum(doubled)) % 10 == 0
-
-
-_KEY_BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_BODY = re.compile(r"(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+")
-_MAX_KEY = 32_768  # characters of a block, at most; an END marker further away belongs to another block
-
-
-def _private_keys(text: str) -> Iterator[Span]:
-    """Yield PEM blocks; a block without an END marker extends over the base64 lines that follow."""
-    if "PRIVATE KEY" not in text:
-        return
-    ends = [match.end() for match in _KEY_END.finditer(text)]
-    done = 0
-    for match in _KEY_BEGIN.finditer(text):
-        if match.start() < done:
-            continue
-        following = bisect_left(ends, match.end())
-        if following < len(ends) and ends[following] - match.start() <= _MAX_KEY:
-            done = ends[following]
-        else:
-            body = _KEY_BODY.match(text, match.end())
-            done = body.end() if body else match.end()
-        yield Span(match.start(), done, "private_key")
-
-
-_PASSWORD = re.compile(
-    r"(?<![a-z0-9])(?:password|passwd|pwd|passphrase|secret|api[_-]?key|access[_-]?key|access[_-]?token|auth[_-]?token"
-    r"|private[_-]?token|bearer[_-]?token)\b[\"']?[ \t]{0,4}(=|:)(?!=)[ \t]{0,4}"
-    r"(?:\"([^\"\n]{4,256})\"|'([^'\n]{4,256})'|([^\s\"',;&]{4,256}))",
-    re.ASCII | re.IGNORECASE,
-)
-_IN_PASSWORDS = ("pass", "pwd", "secret", "key", "token")  # every match of `_PASSWORD` contains one of them
-_PLACEHOLDER = re.compile(r"[$<{%*\[(]|(?:none|null|true|false|undefined|str|bytes|password|secret)\b", re.I)
-_CODE = re.compile(r"[A-Za-z_][\w.]*+[\[(]|[A-Za-z_]\w*+\.[A-Za-z_]", re.ASCII)
-
-
-def _passwords(text: str) -> Iterator[Span]:
-    """Yield the values of password assignments, without the name."""
-    lower = text.lower()
-    if not _has_any(lower, _IN_PASSWORDS):
-        return
-    for match in _PASSWORD.finditer(text):
-        group = next(number for number in (2, 3, 4) if match.group(number) is not None)
-        value = match.group(group)
-        if _PLACEHOLDER.match(value):
-            continue
-        if group == 4:
-            is_prose = match.group(1) == ":" and not re.search(r"[0-9]", value)  # "the password: please"
-            if is_prose or _CODE.match(value):
-                continue
-        yield Span(*match.span(group), "password")
-
-
 def _merged(spans: Sequence[Span]) -> list[Span]:
     """Return spans in order; overlapping spans are merged and get the kind of the first."""
     merged: list[Span] = []
@@ -230,3 +129,68 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
         else:
             merged.append(span)
     return merged
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+Pick = Callable[[re.Match[str]], tuple[int, int] | None]  # the span of a match that is a secret
+
+_UNQUOTED = 4  # group of the pattern of passwords
+_PLACEHOLDER = re.compile(r"[$<{%*\[(]|(?:none|null|true|false|undefined|str|bytes|password|secret)\b", re.I)
+_CODE = re.compile(r"[A-Za-z_][\w.]*+[\[(]|[A-Za-z_]\w*+\.[A-Za-z_]", re.ASCII)
+
+
+def _whole(match: re.Match[str]) -> tuple[int, int] | None:
+    return match.span()
+
+
+def _card(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return the span of a number whose check digit is valid. Source: ISO/IEC 7812-1, annex B."""
+    digits = [int(digit) for digit in reversed(match.group()) if digit.isdigit()]
+    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
+    return match.span() if (sum(digits[0::2]) + sum(doubled)) % 10 == 0 else None
+
+
+def _password(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return the span of an assigned value, without the name, unless it is a placeholder, prose or code."""
+    number = match.lastindex or 0
+    value = match.group(number)
+    is_prose = match.group(1) == ":" and not re.search(r"[0-9]", value)  # "the password: please"
+    if _PLACEHOLDER.match(value) or (number == _UNQUOTED and (is_prose or _CODE.match(value))):
+        return None
+    return match.span(number)
+
+
+_WORD, _NUMBER = r"(?<![A-Za-z0-9_-])", r"(?<![\w+)=*/.-])"
+# fmt: off
+_ROWS: tuple[tuple[str, str, str, Pick], ...] = (  # kind, lower-case strings of which a match has one, pattern, span
+    # A key without an END marker within 32,768 characters extends over the base64 lines that follow.
+    ("private_key", "private", r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+                   r"(?:(?:[^-]|-(?!----(?:BEGIN|END) )){0,32768}+-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+                   r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+)", _whole),
+    ("password", "pass pwd secret key token",
+     r"(?<![A-Za-z0-9])(?i:password|passwd|pwd|passphrase|secret|api[_-]?key|access[_-]?key|access[_-]?token"
+     r"|auth[_-]?token|private[_-]?token|bearer[_-]?token)\b[\"']?[ \t]{0,4}(=|:)(?!=)[ \t]{0,4}"
+     r"(?:\"([^\"\n]{4,256})\"|'([^'\n]{4,256})'|([^\s\"',;&]{4,256}))", _password),
+    ("aws_key", "akia asia aroa aida", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])", _whole),
+    ("github_token", "gh", _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])", _whole),
+    ("github_token", "github_pat_", _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+", _whole),
+    ("slack_token", "xox", _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+", _whole),
+    ("slack_token", "hooks.slack.com", r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+", _whole),
+    ("api_key", "sk-", _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+", _whole),
+    ("api_key", "hf_ _live_ aiza", _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+", _whole),
+    ("jwt", "eyj", _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+", _whole),
+    ("email", "@", r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
+                   r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])", _whole),
+    ("phone", "+", _NUMBER + r"\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
+                   r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])", _whole),
+    # Of the other two a match has four digits in a row.
+    ("phone", "", _NUMBER + r"(?<![0-9][ ])(?:\([2-9][0-9]{2}\)[ ]?|[2-9][0-9]{2}([.-]))[2-9][0-9]{2}(?(1)\1|-)[0-9]{4}"
+                  r"(?![\w]|[ .-]?[0-9])", _whole),
+    ("credit_card", "", r"(?<![\w.+-])(?<![0-9][ ])(?=3[0-9]|4|5[1-5]|6|2[2-7])"
+                  r"(?:[0-9]{13,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}|[0-9]{4}([ -])[0-9]{6}\2[0-9]{5})"
+                  r"(?![\w]|[ .-][0-9])", _card),
+)
+# fmt: on
+_PATTERNS = tuple((kind, needles.split(), re.compile(text, re.ASCII), pick) for kind, needles, text, pick in _ROWS)
+_FOUR_DIGITS = re.compile(r"[0-9]{4}")
