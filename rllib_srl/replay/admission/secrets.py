@@ -166,7 +166,8 @@ _WORD, _NUMBER = r"(?<![A-Za-z0-9_-])", r"(?<![\w+)=*/.-])"
 _ROWS: tuple[tuple[str, str, str, Pick], ...] = (  # kind, lower-case strings of which a match has one, pattern, span
     # A key without an END marker within 32,768 characters extends over the base64 lines that follow.
     ("private_key", "private", r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-                   r"(?:(?:[^-]|-(?!----(?:BEGIN|END) )){0,32768}+-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+                   r"(?:(?:[^-]|-(?!----(?:BEGIN|END) )){0,32768}+"
+                   r"-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
                    r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+)", _whole),
     ("password", "pass pwd secret key token",
      r"(?<![A-Za-z0-9])(?i:password|passwd|pwd|passphrase|secret|api[_-]?key|access[_-]?key|access[_-]?token"
