@@ -346,8 +346,8 @@ def apply(
                 f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
                 f"expected {count} distinct ones below {len(inside)}"
             )
-        weighs = candidates.are_groups and hasattr(rule, "loss_weights")
-        weights.append(rule.loss_weights(some, indices) if weighs else np.ones(count))
+        loss_weights = getattr(rule, "loss_weights", None) if candidates.are_groups else None
+        weights.append(np.ones(count) if loss_weights is None else loss_weights(some, indices))
         drawn.append(inside[indices])
     return np.concatenate(drawn), np.concatenate(weights)
 
