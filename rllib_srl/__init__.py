@@ -31,7 +31,7 @@ _HOMES = {
     "ToolEnvironment": "rllib_srl.envs.tools.environment",
 }
 __all__ = ["SRL", "Group", "Prompt", "SRLConfig", "StopReason", "ToolEnvironment", "register"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

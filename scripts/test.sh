@@ -52,6 +52,17 @@ mcp_server() {
         .venv/bin/python -m pytest -q -m slow tests/envs/test_env_mcp.py -k published
 }
 
+# A wheel built from the source distribution, installed without the checkout, trains the quick-start.
+package() {
+    say "the package: source distribution, wheel, and the quick-start from where it is installed"
+    rm -rf build/dist build/installed
+    .venv/bin/python -c 'from setuptools import setup; setup()' -q sdist --dist-dir build/dist || return
+    .venv/bin/python -m pip wheel -q --no-deps --no-build-isolation -w build/dist build/dist/*.tar.gz || return
+    over installed --no-deps build/dist/*.whl || return
+    local srl=$PWD/build/installed/bin/srl there
+    there=$(mktemp -d) && (cd "$there" && timeout 900 "$srl" quickstart --out first && "$srl" report first)
+}
+
 # What fails is run once more, alone and in turn: a test that passes then was disturbed by the tests beside it.
 tests() {
     local status=0 failed=.pytest_cache/v/cache/lastfailed
@@ -83,7 +94,7 @@ case "${1:-}" in
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
         tests -m "not engine and not rebuild" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
-        if (($# == 0)); then trackers || others=$?; trl || others=$?; mcp_server || others=$?; fi
+        if (($# == 0)); then trackers || others=$?; trl || others=$?; mcp_server || others=$?; package || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi
         if ((others != 0 && others != 5)); then exit "$others"; fi

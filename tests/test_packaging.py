@@ -16,9 +16,12 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from setuptools import find_packages
+
+import rllib_srl
 
 REPO = Path(__file__).resolve().parent.parent
 PINS = REPO / "scripts" / "requirements"
@@ -65,8 +68,10 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
-    assert re.search(r"^## \[(Unreleased|0\.1\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert config["metadata"]["version"] == "0.1.0"
+    assert re.search(r"^## \[(Unreleased|0\.2\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert config["metadata"]["version"] == rllib_srl.__version__ == "0.2.0"
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == ("0.2.0", config["metadata"]["license"])
 
 
 def test_every_folder_to_install_is_a_package() -> None:
