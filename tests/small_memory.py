@@ -65,8 +65,8 @@ def watched(algo: SRL) -> Iterator[list[Iteration]]:
         iterations[-1].revisits = due(*args)
         return iterations[-1].revisits
 
-    def watched_add(groups: list[GroupMeta], now: int, policy_kl: float) -> dict[str, Visit]:
-        iterations[-1].metas, iterations[-1].visits = groups, add(groups, now, policy_kl)
+    def watched_add(groups: list[GroupMeta], now: int) -> dict[str, Visit]:
+        iterations[-1].metas, iterations[-1].visits = groups, add(groups, now)
         iterations[-1].played = fetched([meta.ref for meta in groups], 60.0)
         return iterations[-1].visits
 

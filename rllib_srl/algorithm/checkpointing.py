@@ -75,7 +75,6 @@ class SavedAlgorithm(Algorithm):
     learner_group: Any  # RLlib's
     learners: Learners
     weight_sync: WeightSync
-    policy_kl: float
     seed: int
     rollouts: Rollouts
     retention: Any  # `learner.group.retention.Retention`, which a run without it does not load; None
@@ -151,7 +150,6 @@ class SavedAlgorithm(Algorithm):
         """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and planner."""
         own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         own["memory"] = self.memory.get_state()
-        own["policy_kl"] = self.policy_kl
         own["reference_clock"] = self.reference_clock.get_state()
         own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
         own["callbacks"] = states_of(self)
@@ -177,7 +175,6 @@ class SavedAlgorithm(Algorithm):
         if "srl" in state:
             self.rollouts.set_state(state["srl"]["rollouts"])
             self.seed = self.rollouts.seed
-            self.policy_kl = state["srl"]["policy_kl"]
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])

@@ -33,7 +33,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "num_prompts_per_batch": 128,  # one episode each: as many episodes as 16 prompts of 8
         "group_size": 1,
         "advantage": {"name": "posterior", "scale": "centred", "min_surprise": 0.0},
-        "replay_history": "kl",
         "replay_selection": "contrib.spo",
     },
     "srl": MEMORIES["srl"],

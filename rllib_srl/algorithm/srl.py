@@ -57,7 +57,6 @@ from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.history import Policy
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
@@ -122,8 +121,6 @@ class SRL(SavedAlgorithm):
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
-        self._discounts_by_kl = self.config.flat().replay_history_by == "kl"
-        self.policy_kl = 0.0  # nats per token by which updates have moved the policy, if history is discounted by it
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
         loss, admit = self.config.loss_settings(), self.config.flat().replay_admit
@@ -221,9 +218,9 @@ class SRL(SavedAlgorithm):
             batches, num_played = self._rollout(prompts, num_revisits, plan, now)
             groups, late = self._kept(batches)
         with self._timed("remember"):
-            visits = self.memory.add(groups, now, self.policy_kl)
-            policy = Policy(self.version, self.policy_kl) if self.advantage_estimator.uses_history else None
-            reused = self.memory.draw_groups(num_played, now, policy, plan.num_reused)
+            visits = self.memory.add(groups, now)
+            version = self.version if self.advantage_estimator.uses_history else None
+            reused = self.memory.draw_groups(num_played, now, version, plan.num_reused)
             held = self.retention.draw(groups, now) if self.retention else []
         with self._timed("batch"):
             batch = weighted(self._estimate_advantages(groups, visits, reused, late), plan.weights)
@@ -429,9 +426,6 @@ class SRL(SavedAlgorithm):
         with self._engines_at_rest():
             results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
-            if self._discounts_by_kl:
-                with self._timed("policy_kl"):
-                    self.policy_kl += self.learners.policy_kl(shards, self.config.update_timeout_s)
         return True
 
     def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:

@@ -249,7 +249,6 @@ def _sharded(config: Any) -> Iterator[Clash]:
         yield config.prefix_sharing is False, "fsdp_sequence_parallel prefix_sharing", tries
         apart = "False: no learner has the hidden states of all tokens"
         yield loss.use_critic, "fsdp_sequence_parallel use_critic", apart
-    yield config.replay_history_by == "kl", "fsdp replay_history_by", "'versions' or 'visits'"
     yield config.lora_rank, "fsdp lora_rank", "one of the two: adapters are too small to shard"
     yield num < 2, "fsdp num_learners", "at least 2"
     yield config.colocate, "fsdp colocate", "one of the two: shards cannot be moved off the GPU"

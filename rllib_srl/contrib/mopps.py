@@ -3,8 +3,8 @@
     replay_selection = "contrib.mopps"      or {"name": "contrib.mopps", "target": 0.4}
 
 Differences from the source: the rate is drawn from Beta(1 + s, 1 + n - s), s and n the discounted sum and number of the
-prompt's rewards; the decay of the counts, .5 a visit in the source, is `replay_history`. Candidates are the prompts in
-the memory.
+prompt's rewards; the counts decay by `replay_history_half_life`, in the source by .5 a visit. Candidates are the
+prompts in the memory.
 
 Source: Qu et al. 2025, arXiv 2507.04632 (MoPPS).
 """

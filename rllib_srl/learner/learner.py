@@ -413,24 +413,6 @@ class GRPOTorchLearner(TorchLearner):
         bounds = np.cumsum([group.size for group in groups])[:-1]
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
-    def policy_kl(self, shard: TrainingShard) -> tuple[float, int]:
-        """Return the k3 estimate of the KL of the policy that played the groups to the present one, nats.
-
-        k3 = exp(d) - 1 - d, d = logp - behaviour_logp; one forward pass over the played groups, without gradient.
-
-        Returns:
-            The sum over the tokens that the policy wrote, and their number.
-        """
-        groups = [group for group, is_reused in zip(shard.groups(), shard.is_reused_P, strict=True) if not is_reused]
-        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
-        total, num = 0.0, 0
-        for one in micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes):
-            batch = self.scorer.tensors(one, self.config.temperature)
-            with torch.no_grad():
-                gap_N = (self.scorer.forward(batch)["logp"] - batch["behaviour_logp"]).double()
-            total, num = total + float((torch.expm1(gap_N) - gap_N).sum()), num + len(gap_N)
-        return total, num
-
     def follow_policy(self, rate: float) -> None:
         """Move the reference towards the policy; see `Reference.follow`."""
         if self.reference is not None:

@@ -41,7 +41,7 @@ class StoredAnswers:
         """Use an open reading; `decode` returns the function that turns token ids into text."""
         self._reading, self._make_decode = reading, decode
         self._decode: Decode | None = None
-        self._rated = RatedGroups(reading.stored.state.get("rated", ""))
+        self._rated = RatedGroups(**reading.stored.state.get("rated", {}))
 
     @classmethod
     @contextmanager
@@ -77,15 +77,11 @@ class StoredAnswers:
         rated = self._rated
         if rated.position < seq:
             return State("waits for the next iteration of the run")
-        known = rated.applied.get(answer.group_id)
-        num_stale = known.num_stale if known else 0
-        stale = f"; trained on {num_stale} times with an earlier rating (stale)" if num_stale else ""
-        if known and str(answer.episode) in known.rewards and answer.group_id not in rated.unused:
-            place = "" if self._is_stored(answer) else "; its group has left the memory"
-            return State(f"applied, trained on {known.num_trained} times{place}{stale}")
         if answer.group_id in rated.unused:
-            return State(f"unused: the answer is not in the memory{stale}", is_unused=True)
-        return State(f"taken back{stale}")
+            return State("unused: the answer is not in the memory", is_unused=True)
+        if str(answer.episode) in rated.applied.get(answer.group_id, {}):
+            return State("applied" if self._is_stored(answer) else "applied; its group has left the memory")
+        return State("taken back")
 
     # --- parts -----------------------------------------------------------------------------------
 

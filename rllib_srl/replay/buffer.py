@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ import numpy as np
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.diversity.tracker import DiversityTracker
-from rllib_srl.replay.history import DomainStatistics, Policy
+from rllib_srl.replay.history import DomainStatistics, history_without
 from rllib_srl.replay.intake import ON_GROUP, Entry, Intake, Visit, parts_of
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import COUNTS, counts_of_domains
@@ -41,7 +41,7 @@ from rllib_srl.replay.targets import draw_targets, put_targets
 from rllib_srl.types import TARGET, Group, History, Prompt, Target
 
 Answer = TypeVar("Answer")
-RATING_COUNTS = ("num_applied", "num_changed", "num_stale_groups", "num_unused")
+RATING_COUNTS = ("num_applied", "num_changed", "num_unused")
 STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
 
 
@@ -122,7 +122,7 @@ class SRLReplayBuffer:
         self.counts: Counter[str] = Counter(state.get("counts", {}))
         self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
-        self.rated = RatedGroups(state.get("rated", ""))
+        self.rated = RatedGroups(**state.get("rated", {}))
         if "draws" in state:
             self.draws.set_state(state["draws"])
         self._load_vectors(state, bool(len(stored.slots)))
@@ -207,10 +207,10 @@ class SRLReplayBuffer:
             "counts": dict(self.counts),
             "draws": self.draws.get_state(),
             "drawn": self.drawn,
-            "domain_statistics": self.domain_statistics.get_state(),
+            "domain_statistics": {name: list(sums) for name, sums in self.domain_statistics.sums.items()},
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
-            "rated": self.rated.get_state() if self.rated.source else "",
+            "rated": asdict(self.rated) if self.rated.source else {},
             "embedding": self._embedding,
             **({} if self.tracker is None else {"embedder": self.tracker.embedder.get_state()}),
         }
@@ -223,7 +223,6 @@ class SRLReplayBuffer:
         now: int,
         request: str = "",
         is_played: bool = True,
-        policy_kl: float = 0.0,
     ) -> list[Visit]:
         """Store and grade played groups, and reschedule their items.
 
@@ -234,14 +233,13 @@ class SRLReplayBuffer:
             groups: processed in this order.
             is_played: whether the current policy played them. If not, they are not a recall test and grade only items
                 that were never visited.
-            policy_kl: nats per token by which the policy has moved since the start of the run, for `history_by` "kl".
         """
 
         def work() -> list[dict[str, Any]]:
             entries: list[Entry] = []
-            histories = self.intake.histories(groups, policy_kl)
+            histories = [self.intake.history_of(group) for group in groups]
             for part in parts_of(groups):
-                entries += self.intake.take(part, now, is_played, policy_kl)
+                entries += self.intake.take(part, now, is_played)
                 self._evict(now)
             return [entry.visit(history).as_dict() for entry, history in zip(entries, histories, strict=True)]
 
@@ -268,34 +266,38 @@ class SRLReplayBuffer:
     def _slots_of(self, keys: Collection[str]) -> dict[str, int | None]:
         return {key: self.tables.slot_of(int(key, 16)) for key in keys}
 
-    def draw_groups(self, num: int, now: int, request: str = "", policy: Policy | None = None) -> list[StoredGroup]:
+    def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[StoredGroup]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
-        They have the `origin` "reuse". In training with a baseline from history, `policy` is the one that trains: each
+        They have the `origin` "reuse". In training with a baseline from history, `version` is that of the policy: each
         group comes with its history, without the group itself; None leaves out groups of equal rewards. A repeated
         request whose groups have been removed is a StoreError.
         """
         drawn: list[StoredGroup] = []
 
         def work() -> list[Any]:
-            slots, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=policy is None)
+            slots, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
             self.tables.update_groups(slots, uses=self.tables.groups["uses"][slots] + 1)
             seqs = self.tables.groups["seq"][slots].tolist()
             answer = [[seq, weight, None] for seq, weight in zip(seqs, weight_N.tolist(), strict=True)]
             drawn.extend(self._stored_groups(answer))
-            if policy is not None and drawn:
-                histories = self.intake.histories_without([one.group for one in drawn], slots, policy)
+            if version is not None:
+                histories = [self._without(one.group, at, version) for one, at in zip(drawn, slots, strict=True)]
                 drawn[:] = [replace(one, history=past) for one, past in zip(drawn, histories, strict=True)]
                 answer = [[seq, weight, list(past)] for (seq, weight, _), past in zip(answer, histories, strict=True)]
             self.drawn = {one.group.group_id: seq for one, seq in zip(drawn, seqs, strict=True)}
-            if self.rated.applied:
-                self.rated.note_trained(self.drawn)
             self.counts["num_reuses"] += len(drawn)
             self.intake.count_by_domain("num_reuses", [one.group.prompt for one in drawn])
             return answer
 
         answer = self._once(request, work)
         return drawn or list(self._stored_groups(answer))
+
+    def _without(self, group: Group, at: int, version: int) -> History:
+        row, mean = self.tables.groups[at], self.domain_statistics.mean(group.prompt.domain)
+        return history_without(
+            group, row, self.tables.items[row["slot"]], version, self.settings.history_half_life, mean
+        )
 
     def _stored_groups(self, answer: Sequence[Sequence[Any]]) -> Iterator[StoredGroup]:
         """Yield the groups of an answer to `draw_groups`: seq, weight and history of each."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rllib_srl.common.remote_calls import Call
-from rllib_srl.replay.history import Policy
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.ratings import RatedGroup, RatedUntil
@@ -90,29 +89,29 @@ class ReplayClient:
         return prompts
 
     def add(
-        self, groups: Sequence[GroupMeta], now: int, policy_kl: float = 0.0, is_played: bool = True
+        self, groups: Sequence[GroupMeta], now: int, is_played: bool = True
     ) -> dict[str, Visit]:
         """Store and grade groups; return the visits by group id. See `SRLReplayBuffer.add`."""
         if not groups or not self.is_on:
             return {}
         add, refs, timeout_s = RLlibReplayBuffer.add, [group.ref for group in groups], self.settings.timeout_s
-        visits = self._do(now, add, refs, now, is_played=is_played, policy_kl=policy_kl, fetch_timeout_s=timeout_s)
+        visits = self._do(now, add, refs, now, is_played=is_played, fetch_timeout_s=timeout_s)
         self.counts["num_groups_lost"] += len(groups) - len(visits)
         return {visit.group_id: visit for visit in visits}
 
     def draw_groups(
-        self, num_played: int, now: int, policy: Policy | None = None, exactly: int | None = None
+        self, num_played: int, now: int, version: int | None = None, exactly: int | None = None
     ) -> list[GroupMeta]:
         """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`.
 
-        The groups stay in the object store. `policy` as in `SRLReplayBuffer.draw_groups`; `exactly` so many are drawn
+        The groups stay in the object store. `version` as in `SRLReplayBuffer.draw_groups`; `exactly` so many are drawn
         whatever was played, fewer only if fewer may be.
         """
         num = self._owed(self._reuses, num_played) if exactly is None else exactly
         metas = list[GroupMeta]()
         if num:
             request = self._request(now, "draw_groups")
-            call = Call.of(RLlibReplayBuffer.draw_apart, num, now, request, policy)
+            call = Call.of(RLlibReplayBuffer.draw_apart, num, now, request, version)
             metas = listed(*self.process.call_both(call))
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas

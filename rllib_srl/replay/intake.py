@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission.admission import Decode, Nearest, Refusal, admit, malformed
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
-from rllib_srl.replay.history import (
-    OF_GROUP,
-    DomainStatistics,
-    GroupFacts,
-    Policy,
-    after_visit,
-    discounts,
-    facts_of,
-    histories_without,
-)
+from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_at
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Graded, Recall
@@ -89,7 +80,6 @@ class Entry:
     refusal: Refusal | None = None  # why it is not stored
     is_new: bool = False
     is_visit: bool = False  # of its item
-    domain_place: int = 0  # number of the group among those of its domain, from 1; 0: it is not among them
     graded: Graded = field(default_factory=lambda: Graded(0))
     num_grown: int = 0
 
@@ -128,31 +118,17 @@ class Intake:
 
     def __post_init__(self) -> None:
         """Gather what every call reads of the settings."""
-        self._discounting = (self.settings.history_by, self.settings.history_half_life)
         self._reads_recall = self.settings.reads_recall
 
-    def histories(self, groups: Sequence[Group], policy_kl: float) -> list[History]:
-        """Return the history of each group's prompt as a visit by its policy finds it."""
-        found = []
-        for group in groups:
-            sums, slot = (0.0, 0.0), self.tables.slot_of(key_of(group.prompt))
-            if group.size and slot is not None:
-                rows_1 = rows_at(self.tables.items, [slot])
-                version_1 = np.array([group.versions_G2.min()], np.float64)
-                rho = float(discounts(*self._discounting, rows_1, version_1, policy_kl)[0])
-                sums = (rho * float(rows_1["history_sum"][0]), rho * float(rows_1["history_count"][0]))
-            found.append(History(*sums, self.statistics.mean(group.prompt.domain)))
-        return found
+    def history_of(self, group: Group) -> History:
+        """Return the history of a group's prompt as a visit by its policy finds it."""
+        slot, mean = self.tables.slot_of(key_of(group.prompt)), self.statistics.mean(group.prompt.domain)
+        if slot is None or not group.size:
+            return History(0.0, 0.0, mean)
+        version, half_life = int(group.versions_G2.min()), self.settings.history_half_life
+        return history_at(self.tables.items[slot], version, half_life, mean)
 
-    def histories_without(self, groups: Sequence[Group], drawn: np.ndarray, policy: Policy) -> list[History]:
-        """Return the histories of stored groups, by slot, as `policy` finds them without the groups themselves."""
-        rows_N = rows_at(self.tables.groups, drawn)
-        items_N = rows_at(self.tables.items, rows_N["slot"])
-        sums_N = np.array([group.rewards_G[group.has_reward_G].astype(np.float64).sum() for group in groups])
-        domains = [group.prompt.domain for group in groups]
-        return histories_without(policy, *self._discounting, self.statistics, domains, items_N, rows_N, sums_N)
-
-    def take(self, groups: Sequence[Group], now: int, is_played: bool, policy_kl: float) -> list[Entry]:
+    def take(self, groups: Sequence[Group], now: int, is_played: bool) -> list[Entry]:
         """Take in groups of distinct prompts, in order."""
         entries = [Entry(group) for group in groups]
         for entry in entries:
@@ -176,17 +152,17 @@ class Intake:
             and facts.num_rewarded
         ]
         if tested:
-            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now, policy_kl)
+            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now)
         for entry, facts in whole:
             if entry.is_visit or (is_played and entry.slot is None):
-                entry.domain_place = self.statistics.note(entry.group.prompt.domain, facts.reward)
+                self.statistics.note(entry.group.prompt.domain, facts.reward)
         if is_played:
             rewarded = [(entry.group.prompt, facts.variance) for entry, facts in whole if facts.num_rewarded]
             self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
             self.count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
         stored = [(entry, facts) for entry, facts in whole if entry.refusal is None]
         for entry, facts in stored:
-            self._keep(entry, facts, now, policy_kl)
+            self._keep(entry, facts, now)
         for entry, _ in stored if is_played and self.on_group else ():
             entry.num_grown = self._grow(entry.group, now)
         return entries
@@ -223,16 +199,16 @@ class Intake:
                 return Refusal("duplicate", train=True)
         return None
 
-    def _grade(self, entries: Sequence[Entry], facts: Sequence[GroupFacts], now: int, policy_kl: float) -> None:
+    def _grade(self, entries: Sequence[Entry], facts: Sequence[GroupFacts], now: int) -> None:
         """Grade visits and write the changed fields of their items' rows."""
         settings, slots = self.settings, [entry.slot for entry in entries if entry.slot is not None]
         size_N, variance_N, *others = (
             np.array([getattr(one, name) for one in facts])
-            for name in ("size", "variance", "num_success", "reward", "nll", "version")
+            for name in ("size", "variance", "num_success", "reward", "nll")
         )
-        fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll", "version"), others, strict=True))
+        fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll"), others, strict=True))
         before_N = rows_at(self.tables.items, slots)
-        fields |= after_visit(before_N, facts, *self._discounting, policy_kl)
+        fields |= after_visit(before_N, facts, settings.history_half_life)
         if self.tracker is not None:
             measured = [entry.measured for entry in entries if entry.measured is not None]
             novelty_N = np.array([one.novelty for one in measured])
@@ -249,7 +225,6 @@ class Intake:
         for entry in entries:
             entry.is_visit = True
 
-
     def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
         """Add the prompts to a lifetime count of their domains."""
         self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
@@ -258,20 +233,10 @@ class Intake:
         due = now + self.settings.min_recall_interval
         return self.tables.add_item(key_of(prompt), prompt, prompt.domain, now, due=due)
 
-    def _keep(self, entry: Entry, facts: GroupFacts, now: int, policy_kl: float) -> None:
-        """Store a group."""
-        group, slot = entry.group, entry.slot
-        assert slot is not None
-        if self.settings.history_by != "versions":  # the row has the version, but not these
-            by_visits = int(self.tables.items["visits"][slot])
-            history_at = policy_kl if self.settings.history_by == "kl" else by_visits
-            group = replace(group, extra={**group.extra, "history_at": history_at})
-        # Without a visit the group is no part of the history.
-        clock = self.tables.items["history_clock"][slot] if entry.is_visit else -1.0
-        place = entry.domain_place
-        self.counts["num_groups_replaced"] += self._store(
-            slot, group, facts, born=now, history_clock=clock, domain_place=place
-        )
+    def _keep(self, entry: Entry, facts: GroupFacts, now: int) -> None:
+        assert entry.slot is not None
+        num_replaced = self._store(entry.slot, entry.group, facts, born=now, in_history=entry.is_visit)
+        self.counts["num_groups_replaced"] += num_replaced
 
     def _store(self, slot: int, group: Group, facts: GroupFacts, **fields: Any) -> int:
         """Store a group under a new number; return how many left for it."""
@@ -305,7 +270,7 @@ class Intake:
         for one in groups:
             slot, at = self.tables.slot_of(int(one.key, 16)), self.tables.group_at(one.group_id)
             if slot is None or at is None or at not in self.tables.groups_of(slot):
-                rated.note_missing(one)
+                rated.note(one)
                 continue
             age = now + 1 - int(self.tables.groups["born"][at])
             if answers := self._rate_group(slot, at, one, rated):
@@ -323,17 +288,17 @@ class Intake:
         seq, group = int(row["seq"]), self._group(int(row["seq"]))
         seen = one.seen(group)
         rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
-        rated.note_stored(one, rewards, earlier)
+        rated.note(one, rewards, earlier)
         if rewards == earlier:
             return []
         after = with_ratings(group, rewards, one.pass_reward)
         facts = [facts_of(group, self.settings.pass_reward) for group in (group, after)]
-        fields, clock = corrected(tables.items[slot], row, *self._discounting, after, *facts)
+        fields, in_history = corrected(tables.items[slot], row, self.settings.history_half_life, *facts)
         targets = {episode: self.store.target(seq, episode) for episode in tables.episodes_with_target(seq)}
         tables.remove_group(at)
         new = tables.next_group_seq
         # The mean of the domain has none of its new rewards.
-        self._store(slot, after, facts[1], born=int(row["born"]), uses=int(row["uses"]), history_clock=clock)
+        self._store(slot, after, facts[1], born=int(row["born"]), uses=int(row["uses"]), in_history=in_history)
         for episode, payload in targets.items():
             tables.targets[new, episode] = len(payload)
             self.store.pending.targets[new, episode] = payload

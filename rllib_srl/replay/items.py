@@ -20,30 +20,23 @@ from numpy.random import Generator
 
 from rllib_srl.types import Prompt
 
-# The widest fields come first and the padding is a named field: NumPy copies named fields only, so unnamed padding
-# would hold arbitrary bytes.
+# Sizes are multiples of 8 and the widest fields come first, so that fields are aligned without padding, which would
+# hold arbitrary bytes: NumPy copies named fields only.
 ITEM = np.dtype(
     [("key", "u8"), ("seq", "u8"), ("stability", "f8"), ("difficulty", "f8"), ("interval", "f8"), ("due", "f8")]
-    + [("history_sum", "f8"), ("history_count", "f8"), ("history_clock", "f8")]  # see `replay/history.py`
+    + [("history_sum", "f8"), ("history_count", "f8")]  # see `replay/history.py`
     + [("domain", "i4"), ("reps", "i4"), ("lapses", "i4"), ("streak", "i4")]
     + [("last_review", "i4"), ("created", "i4"), ("alpha", "f4"), ("beta", "f4"), ("pass_rate", "f4")]
     + [("reward", "f4"), ("num_success", "i4"), ("group_size", "i4"), ("visits", "i4"), ("version", "i4")]
     + [("variance", "f4"), ("nll", "f4"), ("novelty", "f4"), ("diversity", "f4")]
     + [("num_silent", "i4")]  # groups of equal rewards in a row, at most 8
-    + [("num_groups", "i4"), ("has_vector", "?"), ("is_solved", "?"), ("spare", "V6")],
-    align=True,
+    + [("num_groups", "i4"), ("has_vector", "i4"), ("is_solved", "i4")]
 )
 GROUP = np.dtype(
-    [("seq", "u8"), ("num_bytes", "i8")]
-    + [("history_clock", "f8")]  # its item's after the visit; below 0: the group is no part of the item's history
+    [("seq", "u8"), ("num_bytes", "i4"), ("in_history", "i4")]  # whether the item's history has its rewards
     + [("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
     + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
     + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
-    + [("lowest", "f4"), ("highest", "f4")]  # reward
-    + [("num_rewarded", "i4")]  # episodes with a reward
-    + [("domain_place", "i4")]  # number of the group among those of its domain, from 1; 0: it is not among them
-    + [("spare", "V8")],
-    align=True,
 )
 Domains = Collection[int] | None  # by number; None: all
 
@@ -495,16 +488,16 @@ def sample(num: int, generator: Generator, *keys_N: np.ndarray) -> np.ndarray:
 _AT_LEAST_0 = {
     "an item": (
         *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "num_groups"),
-        *("history_count", "history_clock", "num_silent", "pass_rate", "diversity"),
+        *("history_count", "num_silent", "pass_rate", "diversity"),
     ),
     "a group": (
-        *("uses", "num_success", "num_loss_tokens", "num_bytes", "num_rewarded", "domain_place"),
+        *("uses", "num_success", "num_loss_tokens", "num_bytes"),
         *("variance", "abs_advantage"),
     ),
 }
 _AT_MOST = {
     "an item": {"last_review": "due", "lapses": "reps", "num_success": "group_size"},
-    "a group": {"num_success": "size", "lowest": "highest", "num_rewarded": "size", "num_loss_tokens": "num_tokens"},
+    "a group": {"num_success": "size", "num_loss_tokens": "num_tokens"},
 }
 
 

@@ -3,7 +3,7 @@
     RatedGroup: every rating of one group ──> rewards of its episodes        `with_ratings`
                                          ├──> grade of its item              `grade_of`
                                          ├──> history of its prompt          `corrected`
-                                         └──> RatedGroups: what was applied, trained on, stale, or not found
+                                         └──> RatedGroups: what was applied, or not found
 
 The payload of a rated group keeps the rewards of the environment, so that a rating can be changed or taken back. A
 `RatedGroup` replaces the earlier one of its group, so applying it twice changes nothing.
@@ -16,14 +16,13 @@ fades.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.history import TOLD_BY, GroupFacts, discount
+from rllib_srl.replay.history import GroupFacts, discount
 from rllib_srl.replay.schedule.recall import grades_of_ratings
 from rllib_srl.types import PEOPLE, Group
 
@@ -67,82 +66,39 @@ def rewards_of(answers: Iterable[RatedAnswer]) -> Rewards:
     return {str(answer.episode): answer.reward for answer in answers if answer.reward is not None}
 
 
-@dataclass(frozen=True)
-class Applied:
-    """The last ratings of a group that were applied, also after the group has left the memory."""
-
-    rewards: Rewards
-    num_trained: int = 0  # times trained on with these
-    num_stale: int = 0  # times trained on with earlier ratings
-
-    def changed_to(self, rewards: Rewards) -> Applied:
-        """Return the record under other ratings; what was trained on with a changed one is stale."""
-        is_stale = any(rewards.get(episode) != reward for episode, reward in self.rewards.items())
-        num_stale = self.num_trained if is_stale else 0
-        return Applied(rewards, self.num_trained - num_stale, self.num_stale + num_stale)
-
-
+@dataclass
 class RatedGroups:
-    """Which ratings a buffer has applied. Invariant: `get_state` holds all of it, so a snapshot restores it."""
+    """Which ratings a buffer has applied. Invariant: its fields are of JSON types, and stored."""
 
-    def __init__(self, text: str = "") -> None:
-        values = json.loads(text) if text else {}
-        # The ratings file, and the newest of its changes that was applied.
-        self.source: str = values.get("source", "")
-        self.position: int = values.get("position", 0)
-        # Ratings that were new; that replaced or took back an earlier one.
-        self.num_applied: int = values.get("num_applied", 0)
-        self.num_changed: int = values.get("num_changed", 0)
-        self.applied = {group_id: Applied(*row) for group_id, row in values.get("applied", {}).items()}
-        self.unused: dict[str, int] = values.get("unused", {})  # group id -> its ratings without a stored answer
+    source: str = ""  # id of the ratings file
+    position: int = 0  # its newest change that was applied
+    num_applied: int = 0  # ratings that were new
+    num_changed: int = 0  # that replaced or took back an earlier one
+    applied: dict[str, Rewards] = field(default_factory=dict)  # by group id, also after the group has left the memory
+    unused: dict[str, int] = field(default_factory=dict)  # group id -> its ratings without a stored answer
 
-    def get_state(self) -> str:
-        """Return everything as JSON."""
-        rows = {group_id: [one.rewards, one.num_trained, one.num_stale] for group_id, one in self.applied.items()}
-        return json.dumps({**vars(self), "applied": rows}, separators=(",", ":"))
+    def note(self, one: RatedGroup, rewards: Rewards | None = None, earlier: Rewards | None = None) -> None:
+        """Note ratings: `rewards` are of stored answers, which had the ratings `earlier`; None: the group is gone.
 
-    def note(self, group_id: str, applied: Applied | None, num_unused: int) -> None:
-        """Set what is known of a group."""
-        if applied is not None:
-            self.applied[group_id] = applied
-        self.unused.pop(group_id, None)
-        if num_unused:
-            self.unused[group_id] = num_unused
-
-    def note_missing(self, one: RatedGroup) -> None:
-        """Note ratings of a group that is not stored: those that were never applied are unused."""
-        given = rewards_of(one.answers)
-        earlier = self.applied.get(one.group_id)
-        known = earlier.rewards if earlier else {}
-        # The record keeps the rewards that were trained on: a later call finds the same difference.
-        applied = replace(earlier.changed_to(given), rewards=known) if earlier else None
-        self.note(one.group_id, applied, sum(known.get(episode) != reward for episode, reward in given.items()))
-
-    def note_stored(self, one: RatedGroup, rewards: Rewards, earlier: Rewards) -> None:
-        """Note ratings of a stored group; `rewards` are of answers that are in it, `earlier` those that it had."""
-        entry = self.applied.get(one.group_id, Applied({}))
-        num_unused = len(rewards_of(one.answers)) - len(rewards)
-        self.note(one.group_id, entry.changed_to(rewards) if rewards or entry.rewards else None, num_unused)
-        if rewards != earlier:
+        Of a group that is gone those are unused that were never applied.
+        """
+        given, known = rewards_of(one.answers), self.applied.get(one.group_id, {})
+        if rewards is None or earlier is None:
+            num_unused = sum(known.get(episode) != reward for episode, reward in given.items())
+        else:
+            num_unused = len(given) - len(rewards)
             self.num_applied += len(rewards.keys() - earlier.keys())
             self.num_changed += sum(rewards.get(episode) != reward for episode, reward in earlier.items())
-
-    def note_trained(self, group_ids: Iterable[str]) -> None:
-        """Count draws of rated groups."""
-        for group_id in group_ids:
-            one = self.applied.get(group_id)
-            if one is not None and one.rewards:
-                self.applied[group_id] = replace(one, num_trained=one.num_trained + 1)
+            if rewards or known:
+                self.applied[one.group_id] = rewards
+        self.unused.pop(one.group_id, None)
+        if num_unused:
+            self.unused[one.group_id] = num_unused
 
     @property
     def num_unused(self) -> int:
         """Return the number of ratings whose answers are not in the memory."""
         return sum(self.unused.values())
-
-    @property
-    def num_stale_groups(self) -> int:
-        """Return the number of groups that were trained on with a rating that was changed afterwards."""
-        return sum(one.num_stale > 0 for one in self.applied.values())
 
 
 @dataclass(frozen=True)
@@ -155,11 +111,6 @@ class RatedUntil:
     source: str = ""
     position: int = 0
     unused: tuple[str, ...] = ()  # ids of groups with ratings of answers that were not found
-
-    @classmethod
-    def of(cls, rated: RatedGroups) -> RatedUntil:
-        """Return the position of one buffer."""
-        return cls(rated.source, rated.position, tuple(rated.unused))
 
 
 def grade_of(answers: Collection[RatedAnswer]) -> int:
@@ -185,31 +136,24 @@ def with_ratings(group: Group, rewards: Mapping[str, float], pass_reward: float 
 
 
 def corrected(
-    item: np.void, row: np.void, by: str, half_life: float | None, group: Group, before: GroupFacts, after: GroupFacts
-) -> tuple[dict[str, Any], float]:
-    """Return the corrected fields of an item whose group has other rewards now, and the group's `history_clock`.
+    item: np.void, row: np.void, half_life: float, before: GroupFacts, after: GroupFacts
+) -> tuple[dict[str, Any], bool]:
+    """Return the corrected fields of an item whose group has other rewards now, and whether its history has the group.
 
     `item` and `row` are the rows of item and group; `before` and `after` the group's facts with old and new rewards.
     """
-    told_by = TOLD_BY[by]
-    played_at = group.extra.get("history_at", int(row["version"]) if told_by == "version" else None)
     fields: dict[str, Any] = {}
-    history_clock = -1.0
-    if played_at is not None:
-        elapsed = float(item[told_by]) - played_at  # below 0 only where no visit was rewarded so far
-        weight, fade = discount(by, half_life, np.array([elapsed, -elapsed])).tolist()
-        if item["history_count"] >= weight * before.num_rewarded - 1e-6:  # else the visit is no part of the history
-            num = after.num_rewarded - before.num_rewarded
-            fields["history_sum"] = fade * item["history_sum"] + weight * (after.reward_sum - before.reward_sum)
-            fields["history_count"] = fade * item["history_count"] + weight * num
-            history_clock = float(row["history_clock"])
-            if elapsed < 0:
-                history_clock = float(item["history_clock"]) - elapsed
-                fields |= {told_by: played_at, "history_clock": history_clock}
-            elif history_clock < 0:  # its first rewards
-                history_clock = max(0.0, float(item["history_clock"]) - elapsed)
+    in_history = bool(row["in_history"]) or not before.num_rewarded  # its first rewards
+    if in_history:
+        elapsed = float(item["version"]) - float(row["version"])  # below 0 only where no visit was rewarded so far
+        weight, fade = discount(half_life, np.array([elapsed, -elapsed])).tolist()
+        num = after.num_rewarded - before.num_rewarded
+        fields["history_sum"] = fade * item["history_sum"] + weight * (after.reward_sum - before.reward_sum)
+        fields["history_count"] = fade * item["history_count"] + weight * num
+        if elapsed < 0:
+            fields["version"] = row["version"]
     is_last = all(item[name] == row[name] for name in ("nll", "version", "reward", "num_success"))
     if is_last and item["group_size"] == after.size:
         fields |= {"reward": after.reward, "variance": after.variance, "num_success": after.num_success}
         fields |= {"pass_rate": after.num_success / after.size} | ({"num_silent": 0} if after.variance > 0 else {})
-    return fields, history_clock
+    return fields, in_history

@@ -22,7 +22,6 @@ from typing import Any
 import ray
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.history import Policy
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.payloads import StoredGroupBatch
 from rllib_srl.replay.ratings import RatedUntil
@@ -80,21 +79,20 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         now: int = 0,
         request: str = "",
         is_played: bool = True,
-        policy_kl: float = 0.0,
         fetch_timeout_s: float = 60.0,
     ) -> list[Visit]:
         """Store and grade groups, or references to groups; lost ones (their node died) are left out."""
-        return super().add(_fetched(batch, fetch_timeout_s), now, request, is_played, policy_kl)
+        return super().add(_fetched(batch, fetch_timeout_s), now, request, is_played)
 
     def sample(self, num_items: int | None = None, now: int = 1, **kwargs: Any) -> list[Group]:
         """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
         return [drawn.group for drawn in self.draw_groups(1 if num_items is None else num_items, now, **kwargs)]
 
     def draw_apart(
-        self, num: int, now: int, request: str = "", policy: Policy | None = None
+        self, num: int, now: int, request: str = "", version: int | None = None
     ) -> tuple[list[GroupMeta], list[Group]]:
         """Draw stored groups; return their metadata with `ref` None, and the groups. See `draw_groups`."""
-        drawn = self.draw_groups(num, now, request, policy)
+        drawn = self.draw_groups(num, now, request, version)
         return [one.meta for one in drawn], StoredGroupBatch(drawn)
 
     def add_targets(
@@ -124,7 +122,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
     def rated_until(self) -> RatedUntil:
         """Return how far the ratings of which file were applied."""
-        return RatedUntil.of(self.rated)
+        return RatedUntil(self.rated.source, self.rated.position, tuple(self.rated.unused))
 
     def stats(self, now: int) -> dict[str, float]:
         """Return gauges, lifetime counts, and `busy_s`: seconds of calls since the last one of `stats`."""

@@ -48,13 +48,11 @@ def warnings_of(settings: ReplaySettings, run: Run) -> Iterator[str]:
     for name in filter(changed.__contains__, unused):
         yield f"replay_{name} = {changed[name]!r} has no effect with replay_{unused[name]}"
     reads_history = run.has_posterior or (run.may_revisit and settings.selection not in SELECTIONS.own)
-    for name in () if reads_history else ("history_by", "history_half_life"):
-        if name in changed:
-            cost = ", at the cost of a forward pass in each iteration" if changed[name] == "kl" else ""
-            yield (
-                f"replay_{name} = {changed[name]!r} changes metrics only{cost}: history is read with advantage = "
-                "'posterior' or by rules such as replay_selection = 'contrib.mopps'"
-            )
+    if "history_half_life" in changed and not reads_history:
+        yield (
+            f"replay_history_half_life = {settings.history_half_life!r} changes metrics only: history is read with "
+            "advantage = 'posterior' or by rules such as replay_selection = 'contrib.mopps'"
+        )
     if run.may_revisit and settings.has_due_dates and settings.fill_with_not_due and settings.selection in DATELESS:
         yield (
             f"replay_spacing = {settings.spacing!r} with replay_selection = {settings.selection!r}: due dates are "

@@ -133,14 +133,8 @@ class ReplaySettings(Settings):
         of="grade.rating_scale"
     )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
-    history_by: Literal["versions", "visits", "kl"] = setting(
-        "versions",
-        'what discounts the history of a prompt: "versions" (updates), "visits" or "kl" (of the policy, nats)',
-        of="history.by", is_head=True
-    )
-    history_half_life: float | None = setting(
-        None, "after so many of these a prompt's history counts half; None: 11 versions, 1 visit or 0.06 nats",
-        of="history.half_life", gt=0
+    history_half_life: float = setting(
+        11.0, "updates of the policy after which the history of a prompt counts half", gt=0
     )
     selection: Annotated[str, _rule_of("selection")] = setting(
         "uniform", 'rule that selects items to revisit (docs/memory.md), or "module:rule"', of="selection.name",

@@ -58,7 +58,7 @@ def main() -> int:
     def in_play(ahead: Any) -> list[str]:
         return [one.prompt.key for one in ahead.outstanding]
 
-    def stored(memory: Any, visits: Any, groups: Any, now: int, policy_kl: float) -> dict[str, Any]:
+    def stored(memory: Any, visits: Any, groups: Any, now: int) -> dict[str, Any]:
         return {"iteration": now, "groups": {one.group_id: one.prompt.key for one in groups if one.group_id in visits}}
 
     def saved(algo: Any, directory: Any, *given: Any) -> dict[str, Any]:

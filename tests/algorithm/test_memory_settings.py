@@ -44,12 +44,12 @@ def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):
     monkeypatch.setattr("rllib_srl.algorithm.settings._warned", set())
     config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": "tiny"})
-    config.replay(history={"by": "visits"}, spacing="fsrs")
+    config.replay(history_half_life=3.0, spacing="fsrs")
     config.env_runners(max_turn_tokens=8, max_episode_tokens=128)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         config.validate()
         config.copy(copy_frozen=False).validate()  # as a run does
-    starts = ["replay_history.by = 'visits' changes metrics only", "replay_spacing = 'fsrs' with replay_selection = "]
+    starts = ["replay_history_half_life = 3.0 changes metrics only", "replay_spacing = 'fsrs' with replay_selection = "]
     found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("replay_")]
     assert len(found) == 2 and all(line.startswith(start) for line, start in zip(found, starts, strict=True))
     assert warnings_of(SRLConfig().environment("compare")) == []

@@ -41,7 +41,7 @@ def test_methods_are_those_of_the_papers():
         "centred",
         1,
     )
-    assert (spo.replay_settings().selection, spo.replay_settings().history_by) == ("contrib.spo", "kl")
+    assert spo.replay_settings().selection == "contrib.spo"
     assert config().training("grpo").replay_settings().is_on is False
     srl = config().training("srl").replay_settings()
     assert (srl.spacing, srl.selection, srl.diversity_coeff, srl.embedding_used) == ("fsrs", "srl", 0.5, "ngram")

@@ -96,7 +96,7 @@ def slow_gradient(config, model, groups):
 def test_posterior_and_its_reuse(config, build):
     """Groups of one: every advantage, also of reused groups, from a list of all visits and their rewards."""
     config.replay(revisit_fraction=0.6, reuse_fraction=0.25, min_buffer_size=4, selection="uniform")
-    config.replay(history={"by": "versions", "half_life": HALF_LIFE}, reuse_selection="uniform", max_age=4)
+    config.replay(history_half_life=HALF_LIFE, reuse_selection="uniform", max_age=4)
     advantage = {"name": "posterior", "prior_weight": WEIGHT, "min_surprise": LEAST}
     algo = build(config, advantage=advantage, group_size=1, num_prompts_per_batch=8)
     iterations = train(algo, 4)

@@ -14,7 +14,7 @@ HALF_LIFE, WEIGHT, LEAST = 2.0, 2.0, 0.3
 def config(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.6, reuse_fraction=0.25)
     config.environment(env_config={"num_prompts": 16})
-    config.replay(history={"by": "versions", "half_life": HALF_LIFE}, max_age=4, reuse_selection="uniform")
+    config.replay(history_half_life=HALF_LIFE, max_age=4, reuse_selection="uniform")
     advantage = {"name": "posterior", "prior_weight": WEIGHT, "min_surprise": LEAST}
     return config.training(advantage=advantage, group_size=1, num_prompts_per_batch=12)
 
@@ -36,17 +36,13 @@ class Visits:
                 self._of_items.add(group.group_id)
 
     def history(self, own, version):
-        """Return s, n and m of a group as of `version`, without the group itself; of a new one, before its visit."""
+        """Return s and n of a group as of `version`, without the group itself, and m; before its visit if it is new."""
         others = [group for group in self.groups if group.group_id != own.group_id]
         past = [one for one in others if one.prompt.key == own.prompt.key and one.group_id in self._of_items]
         rho = [0.5 ** ((version - int(group.versions_G2.min())) / HALF_LIFE) for group in past]
         total = sum(r * float(group.rewards_G.sum()) for r, group in zip(rho, past, strict=True))
         num = sum(r * group.size for r, group in zip(rho, past, strict=True))
-        of = [
-            (0.97**age, group.rewards_G.mean())
-            for age, group in enumerate(reversed(self.groups))
-            if group.group_id != own.group_id
-        ]
+        of = [(0.97**age, group.rewards_G.mean()) for age, group in enumerate(reversed(self.groups))]
         mean = np.average([r for _, r in of], weights=[w for w, _ in of]) if of else 0.5
         return total, num, float(mean)
 

@@ -258,10 +258,10 @@ def test_a_dead_learner_is_named_with_what_it_did(arrived):
 
 
 def test_learners_that_share_a_shard_are_asked_alike_and_answer_once(arrived):
-    workers = [SimpleNamespace(policy_kl=Remote((total, 2)), take_targets=Remote(total)) for total in (1, 1, 5, 5)]
+    workers = [SimpleNamespace(episode_kl=Remote(total), take_targets=Remote(total)) for total in (1, 1, 5, 5)]
     learners = learners_of(*workers, fsdp=True, per_shard=2)
-    assert learners.policy_kl(["first", "second"], 8.0) == (1 + 5) / (2 + 2)
-    asked = [worker.policy_kl.calls[0][0] for worker in workers]
+    assert learners.episode_kl(["first", "second"], 8.0) == [1, 5]
+    asked = [worker.episode_kl.calls[0][0] for worker in workers]
     assert [args[0] for args in asked] == ["first", "first", "second", "second"]
     assert learners.take_targets() == [1, 5]
 

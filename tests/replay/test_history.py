@@ -16,20 +16,14 @@ from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.database import StoreError
-from rllib_srl.replay.history import (
-    DomainStatistics,
-    Policy,
-    discounts,
-    facts_of,
-    histories_without,
-)
+from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.items import ITEM, key_of
+from rllib_srl.replay.items import key_of
 from rllib_srl.types import History
 from tests.conftest import ROOT
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
-FIELDS = ("history_sum", "history_count", "history_clock", "num_silent", "is_solved")
+FIELDS = ("history_sum", "history_count", "num_silent", "is_solved")
 
 
 def row_of(buffer, index):
@@ -62,25 +56,17 @@ def test_the_history_of_a_prompt_by_hand():
 
 
 @pytest.mark.parametrize(
-    "by, half_life, versions, kl, rho",
-    [
-        ("versions", 2.0, (3, 7), (0.0, 0.0), 0.25),
-        ("versions", None, (3, 14), (0.0, 0.0), 0.5),
-        ("versions", 2.0, (7, 3), (0.0, 0.0), 1.0),  # by an older policy than the last visit
-        ("visits", None, (3, 7), (0.0, 0.0), 0.5),
-        ("visits", 4.0, (3, 3), (0.0, 0.0), 2**-0.25),
-        ("kl", None, (3, 7), (0.02, 0.08), 0.5),
-        ("kl", 0.5, (3, 7), (0.5, 2.0), 0.125),
-    ],
+    "half_life, versions, rho",
+    [(2.0, (3, 7), 0.25), (11.0, (3, 14), 0.5), (2.0, (7, 3), 1.0)],  # the last by an older policy
 )
-def test_what_discounts_a_history(by, half_life, versions, kl, rho):
-    rows = np.zeros(1, ITEM)
-    rows["version"], rows["history_clock"] = versions[0], kl[0]
-    assert discounts(by, half_life, rows, np.array([versions[1]]), kl[1]).tolist() == [pytest.approx(rho, rel=1e-12)]
-    buffer = a_buffer(history_by=by, history_half_life=half_life)
-    add(buffer, 1, played(0, 1, (1, 1), versions[0]), policy_kl=kl[0])
-    (history,) = add(buffer, 9, played(0, 9, (0, 0), versions[1]), policy_kl=kl[1])
+def test_what_discounts_a_history(half_life, versions, rho):
+    assert discount(half_life, versions[1] - versions[0]) == pytest.approx(rho, rel=1e-12)
+    buffer = a_buffer(history_half_life=half_life)
+    add(buffer, 1, played(0, 1, (1, 1), versions[0]))
+    (history,) = add(buffer, 9, played(0, 9, (0, 0), versions[1]))
     assert history == (pytest.approx(2 * rho), pytest.approx(2 * rho), 1.0)
+    (history,) = add(buffer, 9, played(0, 9, (0, 0), max(versions), salt=1))
+    assert history[:2] == (pytest.approx(2 * rho), pytest.approx(2 * rho + 2))  # counted from the newest version
 
 
 def test_silence_and_solutions_by_hand():
@@ -104,13 +90,13 @@ def test_silence_and_solutions_by_hand():
 
 
 def test_groups_of_one_call_see_the_history_before_it():
-    buffer = a_buffer(history_by="visits", history_half_life=1.0)
+    buffer = a_buffer(history_half_life=1.0)
     groups = [played(0, 1, (1, 1)), played(1, 1, (0, 0)), played(0, 1, (0, 1), salt=1)]
     assert add(buffer, 1, *groups) == [NO_HISTORY] * 3
-    # the first prompt twice: 2 of 2, halved, then 1 of 2
-    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (2.0, 3.0)
+    # the first prompt twice by one version: 2 of 2, then 1 of 2
+    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (3.0, 4.0)
     domain = (0.97**2 * 1 + 0.5) / (1 + 0.97 + 0.97**2)
-    assert add(buffer, 2, played(0, 2, (1, 1)))[0] == History(1.0, 1.5, pytest.approx(domain))
+    assert add(buffer, 2, played(0, 2, (1, 1)))[0] == History(1.5, 2.0, pytest.approx(domain))
 
 
 def test_refused_and_single_episodes_count_in_the_history():
@@ -127,8 +113,8 @@ def test_refused_and_single_episodes_count_in_the_history():
     assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("too_long", False, 0)
     (visit,) = buffer.add([played(2, 3, (1,))], 3)
     assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("ungraded", False, 0)
-    sums = buffer.domain_statistics.get_state()["sums"]
-    assert sums["reward_weight"] == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
+    _, weight = buffer.domain_statistics.sums["sums"]
+    assert weight == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
 
 
 def test_a_call_that_fails_leaves_no_history():
@@ -143,9 +129,9 @@ def test_a_call_that_fails_leaves_no_history():
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
     buffer = a_buffer()
     add(buffer, 1, played(0, 1, (1, 0)))
-    before = [row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.get_state()
+    before = [row_of(buffer, 0)[name] for name in FIELDS], dict(buffer.domain_statistics.sums)
     buffer.add([played(0, 2, (0, 0))], 2, is_played=False)
-    assert ([row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.get_state()) == before
+    assert ([row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.sums) == before
 
 
 def test_history_leaves_with_the_item():
@@ -158,24 +144,14 @@ def test_history_leaves_with_the_item():
 # Domains
 
 
-def facts(*rewards):
-    return facts_of(a_group(0, rewards=rewards), 0.9)
-
-
 def test_the_mean_of_a_domain_by_hand():
     domains = DomainStatistics()
     assert domains.mean("a") == 0.5
-    assert domains.note("a", 0.25) == 1
+    domains.note("a", 0.25)
     assert (domains.mean("a"), domains.mean("b")) == (0.25, 0.25)  # an unknown domain is like all of them
-    assert domains.note("a", 0.0) == 2
+    domains.note("a", 0.0)
     assert domains.mean("a") == pytest.approx(0.97 * 0.25 / 1.97)
-    # Without the first group, without the second, and of a group that is not among them.
-    without_N = domains.means_without(["a"], np.zeros(3, int), np.array([1, 2, 0]), np.array([0.25, 0.0, 1.0]))
-    assert without_N.tolist() == pytest.approx([0.0, 0.25, 0.97 * 0.25 / 1.97])
-    domains.note("b", 1.0)
-    assert domains.means_without(["b"], np.zeros(1, int), np.ones(1, int), np.ones(1)).tolist() == pytest.approx(
-        [0.97 * 0.25 / 1.97]  # alone in its domain: the mean of all others
-    )
+    assert DomainStatistics(json.loads(json.dumps(domains.sums))).sums == domains.sums
 
 
 def test_a_stored_group_is_no_part_of_its_own_history():
@@ -183,27 +159,27 @@ def test_a_stored_group_is_no_part_of_its_own_history():
     buffer = a_buffer(history_half_life=2.0, groups_per_item=3)
     for now, rewards in ((1, (1, 1, 1, 0)), (3, (1, 0, 0, 0)), (5, (1, 1, 0, 0))):
         add(buffer, now, played(0, now, rewards))
-    store, policy = buffer.tables, Policy(7, 0.0)
-    rows_N = store.groups[store.groups_of(store.slots()[0])]
-    items_N = store.items[np.zeros(3, int)]
-    how = ("versions", 2.0, buffer.domain_statistics, ["sums"] * 3)
-    found = histories_without(policy, *how, items_N, rows_N, np.array([3.0, 1.0, 2.0]))
+    drawn = {one.group.group_id: one.history for one in buffer.draw_groups(3, 6, version=7)}
+    found = [drawn[f"{now}.0"] for now in (1, 3, 5)]
     sums = [3 / 8, 1 / 4, 2 / 2]  # discounted until version 7
     assert [one.reward_sum for one in found] == pytest.approx([sum(sums) - own for own in sums])
     assert [one.num_episodes for one in found] == pytest.approx([1 + 2, 0.5 + 2, 0.5 + 1])
-    means, weights = np.array([0.75, 0.25, 0.5]), 0.97 ** np.array([2, 1, 0])
-    others = [np.delete(np.arange(3), at) for at in range(3)]
-    averages = [np.average(means[o], weights=weights[o]) for o in others]
-    assert [one.domain_mean for one in found] == pytest.approx(averages)
-    drawn = {one.group.group_id: one.history for one in buffer.draw_groups(3, 6, policy=policy)}
-    assert [drawn[f"{now}.0"] for now in (1, 3, 5)] == [pytest.approx(one) for one in found]
+    assert [one.domain_mean for one in found] == [buffer.domain_statistics.mean("sums")] * 3
     assert all(one.history is None for one in buffer.draw_groups(3, 6))
+
+
+def test_a_group_of_another_policy_is_not_taken_out_of_a_history_that_it_is_not_in():
+    buffer = a_buffer()
+    add(buffer, 1, played(0, 1, (1, 0)))
+    buffer.add([played(0, 1, (1, 1, 0), salt=1, group_id="1.1")], 1, is_played=False)
+    drawn = {one.group.group_id: one.history[:2] for one in buffer.draw_groups(2, 2, version=1)}
+    assert drawn == {"1.0": (0.0, 0.0), "1.1": (1.0, 2.0)}
 
 
 def test_with_a_policy_groups_of_equal_rewards_are_drawn_too():
     buffer = a_buffer()
     add(buffer, 1, played(0, 1, (1, 1)), played(1, 1, (1, 0)))
-    assert len(buffer.draw_groups(2, 2)) == 1 and len(buffer.draw_groups(2, 2, policy=Policy(2, 0.0))) == 2
+    assert len(buffer.draw_groups(2, 2)) == 1 and len(buffer.draw_groups(2, 2, version=2)) == 2
 
 
 # A naive twin
@@ -213,22 +189,18 @@ PLAYS = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.booleans())  # p
 CALLS = st.lists(st.lists(PLAYS, min_size=1, max_size=5), max_size=8)
 
 
-@given(calls=CALLS, by=st.sampled_from(["versions", "visits"]))
+@given(calls=CALLS)
 @settings(max_examples=40, deadline=None)
-def test_histories_agree_with_a_list_of_all_visits(calls, by):
+def test_histories_agree_with_a_list_of_all_visits(calls):
     limits = {"min_graded": 1, "groups_per_item": 1, "max_episode_tokens": 10}
-    buffer = a_buffer(history_by=by, history_half_life=2.0, **limits)
+    buffer = a_buffer(history_half_life=2.0, **limits)
     visits: dict[int, list] = {}  # prompt -> (version, rewards) of its visits
     means: list[float] = []
 
     def past(index, version):
-        """Return s and n: each reward is halved once for two versions, or two visits, since then."""
-        ages = [
-            (version - then if by == "versions" else len(visits[index]) - nth, rewards)
-            for nth, (then, rewards) in enumerate(visits.get(index, []))
-        ]
-        return (sum(0.5 ** (age / 2) * part for age, rewards in ages for part in (sum(rewards),)),
-                sum(0.5 ** (age / 2) * len(rewards) for age, rewards in ages))  # fmt: skip
+        """Return s and n: each reward is halved once for two versions since then."""
+        weights = [(0.5 ** ((version - then) / 2), rewards) for then, rewards in visits.get(index, [])]
+        return sum(w * sum(rewards) for w, rewards in weights), sum(w * len(rewards) for w, rewards in weights)
 
     for now, call in enumerate(calls, start=1):
         groups = [
@@ -246,9 +218,7 @@ def test_histories_agree_with_a_list_of_all_visits(calls, by):
             means.append(sum(rewards) / len(rewards))
     for index, of in visits.items():
         row, last = row_of(buffer, index), of[-1][0]
-        undiscounted = 1.0 if by == "versions" else 2**0.5  # `past` is that of one visit more
-        sums = [part * undiscounted for part in past(index, last)]
-        assert [row["history_sum"], row["history_count"]] == pytest.approx(sums)
+        assert (row["history_sum"], row["history_count"]) == pytest.approx(past(index, last))
         silent = 0
         for _, rewards in of:
             silent = 0 if len(set(rewards)) > 1 else min(8, silent + 1)
@@ -302,7 +272,7 @@ def test_a_killed_process_loses_no_history(tmp_path):
         add(whole, now, *(played(i, now, (now % 2, i % 2, 1 / 3)) for i in range(4)))
     with closing(a_buffer(tmp_path, run="r")) as again:
         assert everything(again)["items"] == everything(whole)["items"]
-        assert again.domain_statistics.get_state() == whole.domain_statistics.get_state()
+        assert again.domain_statistics.sums == whole.domain_statistics.sums
         assert add(again, 6, played(0, 6, (1, 0))) == add(whole, 6, played(0, 6, (1, 0)))
 
 

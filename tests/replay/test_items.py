@@ -115,7 +115,7 @@ def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
 
 
 def test_rows_are_small():
-    for dtype, size in ((ITEM, 160), (GROUP, 96)):
+    for dtype, size in ((ITEM, 152), (GROUP, 64)):
         assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,8 +11,7 @@ import pytest
 
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.database import StoreError
-from rllib_srl.replay.history import HALF_LIVES
-from rllib_srl.replay.ratings import Applied, RatedAnswer, RatedGroup, RatedUntil, fingerprint
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedUntil, fingerprint
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import decode
@@ -111,19 +110,15 @@ def test_the_same_ratings_again_change_nothing(buffer):
     assert (seq, reps) == (buffer.tables.next_group_seq, item(buffer)["reps"])
 
 
-def test_a_changed_rating_is_applied_anew_and_what_was_trained_with_the_old_one_is_stale(buffer):
+def test_a_changed_rating_is_applied_anew(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
     apply(buffer, rated(group, {0: 1.0}))
-    drawn_groups(buffer, 1, 2)
-    apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2)  # a further one makes nothing stale
-    assert buffer.rated.applied["1.0"] == Applied({"0": 1.0, "1": 0.5}, num_trained=1)
+    apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2)
     counts = apply(buffer, rated(group, {0: 0.0, 1: 0.5}), position=3, now=2)
     assert counts == {"num_applied": 0, "num_changed": 1, "num_graded": 1, "num_too_old": 0}
     assert stored(buffer)[0].rewards_G.tolist() == [0, 0.5, 0, 0]
-    assert buffer.rated.applied["1.0"] == Applied({"0": 0.0, "1": 0.5}, num_trained=0, num_stale=1)
     stats = buffer.stats(2)
-    names = ("num_applied", "num_changed", "num_stale_groups", "num_unused")
-    assert [stats[f"ratings/{name}"] for name in names] == [2, 1, 1, 0]
+    assert [stats[f"ratings/{name}"] for name in ("num_applied", "num_changed", "num_unused")] == [2, 1, 0]
 
 
 def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
@@ -149,27 +144,22 @@ def test_rewards_of_the_environment_stay_where_nobody_rated(tmp_path):
     buffer.close()
 
 
-@pytest.mark.parametrize(
-    ("by", "half_life", "share"),
-    [("versions", None, 0.5 ** (4 / 11)), ("visits", None, 0.5), ("kl", 0.06, 0.5 ** (0.03 / 0.06))],
-)
-def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(tmp_path, by, half_life, share):
-    buffer = by_hand(tmp_path, history_by=by, history_half_life=half_life)
+def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(tmp_path):
+    buffer, share = by_hand(tmp_path), 0.5 ** (4 / 11)
     old, new = a_group(0, (0, 0), 1), a_group(0, (1, 0), 5, ids=[3])  # versions 0 and 4
-    buffer.add([old], 1, policy_kl=0.01)
-    buffer.add([new], 5, policy_kl=0.04)
+    buffer.add([old], 1)
+    buffer.add([new], 5)
     assert item(buffer)["history_sum"] == 1.0 and item(buffer)["history_count"] == pytest.approx(2 + 2 * share)
     apply(buffer, rated(old, {0: 1.0, 1: 0.5}), rated(new, {0: 0.25}), now=5)
     assert item(buffer)["history_sum"] == pytest.approx(0.25 + 1.5 * share)
     assert item(buffer)["history_count"] == pytest.approx(2 + 2 * share)
     # and what the next visit would have as its history: as if the ratings had been the rewards
-    twin = by_hand(tmp_path / "twin", history_by=by, history_half_life=half_life)
-    twin.add([a_group(0, (1.0, 0.5), 1)], 1, policy_kl=0.01)
-    twin.add([a_group(0, (0.25, 0.0), 5, ids=[3])], 5, policy_kl=0.04)
+    twin = by_hand(tmp_path / "twin")
+    twin.add([a_group(0, (1.0, 0.5), 1)], 1)
+    twin.add([a_group(0, (0.25, 0.0), 5, ids=[3])], 5)
     third = a_group(0, (1, 1), 9, ids=[4])
-    (one,), (other,) = (each.add([third], 9, policy_kl=0.1) for each in (buffer, twin))
+    (one,), (other,) = (each.add([third], 9) for each in (buffer, twin))
     assert one.history[:2] == pytest.approx(other.history[:2])
-    assert half_life in (None, HALF_LIVES[by])
     for each in (buffer, twin):
         each.check_valid()
         each.close()
@@ -198,7 +188,7 @@ def test_ratings_of_an_answer_that_is_gone_are_unused_until_it_is_played_again(b
     nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
     assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0})) == nothing
     assert buffer.stats(3)["ratings/num_unused"] == 2
-    assert RatedUntil.of(buffer.rated) == RatedUntil("file", 1, ("3.1",))
+    assert buffer.rated.unused == {"3.1": 2}
     buffer.add([gone], 3)
     assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0}), position=2, now=3)["num_applied"] == 2
     assert buffer.stats(3)["ratings/num_unused"] == 0
@@ -213,19 +203,17 @@ def test_another_answer_under_the_same_id_is_not_rated(buffer):
     assert stored(buffer)[0].rewards_G.tolist() == [0, 0, 0, 0] and buffer.rated.num_unused == 1
 
 
-def test_a_rating_that_changes_after_the_group_has_left_is_unused_and_what_it_trained_is_stale(tmp_path):
+def test_a_rating_that_changes_after_the_group_has_left_is_unused(tmp_path):
     buffer = by_hand(tmp_path, groups_per_item=1)
     old = a_group(0, (0, 0), 1)
     buffer.add([old], 1)
     apply(buffer, rated(old, {0: 1.0}))
-    drawn_groups(buffer, 1, 2)
     buffer.add([a_group(0, (1, 0), 5, ids=[3])], 5)  # replaces it
     apply(buffer, rated(old, {0: 1.0}), position=2)  # as it was: not unused, it has been applied
-    assert (buffer.rated.num_unused, buffer.rated.num_stale_groups) == (0, 0)
+    assert buffer.rated.num_unused == 0
     for position in (3, 4):  # once or twice
         apply(buffer, rated(old, {0: 0.0}), position=position)
-        assert (buffer.rated.num_unused, buffer.rated.num_stale_groups) == (1, 1)
-        assert buffer.rated.applied["1.0"] == Applied({"0": 1.0}, num_trained=0, num_stale=1)
+        assert buffer.rated.num_unused == 1
     buffer.close()
 
 
@@ -283,10 +271,10 @@ def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snaps
     apply(buffer, rated(group, {0: 1.0}))
     buffer.snapshot(tmp_path / "snapshot")
     apply(buffer, rated(group, {0: 0.5}), position=7)
-    state = buffer.rated.get_state()
+    state = asdict(buffer.rated)
     buffer.close()
     buffer = by_hand(tmp_path / "live")
-    assert buffer.rated.get_state() == state and buffer.rated.position == 7
+    assert vars(buffer.rated) == state and buffer.rated.position == 7
     assert buffer.restore(tmp_path / "snapshot") == 1  # the group as it was rated later
     assert buffer.rated.position == 1 and stored(buffer)[0].rewards_G.tolist() == [1, 0, 0, 0]
     assert apply(buffer, rated(group, {0: 0.5}), position=7)["num_changed"] == 1
@@ -317,5 +305,5 @@ def test_readers_see_the_state(tmp_path):
     buffer.add([group], 1)
     apply(buffer, rated(group, {0: 1.0}))
     with reading(Path(tmp_path) / "memory.db") as one:
-        assert one.stored.state["rated"] == buffer.rated.get_state()
+        assert one.stored.state["rated"] == vars(buffer.rated)
     buffer.close()

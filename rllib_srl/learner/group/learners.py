@@ -104,15 +104,6 @@ class Learners:
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
         return self._run_shards(calls, timeout_s, "scoring the reference")
 
-    def policy_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> float:
-        """Return the KL of the policy that played the shards to the present one, nats per token.
-
-        See `GRPOTorchLearner.policy_kl`.
-        """
-        calls = [Call.of(GRPOTorchLearner.policy_kl, shard) for shard in shards]
-        answers = self._run_shards(calls, timeout_s, "measuring the KL of the update")
-        return sum(total for total, _ in answers) / max(1, sum(num for _, num in answers))
-
     def reuse_report(self, timeout_s: float) -> dict[str, dict[str, float]]:
         """Return and clear the diagnostics of all reused groups; see `GRPOTorchLearner.reuse_report`."""
         told = self._every(Call.of(GRPOTorchLearner.reuse_report), timeout_s, "reporting")

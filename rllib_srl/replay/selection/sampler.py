@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.rules import RuleError, called
-from rllib_srl.replay.history import discounts
+from rllib_srl.replay.history import discount
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.quotas import Carry, quotas
@@ -92,9 +92,8 @@ class Draws:
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
         rows_N, settings = rows_at(self._store.items, slots_N), self._settings
-        newest_N = np.full(len(rows_N), rows_N["version"].max(initial=0))
-        clock = float(rows_N["history_clock"].max(initial=0.0))
-        rho_N = discounts(settings.history_by, settings.history_half_life, rows_N, newest_N, clock)
+        newest = float(rows_N["version"].max(initial=0))
+        rho_N = discount(settings.history_half_life, newest - rows_N["version"])
         return Candidates(
             len(slots_N),
             diversity_coeff=settings.diversity_coeff,
