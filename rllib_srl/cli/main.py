@@ -53,7 +53,7 @@ COMMANDS = {
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
-    "doctor": Command("check this machine, or a whole run before it starts: model, grading, gradient"),
+    "doctor": Command("check this machine, or a run before it starts: model, grading, gradient", starts_ray=True),
     "contrib": Command("run a command of an optional method; without a name: list them", starts_ray=True),
 }
 

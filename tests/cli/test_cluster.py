@@ -7,11 +7,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from rllib_srl.cli import doctor
 from rllib_srl.cli.shared import cluster
 from tests.conftest import ROOT
 
@@ -98,11 +96,3 @@ def test_a_users_own_package_goes_before_ours_of_the_same_name(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "checkpoint_000001").is_dir()
-
-
-@pytest.mark.parametrize(("num_gib", "expected"), [(2, "2 GiB, which"), (1 / 16, "0.062 GiB, which")])
-def test_doctor_judges_shared_memory(monkeypatch, num_gib, expected):
-    found = SimpleNamespace(f_blocks=int(num_gib * 2**18), f_frsize=4096)
-    monkeypatch.setattr(doctor.os, "statvfs", lambda path: found)
-    (line,) = [line for line in doctor.machine() if line.startswith("/dev/shm")]
-    assert expected in line and ("too small, 2 wanted" in line) == (num_gib < 2)

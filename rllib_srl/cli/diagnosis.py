@@ -1,0 +1,398 @@
+"""The checks of `srl doctor`: of this machine, of a model on GPUs, and of a run, part by part and as a whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from packaging.requirements import Requirement
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_srl import SRLConfig
+from rllib_srl.algorithm.checks import Fault, in_turn
+from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
+from rllib_srl.algorithm.model_shape import ModelShape
+from rllib_srl.algorithm.resources import PlacementError, build_fault, card_bytes_here, gpus_ray_finds
+from rllib_srl.cli.shared.cluster import hushed_stderr, message_of, start_ray
+from rllib_srl.cli.shared.runs import RunError, refuse_used
+from rllib_srl.cli.shared.settings import SettingsError, build_config, check
+from rllib_srl.common.environments import prompts_of
+from rllib_srl.engine import Sampling, make_engine
+from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.engine.models import local_model
+from rllib_srl.rollout.replies import attribute, reset, step
+from rllib_srl.types import RIGHT, Prompt
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+GIB = 2**30
+LEAST = 2.0  # GiB of free memory, of the disk and of /dev/shm, below which there is a warning
+NUM_PROMPTS = 3  # of each environment that are graded
+MOST_PARAMETERS = 1_000_000_000  # of a model that is loaded in this process, in fp32
+TEXT, NUM_TOKENS = "Question: What is 1 + 1?\nAnswer:", 8
+MOST_PROMPTS = 4  # of an iteration of the short run
+NORM = "gradients_default_optimizer_global_norm"
+DEFAULT_MODEL = "smollm2-135m"
+PLACED = (  # flat names of settings that a plan for GPUs chooses
+    *("num_env_runners", "num_learners", "num_gpus_per_env_runner", "num_gpus_per_learner", "colocate"),
+    "engine_tensor_parallel_size",
+)
+
+
+class Line(NamedTuple):
+    """The result of a check. Invariant: `status` is `OK`, `WARNING` or `FAILURE`."""
+
+    status: str
+    topic: str
+    text: str
+
+
+class Findings:
+    """Prints lines as they come. Invariant: `lines` are those printed."""
+
+    def __init__(self) -> None:
+        """Start without lines."""
+        self.lines: list[Line] = []
+
+    def add(self, found: Iterable[Line]) -> bool:
+        """Print lines; return whether none of them is a failure."""
+        is_fine = True
+        for line in found:
+            self.lines.append(line)
+            print(f"{line.status:<9}{line.topic:<13}{' '.join(line.text.split())}", flush=True)
+            is_fine &= line.status != FAILURE
+        return is_fine
+
+    def count(self, status: str) -> int:
+        """Return the number of lines with a status."""
+        return sum(line.status == status for line in self.lines)
+
+    def check_run(self, config: SRLConfig, verbose: bool) -> None:
+        """Check settings, model and environments, then a short real run unless one of these fails."""
+        if not self.add(of_settings(config)):
+            print("fix the settings first: model, environments and training are not checked")
+            return
+        with hushed_stderr(verbose):  # progress bars
+            is_fine = self.add(of_model(config))
+        if not (self.add(of_environments(config)) and is_fine):
+            print("fix this first: training is not checked")
+            return
+        start_ray(verbose)
+        self.add(of_training(config, verbose))
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def of_machine() -> Iterator[Line]:
+    """Report the resources of this machine."""
+    memory, shm = psutil.virtual_memory(), os.statvfs("/dev/shm")
+    free, size = memory.available / GIB, shm.f_blocks * shm.f_frsize / GIB
+    yield Line(OK, "cores", str(os.cpu_count()))
+    yield _amount("memory", free, f"{memory.total / GIB:.0f} GiB, {free:.1f} of them free")
+    where = f"{size:.2g} GiB, which holds weights on their way to the engines"
+    yield _amount("/dev/shm", size, where, " (docker run --shm-size=4g)")
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        yield Line(OK, f"GPU {index}", f"{card.name}, {card.total_memory / GIB:.0f} GiB")
+    if not torch.cuda.device_count():
+        yield Line(OK, "GPU", "none: runs compute on the CPU; --gpus 1x80 plans for a GPU that is elsewhere")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
+    engine = "vLLM" if find_spec("vllm") else "transformers (vLLM is not installed)"
+    yield Line(OK, "torch", f"{torch.__version__}, built for {build}; engine {engine}")
+
+
+def _amount(topic: str, amount: float, text: str, remedy: str = "") -> Line:
+    """Return a line about an amount in GiB, a warning if it is too small."""
+    few = amount < LEAST
+    return Line(WARNING if few else OK, topic, text + f"; expected at least {LEAST:g}{remedy}" * few)
+
+
+def of_packages(declared: Sequence[str] | None = None) -> Iterator[Line]:
+    """Compare the installed packages with the version ranges that this package declares.
+
+    Args:
+        declared: requirements, as in its metadata; None: those of the installed package.
+    """
+    try:
+        declared = requires("rllib_srl") or [] if declared is None else declared
+    except PackageNotFoundError:
+        yield Line(WARNING, "packages", "rllib_srl is not installed, so its versions are not known: pip install .")
+        return
+    needed = [one for one in map(Requirement, declared) if one.marker is None or one.marker.evaluate({"extra": ""})]
+    faults = []
+    for one in needed:
+        try:
+            found = version(one.name)
+        except PackageNotFoundError:
+            faults.append(Line(FAILURE, "packages", f"{one.name} is missing; expected {one}: pip install '{one}'"))
+            continue
+        if not one.specifier.contains(found, prereleases=True):
+            text = f"{one.name} {found}; expected {one.specifier}: pip install '{one}'"
+            faults.append(Line(WARNING, "packages", text))
+    yield from faults or [Line(OK, "packages", f"all {len(needed)} in the expected versions")]
+
+
+def of_build(num_gpus: float | None = None) -> Iterator[Line]:
+    """Report a torch that is built for CPUs on a machine whose GPUs Ray declares; a run would take them and fail.
+
+    Args:
+        num_gpus: that Ray declares on this machine; None: those it finds when it starts here.
+    """
+    num_gpus = gpus_ray_finds() if num_gpus is None else num_gpus
+    if line := build_fault(num_gpus):
+        yield Line(FAILURE, "GPUs", line)
+    elif num_gpus:
+        yield Line(OK, "GPUs", f"{num_gpus:g} that Ray declares, and torch {version('torch')} is built for them")
+
+
+def of_directory(out: Path) -> Iterator[Line]:
+    """Check that a new run can be written to a directory, by writing a file beside it."""
+    try:
+        refuse_used(out)
+        place = next(one for one in (out, *out.absolute().parents) if one.exists())
+        with tempfile.TemporaryDirectory(prefix=".srl-doctor-", dir=place) as scratch:
+            (Path(scratch) / "written").write_bytes(b"\0" * 4096)
+        free = shutil.disk_usage(place).free / GIB
+    except RunError as error:
+        yield Line(FAILURE, "directory", str(error))
+    except OSError as error:
+        yield Line(FAILURE, "directory", f"--out {out} cannot be written: {error.strerror}; expected another directory")
+    else:
+        yield _amount("directory", free, f"{out} can be written, {free:.0f} GiB free")
+
+
+# --- a model on GPUs ------------------------------------------------------------------------------
+
+
+def gpus_here() -> tuple[int, float]:
+    """Return the number of GPUs of this machine and the memory of the smallest, GiB."""
+    return torch.cuda.device_count(), (card_bytes_here() or 0.0) / GIB
+
+
+def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool) -> Iterator[Line]:
+    """Report the ways to train a model that fit on GPUs.
+
+    Args:
+        given: settings.
+        number: of GPUs.
+        gib: memory of each.
+        places_all: refuse settings that the plan chooses itself.
+
+    Raises:
+        SettingsError: such a setting, or an unknown optimiser.
+    """
+    model = given.get("model", DEFAULT_MODEL)
+    shape = ModelShape.of(Path(local_model(model)))
+    if shape is None:
+        text = f"model {model!r}; expected a config.json with a Llama-like model's sizes"
+        yield Line(FAILURE, "GPU memory", text)
+        return
+    settings = _placed(given, places_all)
+    how = f"an estimate, {'with' if settings.activation_checkpointing else 'without'} activation checkpointing"
+    size = f"{shape.num_parameters / 1e9:.2f} billion parameters on {number} x {gib:.0f} GiB"
+    yield Line(OK, "GPU memory", f"{model}: {size} ({how}; see docs/gpu.md)")
+    found = variants(shape, settings, number, gib * GIB)
+    for one in found:
+        where = "engine and learner share it" if number == 1 else f"{one.num_gpus} GPUs, one for the engine"
+        verdict = "; ".join(("does not fit", *one.faults)) if one.faults else "fits"
+        text = f"{one.name} ({where}): {verdict}; learner {one.learner}"
+        yield Line(WARNING if one.faults else OK, "GPU memory", text)
+    if all(one.faults for one in found):
+        yield Line(FAILURE, "GPU memory", "no way to train fits; expected larger or more GPUs, or a smaller model")
+
+
+def _placed(given: Mapping[str, Any], places_all: bool) -> Any:
+    """Return the settings to plan with, by their flat names: those given, except for `PLACED`."""
+    config, default = build_config(given), SRLConfig().flat()
+    config.activation_checkpointing = given.get("activation_checkpointing", True)
+    flat = config.flat()
+    for name in PLACED:
+        if places_all and (value := getattr(flat, name)) != getattr(default, name):
+            raise SettingsError(f"{name} = {value!r} with --gpus; expected none: each plan places its own processes")
+        setattr(flat, name, getattr(default, name))
+    if flat.optimizer_name not in OPTIMIZER_BYTES:
+        expected = ", ".join(OPTIMIZER_BYTES)
+        raise SettingsError(f"optimizer_name = {flat.optimizer_name!r}; expected one of {expected}")
+    return flat
+
+
+# --- the parts of a run ---------------------------------------------------------------------------
+
+
+def of_settings(config: SRLConfig) -> Iterator[Line]:
+    """Validate a config: values, environments, the model's files, packages and resources."""
+    try:
+        check(config)
+    except (SettingsError, PlacementError) as error:
+        lines = str(error).splitlines()
+        yield from (Line(FAILURE, "settings", one.strip()) for one in (lines[1:] or lines))
+        return
+    yield Line(OK, "settings", f"valid; engine = {config.rule_of('engine')}, {config.compute_dtype}")
+
+
+def of_model(config: SRLConfig) -> Iterator[Line]:
+    """Load tokenizer and weights, and generate one turn."""
+    name, start = config.model_config["model"], time.perf_counter()
+    try:
+        directory = config.model_dir()
+        tokenizer = load_tokenizer(directory)
+        shape = ModelShape.of(directory)
+        if shape is not None and shape.num_parameters > MOST_PARAMETERS:
+            size = f"{shape.num_parameters / 1e9:.1f} billion parameters"
+            yield Line(WARNING, "model", f"{name} has {size}; its weights are not loaded here")
+            return
+        ids = tokenizer(TEXT)["input_ids"]
+        engine = make_engine(
+            "transformers", directory, dtype="float32", seed=0, context_length=len(ids) + NUM_TOKENS, device="cpu"
+        )
+        (turn,) = engine.generate([ids], Sampling(max_tokens=NUM_TOKENS, temperature=0))
+        engine.close()
+    except Exception as error:  # any: weights and tokenizers fail in many ways
+        yield Line(FAILURE, "model", f"{name} cannot be used: {type(error).__name__}: {error}")
+        return
+    if not np.isfinite(turn.logp).all():
+        yield Line(FAILURE, "model", f"{name} gives log-probs that are not finite: its weights are damaged")
+        return
+    yield Line(OK, "model", f"{name} loads and writes one turn, {turn.text!r}, in {time.perf_counter() - start:.1f} s")
+
+
+def of_environments(config: SRLConfig) -> Iterator[Line]:
+    """Play right answers and empty ones in each environment."""
+    configs = config.world_configs()
+    for env_id, creator in config.world_creators().items():
+        look = partial(_graded, env_id, creator, configs[env_id], config.max_turns)
+        (found,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
+        lines = [(FAILURE, found.text)] if isinstance(found, Fault) else found
+        yield from (Line(status, "environment", f"{env_id} {text}") for status, text in lines)
+
+
+def _graded(env_id: str, creator: Any, env_config: dict[str, Any], max_turns: int) -> list[tuple[str, str]]:
+    """Return status and text of each finding in one environment."""
+    env = creator(env_config)
+    try:
+        prompts = [Prompt(env_id, str(one)) for one in islice(prompts_of(env, "train", 0), NUM_PROMPTS)]
+        if not prompts:
+            return [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]
+        if attribute(env, "is_unpaid", False):
+            return [(OK, "pays no reward: people rate its answers")]
+        mark = attribute(env, "pass_reward", None) or RIGHT
+        most = max(_played(env, prompt, [""] * max_turns) for prompt in prompts)
+        status = FAILURE if most >= mark else WARNING if most > 0 else OK
+        expected = "; expected 0" if most > 0 else ""
+        return [_right(env, prompts, mark), (status, f"pays {most:g} for an empty answer{expected}")]
+    finally:
+        if hasattr(env, "close"):
+            env.close()
+
+
+def _right(env: Any, prompts: Sequence[Prompt], mark: float) -> tuple[str, str]:
+    """Return status and text about the reward of right answers."""
+    gold_turns = attribute(env, "gold_turns", None)
+    for prompt in prompts:
+        turns = gold_turns(prompt.prompt_id) if gold_turns else ()
+        if not turns:  # data with a reward function needs no answers
+            return WARNING, f"has no gold_turns for prompt {prompt.prompt_id[:40]!r}: its right answer is not graded"
+        reward = _played(env, prompt, turns)
+        if not reward >= mark:
+            said = " ".join(" / ".join(turns).split())[:60]
+            which = f"the right answer {said!r} of prompt {prompt.prompt_id[:40]!r}"
+            return FAILURE, f"pays {reward:g} for {which}; expected 1"
+    return OK, f"grades right answers to {len(prompts)} prompts as right"
+
+
+def _played(env: Any, prompt: Prompt, turns: Sequence[str]) -> float:
+    """Return the sum of rewards of an episode with these turns."""
+    reset(env, prompt)
+    total = 0.0
+    for turn in turns:
+        reply = step(env, turn)
+        total += reply.reward
+        if reply.is_terminated or reply.is_truncated:
+            break
+    return total
+
+
+# --- a short real run -----------------------------------------------------------------------------
+
+
+def of_training(config: SRLConfig, verbose: bool) -> Iterator[Line]:
+    """Train two small iterations; check gradient, checkpoint and restore. Nothing is left behind."""
+    own = short_run(config)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch, hushed_stderr(verbose):
+            own.log_directory = scratch
+            algo = own.build_algo()
+            try:
+                first = algo.train()
+                yield gradient(first)
+                before, saved = _weights(algo), algo.version
+                path = algo.save_to_path(Path(scratch) / "doctor")
+                algo.train()
+                algo.restore_from_path(path)
+                after = _weights(algo)
+            finally:
+                algo.stop()
+    except Exception as error:  # any: users get one line
+        text = " ".join(message_of(error).splitlines()[:3])
+        yield Line(FAILURE, "training", f"the short run failed: {type(error).__name__}: {text}")
+        return
+    changed = [name for name in before if not np.array_equal(before[name], after[name])]
+    if changed or algo.version != saved:
+        yield Line(FAILURE, "checkpoint", f"restored weights differ from the saved ones: {', '.join(changed[:3])}")
+    else:
+        yield Line(OK, "checkpoint", f"saved and restored: {len(before)} weight arrays are the same, bit by bit")
+
+
+def gradient(result: Mapping[str, Any]) -> Line:
+    """Return whether an iteration has taught anything."""
+    played, learned = result["env_runners"], result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
+    norm = float(learned.get(NORM, 0.0))
+    num_silent, num, live = (played[name] for name in ("num_groups_without_signal", "num_groups", "live_token_share"))
+    trained = f"{live:.0%} of the generated tokens are trained on"
+    reward = f"mean reward {played['episode_return_mean']:.2f}"
+    if not num:
+        return Line(FAILURE, "gradient", f"no group was played: {int(played['num_episodes_lost'])} episodes were lost")
+    if not np.isfinite(norm) or learned.get("num_nonfinite_gradients"):
+        return Line(FAILURE, "gradient", f"not finite, so that the step was skipped; {reward}")
+    if norm > 0:
+        return Line(OK, "gradient", f"norm {norm:.3g}, {trained}; {reward}")
+    if not live > 0:
+        why = f"the answers to {num_silent:.0f} of {num:.0f} prompts earned the same"
+        return Line(WARNING, "gradient", f"none: {why}; {reward}; try easier or harder questions")
+    return Line(FAILURE, "gradient", f"0 although {trained}; {reward}")
+
+
+def _weights(algo: Any) -> dict[str, np.ndarray]:
+    algo.learners.gather(algo.config.sync_timeout_s)  # of shards; does nothing otherwise
+    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
+    return {name: np.array(value) for name, value in weights.items()}
+
+
+def short_run(config: SRLConfig) -> SRLConfig:
+    """Return a copy with few prompts.
+
+    It runs in this process, unless it needs GPUs, a runner for rollouts during updates, or sharded learners.
+    """
+    own: SRLConfig = config.copy(copy_frozen=False)
+    own.callbacks(None)
+    changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, MOST_PROMPTS), "num_transcripts": 0}
+    changed |= {"checkpoint_every": 0, "evaluation_interval": None}
+    if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
+        changed["num_env_runners"] = int(bool(config.max_lag) or config.is_sharded)
+        if not config.is_sharded:
+            changed["num_learners"] = 0
+    for name, value in changed.items():
+        setattr(own, name, value)
+    return own
