@@ -1,4 +1,4 @@
-"""Check your own questions before training: prompts, grading, token lengths, duplicates, and what a model solves.
+"""Check your own questions before training: prompts, grading, token lengths, and what a model solves.
 
     srl check-data --data my.jsonl --model smollm2-135m
     srl check-data --data my.jsonl --reward my_rewards.py:f --model tiny --engine transformers --solve 0
@@ -18,7 +18,6 @@ import argparse
 import logging
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +41,6 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import class_of
-from rllib_srl.envs.math.doubts import doubt_about
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
 from rllib_srl.rollout.player import first_ids
@@ -51,7 +49,7 @@ from rllib_srl.types import Prompt
 
 NUM_SHOWN = 5  # prompts
 NUM_MEASURED = 5000  # prompts whose tokens are counted
-NUM_UNCERTAIN = 10  # right answers
+NUM_GRADED = 200  # right answers, and wrong ones
 NUM_EXAMPLES = 3  # of what needs a look
 NUM_TRIES = 4  # answers of the model to each prompt
 _RULE = "─" * 12
@@ -65,15 +63,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     text = "prompts that the untrained model answers, with --model; 0: none (default: 16)"
     parser.add_argument("--solve", type=int, default=16, metavar="N", help=text)
-    text = "right and wrong answers that are graded (default: 200)"
-    parser.add_argument("--graded", type=int, default=200, metavar="N", help=text)
     add_verbose(parser, "the engine")
     add_debug(parser)
     add_settings(parser, without=("iterations", "grace_s"))
     arguments: argparse.Namespace = parser.parse_args(with_names(argv))
-    for name in ("solve", "graded"):
-        if getattr(arguments, name) < 0:
-            parser.error(f"--{name} {getattr(arguments, name)}; expected a number of at least 0")
+    if arguments.solve < 0:
+        parser.error(f"--solve {arguments.solve}; expected a number of at least 0")
     return arguments
 
 
@@ -88,10 +83,19 @@ class Findings:
         """Print a line under a topic."""
         print(f"{topic:<10}{text}")
 
-    def look(self, text: str, examples: Sequence[str] = (), is_wrong: bool = False) -> None:
-        """Keep a finding for the end, with a few examples; `is_wrong`: it has to be mended."""
+    def look(self, text: str, examples: Sequence[str] | None = None, is_wrong: bool = False) -> None:
+        """Keep a finding for the end; with examples only if there are some.
+
+        Args:
+            text: what was found.
+            examples: all of them; their number is shown, and the first few.
+            is_wrong: whether it has to be mended.
+        """
+        if examples is not None and not examples:
+            return
         self.has_wrong |= is_wrong
-        self.to_look_at.append("".join([text, *(f"\n    {each}" for each in examples[:NUM_EXAMPLES])]))
+        shown = "".join(f"\n    {each}" for each in (examples or ())[:NUM_EXAMPLES])
+        self.to_look_at.append(text if examples is None else f"{text}: {len(examples)}{shown}")
 
 
 @contextmanager
@@ -123,8 +127,7 @@ def check_data(arguments: argparse.Namespace) -> int:
         directory = local_model(config.model_config["model"])
         transcript = make_transcript(config.prompt_format, tokenizer := load_tokenizer(directory), config.max_turns)
         prompts(found, env, ids["train"], config, transcript, tokenizer)
-        grading(found, env, [*ids["train"], *ids["heldout"]][: arguments.graded], tokenizer)
-        certainty(found, env, [*ids["train"], *ids["heldout"]][:NUM_MEASURED])
+        grading(found, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
         lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
         if "model" in given and arguments.solve:
             solved(found, env, ids["train"][: arguments.solve], config, arguments.verbose)
@@ -148,21 +151,11 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
     found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}")
     contradictions = [fault for fault in env.row_faults if fault.endswith(CONTRADICTION)]
     others = [fault for fault in env.row_faults if not fault.endswith(CONTRADICTION)]
-    spellings = Counter(" ".join(env.question(each).text.casefold().split()) for of in ids.values() for each in of)
-    similar = [text for text, count in spellings.items() if count > 1]
     counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"
     found.line("", f"rows: {counts}")
-    if contradictions:
-        text = "rows with another answer than an earlier row with the same question"
-        found.look(f"{text}: {len(contradictions)}", contradictions, is_wrong=True)
-    if others:
-        text = f"rows that cannot be used (fix them, or set bad_rows to skip): {len(others)}"
-        found.look(text, others, is_wrong=True)
-    if env.row_notes:
-        found.look(f"rows that are used and may not say what is meant: {len(env.row_notes)}", env.row_notes)
-    if similar:
-        text = f"questions that differ only in case and spacing, or in other columns: {len(similar)}"
-        found.look(text, [_short(each) for each in similar])
+    found.look("rows with another answer than an earlier row with the same question", contradictions, is_wrong=True)
+    found.look("rows that cannot be used (fix them, or set bad_rows to skip)", others, is_wrong=True)
+    found.look("rows that are used and may not say what is meant", env.row_notes)
     if not num["train"]:
         text = "there is no question to train on: all are held out; expected more rows, or another heldout_path"
         found.look(text, is_wrong=True)
@@ -188,53 +181,25 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: A
     if not answered:
         found.line("grading", "not checked: the rows have no right answers that are known by name (answer_field)")
         return
-    right = [(prompt_id, *_reward(env, prompt_id, env.gold_turns(prompt_id), tokenizer)) for prompt_id in answered]
-    wrong = [
-        (prompt_id, *_reward(env, prompt_id, env.gold_turns(other), tokenizer))
-        for prompt_id, other in zip(answered, _others(env, answered), strict=True)
-        if other is not None
-    ]
-    for name, graded in (("right", right), ("wrong", wrong)):
-        earned = [reward for _, reward, _ in graded]
-        whole = "right answers" if name == "right" else "wrong answers (of other rows)"
-        if not earned:
-            found.line("", f"{whole}: none, all rows have the same answer")
-            continue
-        target = 1 if name == "right" else 0
+    others = dict(zip(answered, _others(env, answered), strict=True))
+    right = {one: _reward(env, one, env.gold_turns(one), tokenizer) for one in answered}
+    wrong = {one: _reward(env, one, env.gold_turns(other), tokenizer) for one, other in others.items() if other}
+    for name, graded, target in (("right answers", right, 1), ("wrong answers (of other rows)", wrong, 0)):
+        earned = [reward for reward, _ in graded.values()]
         num = sum(reward == target for reward in earned)
-        text = f"{whole}: {num} of {len(earned)} earn {target}; mean reward {np.mean(earned):.2f}"
-        found.line("grading" if name == "right" else "", text)
+        text = f"{num} of {len(earned)} earn {target}; mean reward {np.mean(earned):.2f}" if earned else "none"
+        found.line("grading" if target else "", f"{name}: {text}")
     if env.settings.reward != "":
-        best = {prompt_id: reward for prompt_id, reward, _ in right}
-        same = [f"{_short(env.question(one).text)}: {reward:g}" for one, reward, _ in wrong if reward >= best[one]]
-        if same:
-            text = f"wrong answers that earn at least as much as the right one: {len(same)}"
-            found.look(text, same, is_wrong=True)
+        odd = [one for one, (reward, _) in wrong.items() if reward >= right[one][0]]
+        examples = [f"{_short(env.question(one).text)}: {wrong[one][0]:g}" for one in odd]
+        found.look("wrong answers that earn at least as much as the right one", examples, is_wrong=True)
         return
-    for name, odd in (
-        ("right answers that do not earn 1", [one for one in right if one[1] < 1]),
-        ("answers of other rows that earn a reward", [one for one in wrong if one[1] > 0]),
+    for name, graded, is_odd in (
+        ("right answers that do not earn 1", right, lambda reward: reward < 1),
+        ("answers of other rows that earn a reward", wrong, lambda reward: reward > 0),
     ):
-        if odd:
-            found.look(f"{name} (docs/grading.md): {len(odd)}", [_graded_line(env, *one) for one in odd], is_wrong=True)
-
-
-def certainty(found: Findings, env: QuestionFile, ids: Sequence[str]) -> None:
-    """List the right answers that may mean something else than the grader reads."""
-    if env.settings.reward != "":
-        return
-    doubts = [
-        (doubt, prompt_id)
-        for prompt_id in ids
-        if env.gold(prompt_id)[0] and (doubt := doubt_about(*env.gold(prompt_id)))
-    ]
-    doubts.sort(key=lambda pair: -pair[0].weight)
-    if not doubts:
-        found.line("", "right answers that may mean something else: none")
-        return
-    found.line("", f"right answers that may mean something else: {len(doubts)}; the least certain (docs/grading.md):")
-    for doubt, prompt_id in doubts[:NUM_UNCERTAIN]:
-        print(f"    {_short(env.gold(prompt_id)[0])!r}: {doubt.reason} ({_short(env.question(prompt_id).text, 40)})")
+        odd_lines = [_graded_line(env, one, *result) for one, result in graded.items() if is_odd(result[0])]
+        found.look(f"{name} (docs/grading.md)", odd_lines, is_wrong=True)
 
 
 def lengths(
@@ -245,19 +210,17 @@ def lengths(
     of_prompts = np.array([len(_tokens(env, prompt_id, transcript)) for prompt_id in measured])
     turns = ["".join(turn) for prompt_id in measured if (turn := env.gold_turns(prompt_id))]
     of_answers = np.array([len(tokenizer(turn, add_special_tokens=False)["input_ids"]) for turn in turns])
-    found.line("tokens", f"prompts: {_percentiles(of_prompts)}")
-    if len(of_answers):
-        found.line("", f"right answers: {_percentiles(of_answers)}")
     turn, episode = config.max_turn_tokens, config.max_episode_tokens
+    found.line("tokens", f"prompts: {_percentiles(of_prompts)} (max_episode_tokens {episode})")
+    if len(of_answers):
+        found.line("", f"right answers: {_percentiles(of_answers)} (max_turn_tokens {turn})")
     too_long, tight = int((of_prompts >= episode).sum()), int((of_prompts + turn > episode).sum())
-    cut = int((of_answers > turn).sum())
-    found.line("", f"limits: max_turn_tokens {turn}, max_episode_tokens {episode}")
     if too_long:
         found.look(f"prompts of {episode} tokens or more, which a run leaves out: {too_long}; raise max_episode_tokens")
     if tight - too_long > 0:
         text = f"prompts that leave less than max_turn_tokens for the answer: {tight - too_long}"
         found.look(f"{text}; raise max_episode_tokens to {int(of_prompts.max()) + turn}")
-    if cut:
+    if cut := int((of_answers > turn).sum()):
         longest = int(of_answers.max())
         found.look(f"right answers of more than {turn} tokens: {cut}; raise max_turn_tokens to {longest}")
 
@@ -353,9 +316,8 @@ def _graded_line(env: QuestionFile, prompt_id: str, reward: float, info: Mapping
 
 
 def _percentiles(lengths: np.ndarray) -> str:
-    shares = {"median": 50, "90 %": 90, "99 %": 99}
-    at = {name: math.ceil(np.percentile(lengths, share)) for name, share in shares.items()}
-    return ", ".join(f"{name} {value}" for name, value in at.items()) + f", longest {int(lengths.max())}"
+    shown = {"median": 50, "90 %": 90, "99 %": 99, "longest": 100}
+    return ", ".join(f"{name} {math.ceil(np.percentile(lengths, share))}" for name, share in shown.items())
 
 
 def _short(text: str, most: int = 70) -> str:
