@@ -185,21 +185,6 @@ class QuestionWorld(gymnasium.Env[str, str]):
         """Return the text of a question up to where its answer begins."""
         return text.asked(question.text)
 
-    def prompt_for(self, question: str, is_first: bool = True) -> str:
-        """Return the prompt that asks a question in a user's own words, in the form of this environment.
-
-        Args:
-            question: not empty.
-            is_first: with instruction and shots, as at the start of an episode.
-        """
-        request = self._request_for(question)
-        said = self._instruction()
-        return (f"{said}\n\n" if said else "") + self._header + request if is_first else request
-
-    def _request_for(self, question: str) -> str:
-        """Return `_request_of` for a question in a user's own words."""
-        return text.asked(question)
-
     def _shot(self, index: int, question: Question) -> str:
         # Every second shot shows a wrong answer first, so that both kinds of episode appear in the prompt.
         retried = self.settings.feedback_turns > 0 and index % 2 == 1

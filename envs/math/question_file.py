@@ -413,9 +413,6 @@ class QuestionFile(Listed, QuestionWorld):
             return said
         return f"{said}\n{_ASKS[settings.answer_format]}".lstrip("\n")
 
-    def _request_for(self, question: str) -> str:
-        return self._template.filled({**dict.fromkeys(self._template.fields, ""), QUESTION: question})
-
     def _request_of(self, question: Question) -> str:
         assert isinstance(question, FileQuestion)
         return question.request

@@ -9,8 +9,8 @@
 A line is one turn of yours; "\\n" in it stands for a line break, and empty lines are skipped. `/reset` starts a new
 conversation, `/quit` or the end of input ends the program, and "//" starts a line whose text begins with "/".
 
-The model's chat template forms the conversation. A model without one gets the prompts of the run's environment, or
-"Question: ... Answer:"; --prompt_format text asks for that of any model. If a conversation outgrows the context, its
+The model's chat template forms the conversation. A model without one gets "Question: ... Answer:"; --prompt_format text
+asks for that of any model. If a conversation outgrows the context, its
 oldest turns are left out, with a note. Replies go to standard output, notes to standard error.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checkpointing import policy_of
@@ -50,12 +50,11 @@ from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import pack_stream
 from rllib_srl.envs.text import asked
 from rllib_srl.learner.model_setup import policy_weights, weights_layout
-from rllib_srl.rollout.replies import attribute
 from rllib_srl.rollout.transcript import Transcript, make_transcript
 
 OF_RUN = ("engine", "compute_dtype", "max_episode_tokens")  # settings of a run that its engine gets here, too
 OF_ENGINE = (*OF_RUN, "num_gpus_per_env_runner", "seed")
-FLAGS = (*OF_ENGINE, "prompt_format", "env", "env_config")
+FLAGS = (*OF_ENGINE, "prompt_format")
 # A config has many settings without effect here. These need no learner, no memory and no prompts of the run.
 NO_TRAINING = {"env": "copy_words", "num_cpus_per_env_runner": 0, "num_learners": 0, "num_gpus_per_learner": 0}
 NO_TRAINING |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
@@ -75,16 +74,20 @@ class Form:
 
     transcript: Transcript
     system: str = ""
-    stop: tuple[str, ...] = ()  # strings that end a reply, besides the end-of-sequence token
-    prompt_for: Callable[[str, bool], str] = lambda message, is_first: message  # the second: is it the first one?
+    is_chat: bool = True
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Return the strings that end a reply, besides the end-of-sequence token."""
+        return () if self.is_chat else ("\n",)
 
     def first(self, message: str) -> list[int]:
         """Return the tokens from the start of a conversation to the reply."""
-        return self.transcript.first(self.prompt_for(message, True), "", self.system)
+        return self.transcript.first(message if self.is_chat else asked(message), "", self.system)
 
     def later(self, message: str, last_id: int) -> list[int]:
         """Return the tokens from the end of a reply, whose last token was `last_id`, to the next one."""
-        return self.transcript.later(self.prompt_for(message, False), last_id)
+        return self.transcript.later(message if self.is_chat else f"\n{asked(message)}", last_id)
 
 
 @dataclass
@@ -197,8 +200,7 @@ class Terminal(Dialogue):
 # --- loading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """What to talk to. Invariant: `checkpoint` is None exactly if `values["model"]` is the model itself."""
 
     checkpoint: Path | None
@@ -206,9 +208,7 @@ class Source:
 
 
 def source_of(what: str, given: Mapping[str, Any]) -> Source:
-    """Return the checkpoint that a path names, or the model, with the settings of its run.
-
-    Code that the settings name is not run, unless `form_of` needs the environment.
+    """Return the checkpoint that a path names, or the model, with the settings of its run, whose code is not run.
 
     Raises:
         CheckpointError: a run without a checkpoint.
@@ -220,7 +220,7 @@ def source_of(what: str, given: Mapping[str, Any]) -> Source:
     earlier = runs.settings_of(checkpoint, trust=True)
     if "model" not in earlier:
         raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
-    return Source(checkpoint, {**earlier, **({"env_config": {}} if "env" in given else {}), **given})
+    return Source(checkpoint, {**earlier, **given})
 
 
 def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> SRLConfig:
@@ -258,9 +258,7 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
     return engine
 
 
-def form_of(
-    source: Source, tokenizer: Any, system: str | None, given: Mapping[str, Any], trust: bool
-) -> tuple[Form, str]:
+def form_of(source: Source, tokenizer: Any, system: str | None, given: Mapping[str, Any]) -> tuple[Form, str]:
     """Return the form of the conversation and its description.
 
     Args:
@@ -268,42 +266,14 @@ def form_of(
         tokenizer: of the model.
         system: the system prompt; None: that of the run's environment, if it has one in its settings.
         given: settings of flags, of which `prompt_format` overrides the choice.
-        trust: run code that the settings of someone else's run name.
 
     Raises:
         ValueError: the template cannot be used.
     """
-    told = (source.values.get("env_config") or {}).get("system_prompt", "") if system is None else system
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if given.get("prompt_format", "chat" if has_template else "text") == "chat":
-        return Form(make_transcript("chat", tokenizer), told), "the model's chat template"
-    stop: tuple[str, ...] = ("\n",)
-    prompt_for: Callable[[str, bool], str]
-    env = environment_of(source, trust)
-    if env is None:
-        prompt_for, name = lambda message, is_first: asked(message), "Question: ... Answer:"
-    else:
-        stop = tuple(attribute(env, "stop_strings", ()))
-        prompt_for, name = attribute(env, "prompt_for", None), f"prompts of the environment {source.values['env']}"
-        if prompt_for is None:
-            prompt_for, name = lambda message, is_first: f"{message}\n", "plain text"
-
-    def in_paragraphs(message: str, is_first: bool) -> str:
-        return ("" if is_first else "\n") + prompt_for(message, is_first)
-
-    return Form(make_transcript("text", tokenizer), told, stop, in_paragraphs), name
-
-
-def environment_of(source: Source, trust: bool) -> Any:
-    """Return the environment of the settings; None if they name none, or several."""
-    values = source.values
-    if not values.get("env"):
-        return None
-    if source.checkpoint:
-        runs.settings_of(source.checkpoint, trust)  # raises if it names code that is not the user's own
-    config = build_config({"env": values["env"], "env_config": values.get("env_config")})
-    (name, creator), = config.world_creators().items()
-    return creator(config.world_configs()[name])
+    prompt = (source.values.get("env_config") or {}).get("system_prompt", "") if system is None else system
+    how = given.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
+    name = "the model's chat template" if how == "chat" else "Question: ... Answer:"
+    return Form(make_transcript(how, tokenizer), prompt, how == "chat"), name
 
 
 # --- command line ---------------------------------------------------------------------------------
@@ -321,8 +291,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", dest="heat", type=float, metavar="T", help=text)  # `temperature` is a setting
     text = f"maximum number of tokens of a reply (default: {MAX_TOKENS}, or half the context if that is less)"
     parser.add_argument("--max-tokens", type=int, metavar="N", help=text)
-    text = "use the environment of someone else's run for its prompts; what it names is code"
-    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
     add_verbose(parser, "vLLM and transformers")
     add_debug(parser)
     add_settings(parser, without=tuple(name for name in all_settings() if name not in FLAGS))
@@ -362,7 +330,7 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
         tokenizer = load_tokenizer(directory)
         max_tokens = max_tokens_of(arguments.max_tokens, config.max_episode_tokens)
         temperature = source.values.get("temperature", 1.0) if arguments.heat is None else arguments.heat
-        form, name = form_of(source, tokenizer, arguments.system, given, arguments.trust_checkpoint)
+        form, name = form_of(source, tokenizer, arguments.system, given)
         with hushed_stderr(arguments.verbose):
             engine = loaded(source, config, directory)
     with closing(engine):

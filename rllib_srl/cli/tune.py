@@ -50,8 +50,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_trust(parser)
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms to run (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
-    text = "generated tokens per trial (default: the study's)"
-    parser.add_argument("--budget", type=int, metavar="TOKENS", help=text)
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
     add_verbose(parser, "Ray, Tune, vLLM and transformers")
     add_debug(parser)

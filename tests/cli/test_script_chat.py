@@ -13,8 +13,6 @@ from rllib_srl.cli import chat
 from rllib_srl.cli.chat import Conversation, ConversationError, Reply, Terminal, form_of, source_of
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.envs.math.compare import Compare
-from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.rollout.transcript import make_transcript
 
 
@@ -80,27 +78,14 @@ def test_a_text_may_begin_with_a_slash() -> None:
     assert out.getvalue() == "0\\x1b[31m\n"
 
 
-def test_the_form_is_the_template_or_the_environments_prompts() -> None:
+def test_a_model_without_a_template_is_asked_questions() -> None:
     tiny = load_tokenizer(local_model("tiny"))
-    source = source_of("tiny", {"env": "compare", "env_config": {"num_shots": 1, "system_prompt": "Hi."}})
-    form, name = form_of(source, tiny, None, {}, trust=False)
-    assert name == "prompts of the environment compare" and form.stop == ("\n",)
-    prompt = tiny.decode(form.first("1 or 2?"))
-    env = Compare({"num_shots": 1})
-    assert prompt.startswith("Hi.") and prompt.endswith(env.prompt_for("1 or 2?")[-25:])
-    assert tiny.decode(form.later("3?", 5)).strip() == "Question: 3?\nAnswer:"
-    plain, name = form_of(source_of("tiny", {}), tiny, "Be brief.", {}, trust=False)
-    assert name == "Question: ... Answer:" and tiny.decode(plain.first("1?")).startswith("Be brief.")
-
-
-def test_environments_put_a_users_words_into_their_prompts(tmp_path: Path) -> None:
-    assert Compare({"num_shots": 0}).prompt_for("Which?") == "Question: Which?\nAnswer:"
-    shot = Compare({"num_shots": 1, "instruction": "Compare."}).prompt_for("Which?")
-    assert shot.startswith("Compare.\n\nQuestion: ") and shot.endswith("\n\nQuestion: Which?\nAnswer:")
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(f'{{"question": "{n}?", "answer": "{n}", "topic": "t"}}\n' for n in range(40)))
-    own = QuestionFile({"path": str(path), "num_shots": 0, "prompt_template": "T: {topic} Q: {question} A:"})
-    assert own.prompt_for("What?", is_first=False) == "T:  Q: What? A:"
+    form, name = form_of(source_of("tiny", {"env_config": {"system_prompt": "Hi."}}), tiny, None, {})
+    assert name == "Question: ... Answer:" and form.stop == ("\n",)
+    assert tiny.decode(form.first("1 or 2?")).endswith("Question: 1 or 2?\nAnswer:")
+    assert tiny.decode(form.later("3?", 5)) == "\nQuestion: 3?\nAnswer:"
+    plain, _ = form_of(source_of("tiny", {}), tiny, "Be brief.", {})
+    assert tiny.decode(form.first("1?")).startswith("Hi.") and tiny.decode(plain.first("1?")).startswith("Be brief.")
 
 
 @pytest.mark.parametrize(("argv", "message"), [
@@ -129,7 +114,7 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
     flags = ["--temperature", "0", "--max-tokens", "4"]
     status, out, err = said_to([str(trained), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
     assert status == 0 and re.fullmatch(r" ?\d+.*\n", out), (out, err)
-    assert "checkpoint_000002; prompts of the environment compare" in err
+    assert "checkpoint_000002; Question: ... Answer:" in err
     again = said_to([str(trained / "checkpoint_000002"), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
     assert again[1] == out
 
@@ -137,11 +122,11 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
 @pytest.mark.slow
 def test_a_chat_template_is_used_where_there_is_one() -> None:
     tokenizer = load_tokenizer(local_model("smollm2-135m"))
-    form, name = form_of(source_of("smollm2-135m", {}), tokenizer, "Be brief.", {}, trust=False)
+    form, name = form_of(source_of("smollm2-135m", {}), tokenizer, "Be brief.", {})
     assert name == "the model's chat template"
     said = tokenizer.decode(form.first("Hello"))
     assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
-    text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"}, trust=False)
+    text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"})
     assert tokenizer.decode(text.first("1?")) == "Question: 1?\nAnswer:"
     transcript = make_transcript("chat", tokenizer)
     assert (transcript.stop(()), transcript.end_ids) == (form.stop, form.transcript.end_ids)

@@ -71,19 +71,10 @@ def test_bad_input_is_one_clear_error():
     assert "seed 99 is unknown; expected some of 1, 2, 3, 4, 5, 6" in refusal(seeds=[99])
     both = refusal(arms=["a"], seeds=[99])
     assert "arm 'a'" in both and "seed 99" in both
-    small = refusal(budget=600)
-    assert "budget = 600; expected at least 640: 5 stages of an iteration of 16 x 8 answers of one token" in small
-    assert small.count("budget") == 1  # not once an arm
     assert "group_size = 1; expected" in refusal(given={"group_size": 1})
     varied = refusal(given={"replay_selection": "per"})
     assert "replay_selection: set by the arms (balanced, fifo, high_reward, per, srl)" in varied
     assert "seed: fixed by the study; expected --seeds" in refusal(given={"seed": 3})
-
-
-def test_a_budget_is_divided_to_a_token():
-    study = planned(COMPARISONS["replay"], {}, Path("nowhere"), budget=10_001).study
-    assert [stage["tokens"] for stage in study.settings["stream"]] == [2000, 2000, 2000, 2000, 2001]
-    assert study.budget == 10_001 and study.fingerprint != COMPARISONS["replay"].fingerprint
 
 
 def test_a_typo_in_the_settings_of_an_arm_names_the_arm_and_the_setting():
@@ -97,7 +88,7 @@ def test_a_typo_in_the_settings_of_an_arm_names_the_arm_and_the_setting():
 def test_a_short_study_has_two_arms_two_seeds_and_two_stages():
     for study in COMPARISONS.values():
         short = shortened(study).checked()
-        assert (len(short.arms), len(short.seeds), short.num_stages, short.budget) == (2, 2, 2, 1200)
+        assert (len(short.arms), len(short.seeds), short.num_stages, short.budget) == (2, 2, 2, 1600)
         assert short.primary.treatment == study.primary.treatment
         assert short.fingerprint != study.fingerprint and short.name == f"{study.name}_short"
         assert faults_of_trials(short) == []

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import build_config, plain
-from rllib_srl.cli.tuning.plan import FIXED, SHORT, Plan, planned
+from rllib_srl.cli.tuning.plan import FIXED, SHORT, SHORT_STAGES, SHORT_TOKENS, Plan, planned
 from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
@@ -31,7 +30,7 @@ MEMORY, NO_MEMORY = "memory", "no_memory"
 OF_MEMORY = ("replay_", "planner_")  # settings that only the arm with memory gets
 WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 NUM_ORDERS, SEEDS, STREAM = 3, (1, 2), "cpu"  # defaults
-SHORT_TASKS, SHORT_ORDERS, SHORT_SEEDS, SHORT_TOKENS = 2, 2, (1,), 600
+SHORT_ORDERS, SHORT_SEEDS = 2, (1,)
 ORDER = "order_"  # first part of the name of each study and its directory
 
 
@@ -74,12 +73,11 @@ def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Pl
     stages = stages_of(arguments.tasks, arguments.built_in)
     num_orders, seeds, tokens = arguments.orders, arguments.seeds, arguments.tokens
     if arguments.short:
-        stages = stages[:SHORT_TASKS]
+        stages = stages[:SHORT_STAGES]
         given = {**SHORT, **given}
     num_orders = num_orders or (SHORT_ORDERS if arguments.short else NUM_ORDERS)
     seeds = seeds or (SHORT_SEEDS if arguments.short else SEEDS)
-    shortest = _short_tokens(given) if arguments.tasks else SHORT_TOKENS  # built-in tasks have short answers
-    tokens = tokens or (shortest if arguments.short else STAGE_TOKENS)
+    tokens = tokens or (SHORT_TOKENS if arguments.short else STAGE_TOKENS)
     timed = [{**stage, "tokens": tokens} for stage in stages]
     if len(timed) < 2:
         raise RunError(f"tasks: {len(timed)}; expected at least 2, one after another")
@@ -93,13 +91,6 @@ def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Pl
     studies = [study_of(number, [timed[at] for at in order], seeds, given) for number, order in enumerate(orders)]
     check_prompts(studies[0])
     return [planned(study, {}, arguments.out.absolute()) for study in studies]
-
-
-def _short_tokens(given: Mapping[str, Any]) -> int:
-    """Return the tokens of a task with --short: not fewer than an iteration of one turn may generate."""
-    values = {**COMMON, **given}
-    sizes = [values[name] for name in ("num_prompts_per_batch", "group_size", "max_turn_tokens")]
-    return max(SHORT_TOKENS, math.prod(sizes)) if all(isinstance(size, int) for size in sizes) else SHORT_TOKENS
 
 
 def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:

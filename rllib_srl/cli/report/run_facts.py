@@ -30,7 +30,7 @@ REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
 DOMAIN = ("evaluation/by_domain/", "/accuracy")
 LEARNER = "learners/default_policy"
 NUM_AVERAGED = 5  # iterations at the start and at the end
-MANY_UNTRAINED, MANY_SILENT, MANY_UNPARSED, MANY_CUT = 0.8, 0.8, 0.1, 0.1  # shares above which there is a warning
+MANY_UNTRAINED, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
 LIVE_TOKENS = "env_runners/live_token_share"
 
 
@@ -138,14 +138,6 @@ class RunFacts:
         names = [name for name in self.columns if name.startswith(first) and name.endswith(last)]
         return sorted(name.removeprefix(first).removesuffix(last) for name in names)
 
-    @property
-    def silent_shares(self) -> np.ndarray:
-        """Return the share of groups of equal rewards in each iteration."""
-        num = self.values("env_runners/num_groups")
-        silent = self.values("env_runners/num_groups_without_signal")
-        shares: np.ndarray = np.divide(silent, num, out=np.full(len(num), math.nan), where=num > 0)
-        return shares
-
     @cached_property
     def domain_changes(self) -> dict[str, DomainChange]:
         """Return how the held-out accuracy of each domain changed."""
@@ -177,12 +169,9 @@ class RunFacts:
     def _signs(self) -> Iterator[str]:
         if self.has(REWARD) and not (self.values(REWARD) > 0).any():
             yield "every reward is 0: nothing is learned (docs/grading.md)"
-        untrained, silent = 1.0 - self.values(LIVE_TOKENS), self.silent_shares
-        if not np.isnan(untrained).all():
-            if (share := float(np.nanmean(untrained))) > MANY_UNTRAINED:
-                yield f"{share:.0%} of the generated tokens are in groups that are not trained on"
-        elif not np.isnan(silent).all() and (share := float(np.nanmean(silent))) > MANY_SILENT:
-            yield f"{share:.0%} of the groups have equal rewards, and no gradient with most settings"
+        live = self.values(LIVE_TOKENS)
+        if not np.isnan(live).all() and (share := 1.0 - float(np.nanmean(live))) > MANY_UNTRAINED:
+            yield f"{share:.0%} of the generated tokens are in groups that are not trained on"
         endings = self.endings
         num = sum(endings.values()) - self.total("env_runners/num_episodes_lost")
         for text, count, most in (

@@ -15,7 +15,6 @@ from rllib_srl.cli.report.run_plots import (
     domain_row,
     learner_plots,
     learning_plots,
-    live_plot,
     memory_rows,
     number,
 )
@@ -113,8 +112,8 @@ def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Reward and accuracy")
-    live, caption = live_plot(facts)
-    yield Charts((*learning_plots(facts), live), f"By iteration. Shaded: 95% interval. {caption}")
+    caption = "By iteration. Shaded: 95% interval. Live tokens are in groups that are trained on."
+    yield Charts(tuple(learning_plots(facts)), caption)
 
 
 def _domains(facts: RunFacts) -> Iterator[Block]:

@@ -11,8 +11,6 @@ from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, LIVE_TOKEN
 from rllib_srl.studies.report.blocks import Chart, Charts
 from rllib_srl.studies.report.charts import NUM_DRAWN, Line, chart, legend_line
 
-LIVE = "Live tokens are in groups that are trained on."
-SILENT = "A silent group has equal rewards, mostly without a gradient."
 UNKNOWN = "–"
 MOST_POINTS = 200  # of a line
 LEARNED = {  # learner metric -> title
@@ -33,7 +31,7 @@ MEANINGS = {
 
 
 def learning_plots(facts: RunFacts) -> list[Chart]:
-    """Return the charts of reward, of each reward function, and of held-out accuracy."""
+    """Return the charts of reward, of each reward function, of held-out accuracy, and of the tokens trained on."""
     plots = [_plot(facts, {"reward": facts.values(REWARD)}, "Reward of training episodes", "mean reward")]
     for name in sorted(name for name in facts.columns if name.startswith("env_runners/reward/")):
         title = name.removeprefix("env_runners/reward/")
@@ -42,15 +40,8 @@ def learning_plots(facts: RunFacts) -> list[Chart]:
         bands = {"accuracy": [facts.values(f"evaluation/accuracy_{side}") for side in ("low", "high")]}
         series = {"accuracy": facts.values(ACCURACY)}
         plots.append(_plot(facts, series, "Accuracy on held-out prompts", "accuracy", bands))
-    return plots
-
-
-def live_plot(facts: RunFacts) -> tuple[Chart, str]:
-    """Return the chart of the tokens that are trained on, and a caption; of runs without them, of the silent groups."""
-    if facts.has(LIVE_TOKENS):
-        series = {"live tokens": facts.values(LIVE_TOKENS)}
-        return _plot(facts, series, "Live tokens", "share of generated tokens"), LIVE
-    return _plot(facts, {"silent": facts.silent_shares}, "Silent groups", "share of groups"), SILENT
+    live = {"live tokens": facts.values(LIVE_TOKENS)}
+    return [*plots, _plot(facts, live, "Live tokens", "share of generated tokens")]
 
 
 def domain_row(facts: RunFacts) -> Charts | None:

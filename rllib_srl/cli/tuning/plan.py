@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rllib_srl.studies.study import Primary, Study
 
 FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
-SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 600
+SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
 CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
 
 
@@ -46,7 +45,6 @@ def planned(
     storage: Path,
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
-    budget: int | None = None,
     is_short: bool = False,
 ) -> Plan:
     """Return the plan, validated as far as possible without starting anything.
@@ -57,15 +55,12 @@ def planned(
         storage: parent directory of the studies' directories.
         arms: the arms to run now; None: all.
         seeds: the seeds to run now; None: all.
-        budget: generated tokens per trial, which overrides the study's.
         is_short: two arms, two seeds and two short stages, under a name of its own.
 
     Raises:
         ValueError: all errors, one per line.
     """
     study = with_settings(shortened(study) if is_short else study, given)
-    if budget is not None:
-        study = with_budget(study, budget)
     faults = study.faults()
     faults += _unknown("arm", arms or (), [arm.name for arm in study.arms])
     faults += _unknown("seed", seeds or (), study.seeds)
@@ -104,14 +99,6 @@ def from_anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def with_budget(study: Study, budget: int) -> Study:
-    """Return a study whose trials have another budget, in stages of equal length, to a token."""
-    ends = [budget * stage // study.num_stages for stage in range(study.num_stages + 1)]
-    lengths = [end - start for start, end in pairwise(ends)]
-    stages = [{**stage, "tokens": n} for stage, n in zip(study.settings["stream"], lengths, strict=True)]
-    return replace(study, budget=budget, settings={**study.settings, "stream": stages})
-
-
 def shortened(study: Study) -> Study:
     """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
     primary = study.primary
@@ -132,7 +119,7 @@ def shortened(study: Study) -> Study:
 
 
 def faults_of_trials(study: Study) -> list[str]:
-    """Return the errors in the arms' settings, and an error for a budget below one iteration per stage."""
+    """Return the errors in the arms' settings."""
     faults: dict[str, list[str]] = {}
     for arm in study.arms:
         config = build_config(study.settings_of(arm.name, study.seeds[0]))
@@ -142,12 +129,6 @@ def faults_of_trials(study: Study) -> list[str]:
             lines = str(error).splitlines()
             for line in lines[1:] if len(lines) > 1 else lines:
                 faults.setdefault(line.strip(), []).append(arm.name)
-            continue
-        least = config.num_prompts_per_batch * config.group_size
-        if study.budget < least * study.num_stages:
-            what = f"budget = {study.budget}; expected at least {least * study.num_stages}: {study.num_stages} stages "
-            what += f"of an iteration of {config.num_prompts_per_batch} x {config.group_size} answers of one token"
-            faults.setdefault(what, []).append(arm.name)
     every = len(study.arms)
     return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
 

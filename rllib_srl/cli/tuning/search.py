@@ -39,7 +39,7 @@ def with_settings(search: Search, given: Mapping[str, Any]) -> Search:
 
 def run(name: str, search: Search, arguments: argparse.Namespace) -> int:
     """Run a search; return the exit status."""
-    for flag in ("arms", "seeds", "budget", "short", "trust_checkpoint"):
+    for flag in ("arms", "seeds", "short", "trust_checkpoint"):
         if getattr(arguments, flag):
             name_of_flag = flag.replace("_", "-")
             raise RunError(

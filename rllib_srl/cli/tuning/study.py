@@ -29,8 +29,6 @@ from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
     Contrast,
-    Finding,
-    contrasts_of,
     curves_of,
     findings_of,
     verdict_of,
@@ -39,7 +37,7 @@ from rllib_srl.studies.contrasts import (
 from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.recording import finished_trials, write_study
 from rllib_srl.studies.report.story import MAIN, number, span
-from rllib_srl.studies.results import STUDY_FILE, Results, read_results
+from rllib_srl.studies.results import STUDY_FILE, read_results
 from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
@@ -49,7 +47,7 @@ VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Run a study; return the exit status: 1 if a requested trial is not finished."""
-    chosen = (arguments.arms, arguments.seeds, arguments.budget, arguments.short)
+    chosen = (arguments.arms, arguments.seeds, arguments.short)
     plan = planned(study, given, arguments.storage.absolute(), *chosen)
     check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
     missing = missing_of(plan, arguments.resume)
@@ -232,21 +230,9 @@ def show(plan: Plan) -> None:
     print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
     for contrast in verdict.contrasts:
         print(f"  {line_of(contrast)}")
-    if secondary := secondary_of(plan, results, findings):
-        print("secondary comparisons, corrected among themselves; they decide nothing:")
-        for contrast in secondary:
-            print(f"  {line_of(contrast)}")
     for line in [*verdict.reasons, *warnings_of(results, findings)]:
         print(f"  {line}")
     print(f"report: {command('report', plan.directory)}")
-
-
-def secondary_of(plan: Plan, results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> list[Contrast]:
-    """Return the differences between the treatment and the arms that ran and are not in the primary comparison."""
-    primary = results.study.primary
-    others = [arm for arm in plan.arms if arm not in (primary.treatment, *primary.controls)]
-    found = contrasts_of(findings, primary.treatment, others, primary.measures)
-    return [contrast for contrast in found if contrast.differences]
 
 
 def line_of(contrast: Contrast) -> str:
