@@ -22,7 +22,7 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.json_lines import json_lines
-from rllib_srl.cli.shared.model_card import CARD, Facts, card, evaluations_of
+from rllib_srl.cli.shared.model_card import CARD, Facts, card
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import model_config_of
@@ -65,10 +65,11 @@ def export_run(checkpoint: Path, results: Path | None, out: Path) -> Facts:
     if not settings:
         raise runs.RunError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
     measured = results_in(results, checkpoint) if results else None
-    about = export_checkpoint(checkpoint, model_config_of(settings), out)
-    last = int(about.get("iteration", 0))
-    evaluations = evaluations_of(filter(None, json_lines(checkpoint.parent / METRICS, dict)), last)
-    return Facts(settings["model"], last, settings, [*evaluations, (last, measured)] if measured else evaluations)
+    last = int(export_checkpoint(checkpoint, model_config_of(settings), out).get("iteration", 0))
+    lines = filter(None, json_lines(checkpoint.parent / METRICS, dict))
+    own = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]
+    found = {**measured, "iteration": last} if measured else own[-1] if own else None
+    return Facts(settings["model"], last, settings, found)
 
 
 def results_in(path: Path, checkpoint: Path) -> dict[str, float]:
@@ -79,13 +80,10 @@ def results_in(path: Path, checkpoint: Path) -> dict[str, float]:
     """
     try:
         figures = json.loads(path.read_text(encoding="utf-8"))
-        what, numbers = figures["what"], dict(numbers_of({"evaluation": figures}))
-        numbers["evaluation/accuracy"]  # raises if the file is of something else
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        message = f"--results {path} cannot be read ({why}); expected a file of srl evaluate --json"
-        raise runs.RunError(message) from error
-    if Path(what).name != checkpoint.name:
+        what, numbers = Path(figures["what"]), dict(numbers_of({"evaluation": figures}))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise runs.RunError(f"--results {path} cannot be read; expected a file of srl evaluate --json") from error
+    if what.name != checkpoint.name or "evaluation/accuracy" not in numbers:
         raise runs.RunError(f"--results {path} has the results of {what}; expected those of {checkpoint}")
     return numbers
 

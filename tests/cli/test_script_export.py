@@ -68,7 +68,7 @@ def test_an_export_is_the_checkpoints_weights_with_tokenizer_and_card(run: Path,
     assert "Trained with rllib_srl (GRPO with experience replay) for 3 iterations." in text
     assert "env: compare\nenv_config:\n  num_shots: 0\n" in text and "\nlr: 0.0001\n" in text
     assert "group_size" not in text  # a default
-    assert "Greedy answers to 63 held-out prompts:" in text and "| all | 0.800 | [0.700, 0.900] |" in text
+    assert "Greedy answers to 63 held-out prompts:" in text and "| 0.800 | [0.700, 0.900] |" in text
     assert "torch 2." in text and "rllib_srl " in text
 
 
@@ -108,19 +108,9 @@ def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None
 
 def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
     numbers = evaluation(5, 0.5)
-    older = card("x", Facts("tiny", 9, {}, [(5, numbers)]))
+    older = card("x", Facts("tiny", 9, {}, numbers))
     assert "63 held-out prompts, measured at iteration 5:" in older
     assert "This run has no evaluation on held-out prompts." in card("x", Facts("tiny", 1, {}))
-
-
-def test_domains_have_the_intervals_of_their_own_prompts() -> None:
-    numbers = evaluation(5, 0.6, a=0.5, b=0.8)
-    text = card("x", Facts("tiny", 5, {}, [(5, numbers)]))
-    # Wilson, 10 of 20: .5 +- 1.96 sqrt(.25 / 20 + 1.96^2 / 1600) / (1 + 1.96^2 / 20) = .5 +- .2007
-    assert "| a (20 prompts) | 0.500 | [0.299, 0.701] |\n" in text
-    assert "| b (20 prompts) | 0.800 | [0.584, 0.919] |\n" in text
-    alone = card("x", Facts("tiny", 5, {}, [(5, evaluation(5, 0.5, a=0.5))]))
-    assert "| all |" in alone and "| a |" not in alone
 
 
 def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
@@ -136,6 +126,6 @@ def test_a_real_run_is_exported_with_the_results_of_srl_evaluate(trained: Path, 
     assert evaluate.main([str(trained), "--evaluation_duration", "16", "--json", str(report), "--debug"]) == 0
     assert export.main([str(trained), str(out), "--results", str(report), "--debug"]) == 0
     text, figures = (out / "README.md").read_text(), json.loads(report.read_text())
-    assert "Greedy answers to 16 held-out prompts:" in text and f"| all | {figures['accuracy']:.3f} |" in text
+    assert "Greedy answers to 16 held-out prompts:" in text and f"| {figures['accuracy']:.3f} |" in text
     stored = load_file(trained / "checkpoint_000002" / MODULE / WEIGHTS)
     assert all(np.array_equal(a, stored[f"model.{name}"]) for name, a in load_file(out / "model.safetensors").items())

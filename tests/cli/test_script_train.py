@@ -223,28 +223,26 @@ def assert_works_elsewhere(line: str, directory: Path) -> None:
 
 @pytest.mark.slow
 def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    out, report = tmp_path / "quick", tmp_path / "quick.json"
+    out = tmp_path / "quick"
     flags = ["--model", "tiny", "--engine", "transformers", "--iterations", "2", "--out", str(out), "--debug"]
     settings = {**quickstart.SETTINGS, "env_config": {"num_shots": 0}, "num_env_runners": 0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "SETTINGS", settings | {"evaluation_duration": 20, "num_prompts_per_batch": 4})
-        assert quickstart.main([*flags, "--seed", "3", "--json", str(report)]) == 0
+        assert quickstart.main([*flags, "--seed", "3"]) == 0
     shown = capsys.readouterr().out
-    for text in ("before ", "after ", "majority answer", "chance", "reward by iteration", "time by part"):
+    for text in ("before ", "after ", "majority answer", "chance", "reward by iteration", "revisited"):
         assert text in shown
-    figures = json.loads(report.read_text())
-    assert (len(figures["reward"]), figures["after"]["num_prompts"]) == (2, 20)
     assert names_in(out) >= {"checkpoint_000002", "settings.yaml", "transcripts.jsonl"}
     commands = re.findall(rf"{re.escape(str(Path(sys.executable).parent))}/\w+ .*", shown)
-    expected = (" episodes ", "tensorboard", " memory list ")
-    assert [any(name in line for line in commands) for name in expected] == [True] * 3
+    expected = (" episodes ", "tensorboard", " memory list ", " report ")
+    assert [any(name in line for line in commands) for name in expected] == [True] * 4
     for line in commands:
         assert_works_elsewhere(line + (" --inspect" if "tensorboard" in line else ""), tmp_path)  # else it serves on
+    found = re.search(r"before +([\d.]+)  \[.*\n +after +([\d.]+)", shown)
+    title = f"Held-out accuracy {found[1]} .* before training, {found[2]} .* after iteration 2"
+    assert re.search(title, (out / "report.md").read_text())
     (_,) = out.glob("events.out.tfevents.*")
     accuracy = EventAccumulator(str(out)).Reload().Scalars("evaluation/accuracy")
-    expected = [(0, figures["before"]["accuracy"]), (2, figures["after"]["accuracy"])]
-    assert [(event.step, pytest.approx(event.value)) for event in accuracy] == expected
-    parts, spans = figures["seconds_by_part"], figures["seconds"]
-    assert sum(parts.values()) == pytest.approx(spans["training"] + spans["evaluation"])
+    assert [(event.step, f"{event.value:.3f}") for event in accuracy] == [(0, found[1]), (2, found[2])]
     assert quickstart.main([*flags[:-1]]) == 1
     assert "already has a run" in capsys.readouterr().err
