@@ -17,10 +17,10 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.evaluate import checkpoint_named, started
@@ -41,8 +41,7 @@ CONFIDENCE = 0.95
 LONGEST = 60  # characters of a text in the list of flipped prompts
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One of the two models with its settings. Invariant: those in `EQUAL` and `FIRSTS` are the other side's, too."""
 
     what: str
@@ -50,8 +49,7 @@ class Side:
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A greedy episode of one held-out prompt; `turns` are those of its transcript."""
 
     env_id: str
@@ -60,58 +58,43 @@ class Answer:
     is_right: bool
     turns: Sequence[Mapping[str, str]]
 
-    def first(self, role: str) -> str:
-        """Return the first turn of "environment" or "policy" on one line, "" if there is none."""
-        return next((_on_one_line(turn["text"]) for turn in self.turns if turn["role"] == role), "")
-
-    def last(self, role: str) -> str:
-        """Return the last turn of "environment" or "policy" on one line, "" if there is none."""
-        return next((_on_one_line(turn["text"]) for turn in reversed(self.turns) if turn["role"] == role), "")
+    def said(self, role: str) -> list[str]:
+        """Return the turns of "environment" or "policy", each on one line."""
+        return [printable(" ".join(turn["text"].split())) for turn in self.turns if turn["role"] == role] or [""]
 
 
-@dataclass(frozen=True)
-class Played:
-    """The answers of one side by the key of the prompt, without those that infrastructure ended."""
-
-    answers: Mapping[str, Answer]
-    num_asked: int
+Answers = Mapping[str, Answer]  # by the key of the prompt, without those that infrastructure ended
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Both sides' answers to the same prompts. Invariant: `first` and `second` have the same keys, at least one."""
 
-    first: Mapping[str, Answer]
-    second: Mapping[str, Answer]
+    first: Answers
+    second: Answers
     num_failed: int  # prompts that infrastructure ended on at least one side
 
     @classmethod
-    def of(cls, first: Played, second: Played) -> Comparison:
+    def of(cls, first: Answers, second: Answers, num_asked: int) -> Comparison:
         """Return the comparison on the prompts that both sides answered.
 
         Raises:
             ValueError: there is none.
         """
-        both = sorted(first.answers.keys() & second.answers.keys(), key=lambda key: (first.answers[key].prompt_id, key))
+        both = sorted(first.keys() & second.keys(), key=lambda key: (first[key].prompt_id, key))
         if not both:
-            raise ValueError(f"none of {first.num_asked} held-out prompts was answered by both sides; see the warnings")
-        one, two = ({key: side.answers[key] for key in both} for side in (first, second))
-        return cls(one, two, first.num_asked - len(both))
+            raise ValueError(f"none of {num_asked} held-out prompts was answered by both sides; see the warnings")
+        return cls({key: first[key] for key in both}, {key: second[key] for key in both}, num_asked - len(both))
 
-    @property
-    def total(self) -> Change:
-        """Return the paired change from A to B over all prompts."""
-        return self._change(self.first)
+    def change(self, domain: str | None = None) -> Change:
+        """Return the paired change from A to B over all prompts, or over those of a domain."""
+        keys = [key for key, answer in self.first.items() if domain in (None, answer.domain)]
+        first, second = ({key: side[key].is_right for key in keys} for side in (self.first, self.second))
+        return paired_change(first, second, CONFIDENCE)
 
-    @property
     def by_domain(self) -> dict[str, Change]:
         """Return the paired change of each domain."""
-        keys_of: dict[str, list[str]] = defaultdict(list)
-        for key, answer in self.first.items():
-            keys_of[answer.domain].append(key)
-        return {domain: self._change(keys) for domain, keys in sorted(keys_of.items())}
+        return {name: self.change(name) for name in sorted({answer.domain for answer in self.first.values()})}
 
-    @property
     def flipped(self) -> dict[tuple[str, str], list[str]]:
         """Return the keys of the prompts that one side alone got right, by domain and that side, "A" or "B"."""
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -119,10 +102,6 @@ class Comparison:
             if answer.is_right != self.second[key].is_right:
                 found[answer.domain, "A" if answer.is_right else "B"].append(key)
         return dict(sorted(found.items()))
-
-    def _change(self, keys: Iterable[str]) -> Change:
-        first, second = ({key: side[key].is_right for key in keys} for side in (self.first, self.second))
-        return paired_change(first, second, CONFIDENCE)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -149,7 +128,8 @@ def compare(arguments: argparse.Namespace) -> int:
     sides = sides_of((arguments.a, arguments.b), given_settings(arguments), arguments.trust_checkpoint)
     is_silent = arguments.json == Path("-")
     with showing_progress(1, sys.stderr if is_silent else None) as progress:
-        found = Comparison.of(*(played_by(side, arguments.verbose, progress) for side in sides))
+        (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)
+        found = Comparison.of(first, second, num_asked)
     text = json.dumps(as_json(sides, found), indent=1)
     if is_silent:
         print(text)
@@ -212,8 +192,8 @@ def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         raise SettingsError("A and B differ in settings that must be equal; give each as a flag:\n" + "\n".join(lines))
 
 
-def played_by(side: Side, verbose: bool, progress: Progress) -> Played:
-    """Play the held-out prompts greedily."""
+def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, int]:
+    """Play the held-out prompts greedily; return the answers, and the number of prompts."""
     with started(side.values, side.checkpoint, verbose, progress) as algo:
         prompts = algo.source.heldout(algo.config.evaluation_duration)
         progress.begin(f"{side.what}: playing {len(prompts)} held-out prompts ...")
@@ -225,7 +205,7 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> Played:
         prompt = group.prompt
         name = (prompt.env_id, prompt.prompt_id)
         answers[prompt.key] = Answer(*name, prompt.domain, bool(group.is_right_G()[0]), turns.get(name, ()))
-    return Played(answers, len(prompts))
+    return answers, len(prompts)
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -233,65 +213,49 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> Played:
 
 def lines_of(found: Comparison, num_flips: int) -> Iterator[str]:
     """Yield the table, what the interval shows, and at most `num_flips` prompts per domain and direction."""
-    domains = found.by_domain if len(found.by_domain) > 1 else {}
-    rows = [row_of("all", found.total), *(row_of(f"  {name}", change) for name, change in domains.items())]
-    yield table([["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"], *rows])
+    total, domains = found.change(), found.by_domain()
+    changes = {"all": total, **({f"  {name}": change for name, change in domains.items()} if len(domains) > 1 else {})}
+    rows = [["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"]]
+    for name, one in changes.items():
+        difference = f"{one.change:+.3f}  [{one.low:+.3f}, {one.high:+.3f}]"
+        counts = (str(num) for num in (one.num_lost, one.num_gained, one.num))
+        rows.append([name, f"{one.before:.3f}", f"{one.after:.3f}", difference, *counts])
+    yield table(rows)
     if found.num_failed:
         yield f"{found.num_failed} prompts failed on one side or both, not counted"
-    yield verdict_of(found.total)
-    for (domain, side), keys in found.flipped.items() if num_flips else ():
+    is_shown = total.low > 0 or total.high < 0
+    better = f"{'B' if total.change > 0 else 'A'} is better: the interval excludes 0"
+    yield better if is_shown else "no difference is shown: the interval contains 0"
+    for (domain, side), keys in found.flipped().items() if num_flips else ():
         yield f"{domain}: only {side} is right ({len(keys)})"
         for key in keys[:num_flips]:
             first, second = found.first[key], found.second[key]
-            yield f"  {first.first('environment')[-LONGEST:]}"
-            yield f"    A  {first.last('policy')[:LONGEST]}"
-            yield f"    B  {second.last('policy')[:LONGEST]}"
+            yield f"  {first.said('environment')[0][-LONGEST:]}"
+            yield f"    A  {first.said('policy')[-1][:LONGEST]}"
+            yield f"    B  {second.said('policy')[-1][:LONGEST]}"
         if len(keys) > num_flips:
             yield f"  ... and {len(keys) - num_flips} more (--flips, --json)"
 
 
-def row_of(name: str, change: Change) -> list[str]:
-    """Return a row of the table."""
-    difference = f"{change.change:+.3f}  [{change.low:+.3f}, {change.high:+.3f}]"
-    counts = [str(num) for num in (change.num_lost, change.num_gained, change.num)]
-    return [name, f"{change.before:.3f}", f"{change.after:.3f}", difference, *counts]
-
-
-def verdict_of(change: Change) -> str:
-    """Return what the interval of all prompts shows."""
-    if change.low > 0 or change.high < 0:
-        return f"{'B' if change.change > 0 else 'A'} is better: the interval excludes 0"
-    return "no difference is shown: the interval contains 0"
-
-
 def as_json(sides: Sequence[Side], found: Comparison) -> dict[str, Any]:
     """Return everything as JSON types, with the transcripts of all flipped prompts."""
-    names = [str(side.checkpoint or side.what) for side in sides]
+
+    def fields(change: Change) -> dict[str, Any]:
+        return {"change": change.change, **asdict(change)}
+
+    def flipped(domain: str, right: str, key: str) -> dict[str, Any]:
+        first, second = found.first[key], found.second[key]
+        about = {"domain": domain, "right": right, "env_id": first.env_id, "prompt_id": first.prompt_id}
+        return {**about, "a": list(first.turns), "b": list(second.turns)}
+
     return {
-        "a": names[0],
-        "b": names[1],
+        **{name: str(side.checkpoint or side.what) for name, side in zip("ab", sides, strict=True)},
         "confidence": CONFIDENCE,
         "num_failed": found.num_failed,
-        "total": _fields(found.total),
-        "by_domain": {domain: _fields(change) for domain, change in found.by_domain.items()},
-        "flipped": [
-            {"domain": domain, "right": right, **_transcripts(found.first[key], found.second[key])}
-            for (domain, right), keys in found.flipped.items()
-            for key in keys
-        ],
+        "total": fields(found.change()),
+        "by_domain": {domain: fields(change) for domain, change in found.by_domain().items()},
+        "flipped": [flipped(*where, key) for where, keys in found.flipped().items() for key in keys],
     }
-
-
-def _on_one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
-
-
-def _transcripts(first: Answer, second: Answer) -> dict[str, Any]:
-    return {"env_id": first.env_id, "prompt_id": first.prompt_id, "a": list(first.turns), "b": list(second.turns)}
-
-
-def _fields(change: Change) -> dict[str, Any]:
-    return {"change": change.change, **asdict(change)}
 
 
 def main(argv: list[str] | None = None) -> int:

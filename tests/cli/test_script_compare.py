@@ -10,36 +10,36 @@ import pytest
 import yaml
 
 from rllib_srl.cli import compare
-from rllib_srl.cli.compare import Answer, Comparison, Played, lines_of, refuse_different, sides_of
+from rllib_srl.cli.compare import Answer, Answers, Comparison, lines_of, refuse_different, sides_of
 from rllib_srl.cli.shared.settings import SettingsError
 from rllib_srl.people.gates import paired_interval
 
 
-def played(is_right: dict[str, bool], num_asked: int = 12, text: str = "7") -> Played:
+def played(is_right: dict[str, bool], text: str = "7") -> Answers:
     """Return answers to prompts named "a1": domain "a", prompt 1."""
     found = {}
     for name, right in is_right.items():
         turns = [{"role": "environment", "text": f"Question {name}\nAnswer:"}, {"role": "policy", "text": f" {text}\n"}]
         turns.append({"role": "environment", "text": "Thank you."})
         found[name] = Answer("env", name, name[0], right, turns)
-    return Played(found, num_asked)
+    return found
 
 
 def both() -> Comparison:
     first = {"a1": True, "a2": True, "a3": False, "a4": True, "b1": False, "b2": False, "b3": True}
     second = {"a1": False, "a2": True, "a3": False, "a4": False, "b1": True, "b2": False, "b4": True}
-    return Comparison.of(played(first, 9, "old"), played(second, 9, "new\x1b[31m"))
+    return Comparison.of(played(first, "old"), played(second, "new\x1b[31m"), 9)
 
 
 def test_only_prompts_that_both_answered_count() -> None:
     found = both()
     assert list(found.first) == list(found.second) == ["a1", "a2", "a3", "a4", "b1", "b2"]
     assert found.num_failed == 3  # of 9: b3, b4 and one that nobody answered
-    total = found.total
+    total = found.change()
     assert (total.num, total.num_lost, total.num_gained, total.before, total.after) == (6, 2, 1, 3 / 6, 2 / 6)
     assert total.change == pytest.approx(-1 / 6) and (total.low, total.high) == paired_interval(6, 2, 1, 0.95)
-    assert {domain: change.change for domain, change in found.by_domain.items()} == {"a": -0.5, "b": 0.5}
-    assert found.flipped == {("a", "A"): ["a1", "a4"], ("b", "B"): ["b1"]}
+    assert {domain: change.change for domain, change in found.by_domain().items()} == {"a": -0.5, "b": 0.5}
+    assert found.flipped() == {("a", "A"): ["a1", "a4"], ("b", "B"): ["b1"]}
 
 
 def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts() -> None:
@@ -49,15 +49,15 @@ def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts() -> None:
     assert "a: only A is right (2)\n  Question a1 Answer:\n    A  old\n    B  new\\x1b[31m\n  ... and 1 more" in text
     assert "only" not in "\n".join(lines_of(both(), 0)).partition("contains 0")[2]
     names = [f"a{at}" for at in range(40)]
-    better = Comparison.of(played(dict.fromkeys(names, False), 40), played(dict.fromkeys(names, True), 40))
+    better = Comparison.of(played(dict.fromkeys(names, False)), played(dict.fromkeys(names, True)), 40)
     assert "B is better: the interval excludes 0" in list(lines_of(better, 0))
-    worse = Comparison.of(played(dict.fromkeys(names, True), 40), played(dict.fromkeys(names, False), 40))
+    worse = Comparison.of(played(dict.fromkeys(names, True)), played(dict.fromkeys(names, False)), 40)
     assert "A is better: the interval excludes 0" in list(lines_of(worse, 0))
 
 
 def test_nothing_in_common_is_an_error() -> None:
     with pytest.raises(ValueError, match="none of 12 held-out prompts was answered by both sides"):
-        Comparison.of(played({"a1": True}), played({"a2": True}))
+        Comparison.of(played({"a1": True}), played({"a2": True}), 12)
 
 
 def test_settings_of_the_prompts_must_be_equal_or_given() -> None:
