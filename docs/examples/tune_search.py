@@ -3,7 +3,7 @@
     python docs/examples/tune_search.py                   one to two minutes on two CPU cores
 
 `register()` makes the algorithm known to Tune as "SRL". Any setting can be searched: give it a `tune.grid_search` or a
-distribution instead of a value. `srl tune` runs the studies in tune_configs/ the same way.
+distribution instead of a value.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Check your own questions before training: prompts, grading, token lengths, and what a model solves.
+"""Check your own questions before training: prompts, grading and token lengths.
 
     srl check-data --data my.jsonl --model smollm2-135m
-    srl check-data --data my.jsonl --reward my_rewards.py:f --model tiny --engine transformers --solve 0
+    srl check-data --data my.jsonl --reward my_rewards.py:f --model tiny --max_turn_tokens 64
 
 Takes the settings of `srl train`. It shows prompts as the model will see them, grades right answers and wrong ones (the
-answer of another row), and compares lengths with max_turn_tokens and max_episode_tokens. With --model it also lets the
-untrained model answer --solve prompts a few times each: training learns from prompts whose answers earn different
-rewards.
+answer of another row), and compares lengths with max_turn_tokens and max_episode_tokens. What a model solves before
+training: srl evaluate MODEL --data my.jsonl --evaluation_pass_k 8.
 
 Exit status: 1 if rows cannot be used, contradict each other, or leave nothing to train on, or if right answers do not
 earn 1 or wrong ones as much; else 0, also if something needs a look.
@@ -21,7 +20,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,19 +28,16 @@ import numpy as np
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.episodes import printable, printable_lines
-from rllib_srl.cli.shared.cluster import command, hushed_stderr, run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.display import showing_progress
-from rllib_srl.cli.shared.flags import Parser, add_settings
-from rllib_srl.cli.shared.flags import with_underscores as with_names
+from rllib_srl.cli.shared.cluster import command, run_cleanly
+from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
-from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import class_of
 from rllib_srl.envs.math.question_file import CONTRADICTION, QuestionFile
-from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, make_transcript, play
+from rllib_srl.rollout import make_transcript
 from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import reset
 from rllib_srl.types import Prompt
@@ -51,24 +46,18 @@ NUM_SHOWN = 5  # prompts
 NUM_MEASURED = 5000  # prompts whose tokens are counted
 NUM_GRADED = 200  # right answers, and wrong ones
 NUM_EXAMPLES = 3  # of what needs a look
-NUM_TRIES = 4  # answers of the model to each prompt
 _RULE = "─" * 12
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--solve N] [--SETTING VALUE ...]",
+        usage="%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )  # fmt: skip
-    text = "prompts that the untrained model answers, with --model; 0: none (default: 16)"
-    parser.add_argument("--solve", type=int, default=16, metavar="N", help=text)
-    add_verbose(parser, "the engine")
     add_debug(parser)
     add_settings(parser, without=("iterations", "grace_s"))
-    arguments: argparse.Namespace = parser.parse_args(with_names(argv))
-    if arguments.solve < 0:
-        parser.error(f"--solve {arguments.solve}; expected a number of at least 0")
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     return arguments
 
 
@@ -129,10 +118,6 @@ def check_data(arguments: argparse.Namespace) -> int:
         prompts(found, env, ids["train"], config, transcript, tokenizer)
         grading(found, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
         lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
-        if "model" in given and arguments.solve:
-            solved(found, env, ids["train"][: arguments.solve], config, arguments.verbose)
-        else:
-            found.line("model", "not asked: --model MODEL --solve 16 shows what it solves before training")
     if not found.to_look_at:
         data = given["env_config"].get("hub_id") or given["env_config"]["path"]
         print(f"\nnothing needs a look; train with the same flags: {command('train', '--data', data, '...')}")
@@ -223,55 +208,6 @@ def lengths(
     if cut := int((of_answers > turn).sum()):
         longest = int(of_answers.max())
         found.look(f"right answers of more than {turn} tokens: {cut}; raise max_turn_tokens to {longest}")
-
-
-def solved(found: Findings, env: QuestionFile, ids: Sequence[str], config: SRLConfig, verbose: bool) -> None:
-    """Let the untrained model answer prompts, and report what it earns."""
-    with showing_progress(1, sys.stderr) as progress, hushed_stderr(verbose):
-        progress.begin(f"{config.model_config['model']} answers {len(ids)} prompts, {NUM_TRIES} times each ...")
-        rewards = _played(ids, config)
-    means = [float(np.mean(each)) for each in rewards.values() if each]
-    if not means:
-        raise SettingsError("no answer of the model was graded; --verbose shows why")
-    mixed = sum(max(each) > min(each) for each in rewards.values() if each)
-    never, always = sum(mean == 0 for mean in means), sum(mean == 1 for mean in means)
-    name = config.model_config["model"]
-    found.line("model", f"{name} before training, {NUM_TRIES} answers to each of {len(means)} prompts")
-    found.line("", f"mean reward {np.mean(means):.2f}; {always} prompts always solved, {never} never, {mixed} with "
-                   f"different rewards ({mixed / len(means):.0%}): training learns from these")  # fmt: skip
-    if not mixed:
-        too_easy = "every answer earns 1: harder questions are needed"
-        too_hard = "too hard, or the model does not know the format (num_shots, instruction, prompt_format)"
-        why = too_easy if always == len(means) else too_hard
-        found.look(f"no prompt has answers with different rewards: {why}")
-
-
-def _played(ids: Sequence[str], config: SRLConfig) -> dict[str, list[float]]:
-    """Return the rewards of the model's answers by prompt id, without those that infrastructure lost."""
-    directory = local_model(config.model_config["model"])
-    engine = make_engine(model_dir=directory, **config.engine_settings())
-    calls = EnvCalls(num_workers=config.num_env_threads, timeout_s=config.env_timeout_s)
-    ((env_id, creator),) = config.world_creators().items()
-    prompts = {prompt_id: Prompt(env_id, prompt_id) for prompt_id in ids}
-    episodes = [LiveEpisode(prompt, key, n) for key, prompt in prompts.items() for n in range(NUM_TRIES)]
-    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in ids}
-    try:
-        for episode in play(
-            episodes,
-            engine=engine,
-            worlds={env_id: partial(creator, config.world_configs()[env_id])},
-            transcript=make_transcript(config.prompt_format, load_tokenizer(directory), config.max_turns),
-            sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
-            limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
-            calls=calls,
-            deadline_s=config.sample_timeout_s,
-        ):
-            if not episode.custom_data["stop_reason"].is_infrastructure:
-                rewards[episode.custom_data["prompt"].prompt_id].append(float(episode.get_return()))
-    finally:
-        calls.close()
-        engine.close()
-    return rewards
 
 
 def _tokens(env: QuestionFile, prompt_id: str, transcript: Any) -> list[int]:

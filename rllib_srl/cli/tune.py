@@ -5,10 +5,11 @@
     srl tune replay --resume                          after a kill: only what is not finished
     srl tune replay --arms uniform no_replay --seeds 1 2
     srl tune replay --short                           two arms, two seeds, two short stages
-    srl tune learning_rate --model tiny --engine transformers --num_cpus_per_env_runner 0.5
+    srl tune replay --model smollm2-135m --num_prompts_per_batch 8
 
 Flags change the study's settings for all trials. Results are under --storage, one directory per study, which is never
-overwritten; `srl report DIRECTORY` writes the report of a study with arms.
+overwritten; `srl report DIRECTORY` writes the report. To search for a good value of a setting, use Ray Tune:
+docs/examples/tune_search.py.
 """
 
 from __future__ import annotations
@@ -29,10 +30,8 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
-from rllib_srl.cli.tuning import search as study_search
 from rllib_srl.cli.tuning import study as study_run
 from rllib_srl.studies.study import Study
-from rllib_srl.tune_configs import Search
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -71,7 +70,7 @@ def module_of(name: str) -> Any:
     return importlib.import_module(f"rllib_srl.tune_configs.{name}")
 
 
-def load(name: str) -> Study | Search:
+def load(name: str) -> Study:
     """Return a study.
 
     Raises:
@@ -80,7 +79,7 @@ def load(name: str) -> Study | Search:
     known = studies()
     if name not in known:
         raise RunError(f"study {name!r} is unknown; expected one of {', '.join(known)}")
-    found: Study | Search = module_of(name).study()
+    found: Study = module_of(name).study()
     return found
 
 
@@ -96,8 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
         given.pop(name, None)
     words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
     WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
-    if isinstance(study, Search):
-        return study_search.run(arguments.study, study_search.with_settings(study, given), arguments)
     return study_run.run(study, given, arguments)
 
 

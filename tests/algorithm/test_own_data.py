@@ -283,7 +283,7 @@ def test_three_commands_train_on_own_data(place: Path, capsys) -> None:
 
     common = ["--data", "rows.jsonl", "--reward", "own_rewards.py:right", "--engine", "transformers"]
     common += ["--max_turn_tokens", "12", "--max_episode_tokens", "96", "--compute_dtype", "float32"]
-    assert check_data.main([*common, "--model", "tiny", "--solve", "0"]) == 0
+    assert check_data.main([*common, "--model", "tiny"]) == 0
     sizes = ["--num_prompts_per_batch", "8", "--group_size", "8", "--num_env_runners", "1", "--lr", "3e-4"]
     assert train.main([*common, *sizes, "--model", "tiny", "--iterations", "2", "--out", "run", "--seed", "1"]) == 0
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]

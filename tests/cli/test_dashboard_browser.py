@@ -75,7 +75,7 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
             await tab.until("document.getElementById('state').textContent.startsWith('5 of 9')")
             await tab.until("document.querySelector('.charts img').alt.endsWith('reward: 0.125 to 1')")
             base = address.partition("rate?")[0]
-            for name in ("", "memory", "episodes", "rate"):
+            for name in ("", "episodes", "rate"):
                 await tab.open(base + name, 390)
                 assert await tab.value("document.documentElement.scrollWidth") == 390, name  # nothing sticks out
                 assert name != "episodes" or EVIL in await tab.value("document.body.innerText")  # a text, no script

@@ -1,11 +1,9 @@
-"""srl check-data: what it prints about good data, about bad data, and about a model that answers."""
+"""srl check-data: what it prints about good data, and about bad data."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-
-import pytest
 
 from rllib_srl.cli import check_data
 
@@ -26,7 +24,7 @@ def checked(capsys, *flags: str) -> tuple[int, str]:
 
 def test_good_data_needs_no_look(tmp_path: Path, capsys) -> None:
     path = written(tmp_path / "good.jsonl", [*ROWS, ROWS[0]])
-    status, text = checked(capsys, "--data", path, "--model", "tiny", "--solve", "0")
+    status, text = checked(capsys, "--data", path, "--model", "tiny")
     assert status == 0
     assert "39 questions to train on, 11 held out by a hash of the question" in text
     assert "rows: 1 repeated, counted once; 0 contradictory; 0 unusable" in text
@@ -44,7 +42,7 @@ def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> No
         {"question": "Who?"}, {"question": "How long? " * 30, "answer": "7"},
         {"question": "Which long answer?", "answer": "a very long answer indeed " * 3},
     ]  # fmt: skip
-    status, text = checked(capsys, "--data", written(tmp_path / "bad.jsonl", rows), "--model", "tiny", "--solve", "0")
+    status, text = checked(capsys, "--data", written(tmp_path / "bad.jsonl", rows), "--model", "tiny")
     assert status == 1
     assert "1 contradictory; 2 unusable" in text
     assert "- rows with another answer than an earlier row with the same question: 1\n    row 51, field 'ans" in text
@@ -57,15 +55,7 @@ def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> No
 def test_a_reward_that_cannot_tell_right_from_wrong_needs_a_look(tmp_path: Path, capsys) -> None:
     (tmp_path / "rewards.py").write_text("def f(prompt, answer, row): return 0.5\n")
     flags = ("--data", written(tmp_path / "rows.jsonl", ROWS), "--reward", f"{tmp_path}/rewards.py:f")
-    status, text = checked(capsys, *flags, "--model", "tiny", "--solve", "0")
+    status, text = checked(capsys, *flags, "--model", "tiny")
     assert status == 1
     assert "right answers: 0 of 50 earn 1; mean reward 0.50" in text
     assert "- wrong answers that earn at least as much as the right one: 50\n    Which is largest: " in text
-
-
-@pytest.mark.slow
-def test_the_model_answers_before_training(tmp_path: Path, capsys) -> None:
-    path = written(tmp_path / "good.jsonl", ROWS)
-    _, text = checked(capsys, "--data", path, "--model", "tiny", "--solve", "4", "--seed", "1")
-    assert "tiny before training, 4 answers to each of 4 prompts" in text
-    assert "with different rewards" in text

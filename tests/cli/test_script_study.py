@@ -136,6 +136,17 @@ def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, ca
     assert f"report: {command('report', tmp_path)}" in shown
 
 
+def test_studies_are_listed_with_their_questions(capsys):
+    assert tune.main([]) == 0
+    assert "  replay  " in capsys.readouterr().out
+    assert all(question.endswith("?") for question in tune.studies().values())
+
+
+def test_trials_at_once_are_bounded_by_the_scarcest_resource():
+    assert study_run.num_at_once({"CPU": 0.5, "GPU": 1.0}, {"CPU": 16.0, "GPU": 3.0}) == 3
+    assert study_run.num_at_once({"CPU": 0.1}, {"CPU": 0.3}) == 3 and study_run.num_at_once({"GPU": 1.0}, {}) == 0
+
+
 class Begun(Exception):
     """The study has come to the point where Ray starts."""
 

@@ -34,8 +34,7 @@ from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning.plan import Plan
-from rllib_srl.cli.tuning.search import num_at_once
-from rllib_srl.cli.tuning.study import announce, check_seals, missing_of, needed_of, play
+from rllib_srl.cli.tuning.study import announce, check_seals, missing_of, needed_of, num_at_once, play
 from rllib_srl.studies.recording import finished_trials, write_study, write_whole
 from rllib_srl.studies.results import STUDY_FILE, read_results, read_study
 from rllib_srl.studies.task_stream import TITLES, Estimate, StreamResults

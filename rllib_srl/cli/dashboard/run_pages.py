@@ -1,7 +1,6 @@
-"""The page of a run: its report, its memory, transcripts and ratings.
+"""The page of a run: its report, transcripts and ratings.
 
     GET /                       the report, as in `srl report`; read again when metrics or settings have changed
-    GET /memory  /memory/KEY    items of the memory; a copy, made anew when the run has changed it
     GET /episodes?q=...         transcripts, read for each search
     GET, POST /rate             answers in the memory, and their ratings
 """
@@ -28,23 +27,21 @@ from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.dashboard.memory_view import MemoryView
 from rllib_srl.cli.dashboard.pages import Pages, RatedAnswer, position_in, short_fields
 from rllib_srl.cli.episodes import is_wanted, iterations_in, printable, rewards_in
-from rllib_srl.cli.memory import HEADING, ORDERS, row_of
 from rllib_srl.cli.report.run_facts import RunFacts, episodes_in
-from rllib_srl.cli.report.run_page import blocks_of, shortened
+from rllib_srl.cli.report.run_page import blocks_of
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.people.rating import TAKEN_BACK, VALUES
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
-from rllib_srl.replay.reading import PLACES, Reading
-from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, turns
-from rllib_srl.studies.report.blocks import Block, Cell, Details, Heading, Table, Text, Verbatim
+from rllib_srl.replay.reading import PLACES
+from rllib_srl.replay.tools.describe import Decode, counted
+from rllib_srl.studies.report.blocks import Block, Text
 from rllib_srl.studies.results import STUDY_FILE
 
-TABS = {"": "Overview", "memory": "Memory", "episodes": "Episodes", "rate": "Rate"}
-MOST = 20  # items in a table, transcripts or answers on a page
+TABS = {"": "Overview", "episodes": "Episodes", "rate": "Rate"}
+MOST = 20  # transcripts or answers on a page
 FILTERS = ("q", "iteration", "reward", "stop", "env")
-RECALL_COLUMNS = ("recall", "pass rate", "lapses", "visits", "due")  # of `srl memory list`
 WIDEST = 60  # characters of a prompt in a table
 NO_ITERATION = "No iteration has finished yet; this page fills by itself."
 NO_MEMORY = "This run has no memory (replay_capacity = 0, or both fractions 0)."
@@ -98,8 +95,6 @@ class RunPages(Pages):
         """Return the addresses."""
         return [
             Route("/", self.tab),
-            Route("/memory", self.tab),
-            Route("/memory/{key}", self.item),
             Route("/episodes", self.episodes),
             Route("/rate", self.answers, methods=["GET"]),
             Route("/rate", self.rate, methods=["POST"]),
@@ -115,20 +110,13 @@ class RunPages(Pages):
         return self._facts
 
     def version_of(self, tab: str) -> str:
-        """Return a text that changes whenever the metrics or the memory do."""
-        if tab == "":
-            self.facts()
-            return str(self._marks)
-        if self.memory.exists:
-            self.memory.reading()
-        return str(self.memory.version)
+        """Return a text that changes whenever the metrics or the settings do."""
+        self.facts()
+        return str(self._marks)
 
     def blocks_of(self, tab: str) -> Iterator[Block]:
-        """Yield the report of the run, or what its memory holds."""
-        if tab == "":
-            yield from blocks_of(self._facts) if self._facts else [Text(NO_ITERATION)]
-        else:
-            yield from _memory_blocks(self.memory.reading()) if self.memory.exists else [Text(NO_MEMORY)]
+        """Yield the report of the run."""
+        yield from blocks_of(self._facts) if self._facts else [Text(NO_ITERATION)]
 
     def state(self) -> str:
         """Return how far the run is, in words."""
@@ -145,37 +133,6 @@ class RunPages(Pages):
         if self._ratings is not None:
             self._ratings.close()
         self.memory.close()
-
-    # --- the memory -------------------------------------------------------------------------------
-
-    async def item(self, request: Request) -> Response:
-        """Return the page of an item of the memory."""
-        key = request.path_params["key"]
-        html = await self._readable(lambda: self._item(key)) if self.memory.exists else ""
-        if not html:
-            raise HTTPException(404, "no item of the memory has this key; it may have been evicted")
-        return await self._page(request, "blocks_page.html.j2", "memory", html=html, is_live=False)
-
-    def _item(self, key: str) -> str:
-        found = next((item for item in all_items(self.memory.reading()) if item.key == key), None)
-        return "" if found is None else self.rendered(self._item_blocks(found))
-
-    def _item_blocks(self, item: Found) -> Iterator[Block]:
-        """Yield the state and the stored episodes of an item."""
-        yield Heading(printable(f"{item.prompt.env_id} [{item.prompt.prompt_id}]"))
-        about = [(Cell(name), Cell(printable(value))) for name, value in described(item)]
-        yield Table("", ("", ""), tuple(about), is_text=True)
-        try:
-            decode = self._decode()
-        except ValueError as error:  # no tokenizer
-            yield Text(f"Stored episodes are not shown: {error}.")
-            return
-        groups = [item.reading.group(int(item.reading.stored.seqs[at])) for at in item.groups]
-        for group in groups:
-            for g in range(group.size):
-                title = f"Reward {group.rewards_G[g]:g}, group {group.group_id}, ended as {group.stop_reasons[g].value}"
-                said = (Verbatim(shortened(text), role) for role, text in turns(group, g, decode))
-                yield Details(title, tuple(said))
 
     # --- transcripts ------------------------------------------------------------------------------
 
@@ -276,34 +233,6 @@ def _ago(seconds: float) -> str:
         if seconds >= size:
             return f"{counted(int(seconds // size), unit)} ago"
     return "less than a minute ago"
-
-
-def _memory_blocks(reading: Reading) -> Iterator[Block]:
-    """Yield the items played last, and those most forgotten."""
-    items = all_items(reading)
-    newest = sorted(items, key=lambda item: -int(item.row["last_review"]))[:MOST]
-    rule = f"Drawn by rule {reading.settings.selection}, stored groups by {reading.settings.reuse_selection}."
-    yield Heading("Prompts in the memory")
-    yield _item_table(f"The {len(newest)} items that were played last. {rule}", newest)
-    known = [item for item in items if item.row["visits"] and item.row["is_solved"]]
-    yield Heading("Most forgotten")
-    if not known:
-        yield Text("No item has been solved yet.")
-        return
-    predicts = reading.settings.has_due_dates
-    first = "predicted recall" if predicts else "pass rate of the last visit"
-    worst = sorted(known, key=ORDERS["recall" if predicts else "pass_rate"])[:MOST]
-    yield _item_table(f"Of the items that were solved once: the lowest {first} first.", worst)
-
-
-def _item_table(caption: str, items: list[Found]) -> Table:
-    rows = []
-    for item in items:
-        cells = dict(zip(HEADING, row_of(item), strict=True))
-        name, domain = shown_id(item.prompt.prompt_id) or item.key, printable(item.prompt.domain or item.prompt.env_id)
-        first = Cell(name, domain, link=f"/memory/{item.key}")
-        rows.append((first, *(Cell(cells[column]) for column in RECALL_COLUMNS)))
-    return Table(caption, ("prompt", *RECALL_COLUMNS), tuple(rows))
 
 
 def shown_id(prompt_id: str) -> str:

@@ -10,6 +10,7 @@ from there, finished trials are not run again, and the others continue from thei
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -25,7 +26,6 @@ from ray import tune
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
 from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
-from rllib_srl.cli.tuning.search import num_at_once
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
     Contrast,
@@ -106,6 +106,11 @@ def needed_of(plan: Plan) -> dict[str, float]:
         for resource, amount in request.required_resources.items():
             needed[resource] = max(needed.get(resource, 0.0), amount)
     return needed
+
+
+def num_at_once(needed: Mapping[str, float], cluster: Mapping[str, float]) -> int:
+    """Return the number of trials that the cluster can run concurrently."""
+    return min(math.floor(cluster.get(name, 0.0) / n + 1e-9) for name, n in needed.items() if n)
 
 
 def announce(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, needed: Mapping[str, float]) -> None:

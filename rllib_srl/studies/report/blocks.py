@@ -53,7 +53,6 @@ class Cell:
     small: str = ""
     shade: float = 0.0
     style: str = ""  # colour of the marker in front of an arm's name
-    link: str = ""  # address of more about it, on a live page
 
     @property
     def plain(self) -> str:
