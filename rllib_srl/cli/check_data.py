@@ -179,12 +179,10 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: A
         examples = [f"{_short(env.question(one).text)}: {wrong[one][0]:g}" for one in odd]
         found.look("wrong answers that earn at least as much as the right one", examples, is_wrong=True)
         return
-    for name, graded, is_odd in (
-        ("right answers that do not earn 1", right, lambda reward: reward < 1),
-        ("answers of other rows that earn a reward", wrong, lambda reward: reward > 0),
-    ):
-        odd_lines = [_graded_line(env, one, *result) for one, result in graded.items() if is_odd(result[0])]
-        found.look(f"{name} (docs/grading.md)", odd_lines, is_wrong=True)
+    unpaid = [_graded_line(env, one, *result) for one, result in right.items() if result[0] < 1]
+    found.look("right answers that do not earn 1 (docs/grading.md)", unpaid, is_wrong=True)
+    paid = [_graded_line(env, one, *result) for one, result in wrong.items() if result[0] > 0]
+    found.look("answers of other rows that earn a reward (docs/grading.md)", paid, is_wrong=True)
 
 
 def lengths(
