@@ -52,7 +52,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print a line for each; return the exit status."""
-    from rllib_srl.cli import diagnosis
+    from rllib_srl.cli.shared import diagnosis
     from rllib_srl.cli.shared.settings import build_config, given_settings
     from rllib_srl.replay.tools.describe import counted
 

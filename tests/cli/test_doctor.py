@@ -13,7 +13,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.gpu_memory import table
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli import doctor
-from rllib_srl.cli.diagnosis import (
+from rllib_srl.cli.shared.diagnosis import (
     FAILURE,
     OK,
     WARNING,
@@ -45,7 +45,7 @@ def test_a_machine_without_a_gpu_says_so(capsys):
 def test_shared_memory(monkeypatch, num_gib, expected):
     """A container has 64 MB, Kubernetes by default; weights on their way to the engines lie there."""
     found = type("Found", (), {"f_blocks": int(num_gib * 2**30), "f_frsize": 1})
-    monkeypatch.setattr("rllib_srl.cli.diagnosis.os.statvfs", lambda path: found)
+    monkeypatch.setattr("rllib_srl.cli.shared.diagnosis.os.statvfs", lambda path: found)
     (line,) = [line for line in of_machine() if line.topic == "/dev/shm"]
     assert line.status == expected and ("--shm-size=4g" in line.text) == (expected == WARNING)
 
