@@ -31,6 +31,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.payloads import encode
 from rllib_srl.types import Group, Prompt, StopReason
 
 LONGEST_LIFE_S = 0.15
@@ -66,7 +67,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 1:
             return [prompt.key for prompt in buffer.draw_prompts(3, now, name)]
         case 2:
-            return [one.payload for one in buffer.draw_groups(3, now, name)]
+            return [encode(one.group) for one in buffer.draw_groups(3, now, name)]
         case 3:
             return buffer.rate({Prompt("env", f"p{generator.integers(60)}").key: 1.0}, now, name)
     numbers = generator.choice(60, 4, replace=False).tolist()

@@ -23,9 +23,9 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.common.decoder import decoder_of
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.reading import copied, database_in, reading
+from rllib_srl.replay.store import StoreError
 from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, find, lateness, turns
 from rllib_srl.replay.tools.drop import drop
 from rllib_srl.replay.tools.verify import faults_of, opened_buffer

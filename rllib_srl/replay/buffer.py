@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,18 +31,31 @@ from rllib_srl.replay.history import DomainStatistics, history_without
 from rllib_srl.replay.intake import ON_GROUP, Entry, Intake, Visit, parts_of
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import COUNTS, counts_of_domains
-from rllib_srl.replay.payloads import StoredGroup
+from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedGroup, RatedGroups, grade_of
 from rllib_srl.replay.schedule.recall import Recall, grades_of_ratings
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Commit, Contents, Store, decode, decode_target, prompt_fields, prompt_of
+from rllib_srl.replay.store import Commit, Contents, Store
 from rllib_srl.replay.targets import draw_targets, put_targets
-from rllib_srl.types import TARGET, Group, History, Prompt, Target
+from rllib_srl.types import TARGET, Group, GroupMeta, History, Prompt, Target
 
 Answer = TypeVar("Answer")
 RATING_COUNTS = ("num_applied", "num_changed", "num_unused")
 STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
+
+
+class Drawn(NamedTuple):
+    """A group drawn to be reused."""
+
+    group: Group
+    weight: float = 1.0  # of its loss, by the rule
+    history: History | None = None  # of its prompt without the group, where the baseline is one from history
+
+    @property
+    def meta(self) -> GroupMeta:
+        """Return the metadata of the group, without a reference to it."""
+        return replace(GroupMeta.of(self.group, None, self.weight), history=self.history)
 
 
 class SRLReplayBuffer:
@@ -266,14 +279,14 @@ class SRLReplayBuffer:
     def _slots_of(self, keys: Collection[str]) -> dict[str, int | None]:
         return {key: self.tables.slot_of(int(key, 16)) for key in keys}
 
-    def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[StoredGroup]:
+    def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[Drawn]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         They have the `origin` "reuse". In training with a baseline from history, `version` is that of the policy: each
         group comes with its history, without the group itself; None leaves out groups of equal rewards. A repeated
         request whose groups have been removed is a StoreError.
         """
-        drawn: list[StoredGroup] = []
+        drawn = list[Drawn]()
 
         def work() -> list[Any]:
             slots, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
@@ -283,7 +296,7 @@ class SRLReplayBuffer:
             drawn.extend(self._stored_groups(answer))
             if version is not None:
                 histories = [self._without(one.group, at, version) for one, at in zip(drawn, slots, strict=True)]
-                drawn[:] = [replace(one, history=past) for one, past in zip(drawn, histories, strict=True)]
+                drawn[:] = [one._replace(history=past) for one, past in zip(drawn, histories, strict=True)]
                 answer = [[seq, weight, list(past)] for (seq, weight, _), past in zip(answer, histories, strict=True)]
             self.drawn = {one.group.group_id: seq for one, seq in zip(drawn, seqs, strict=True)}
             self.counts["num_reuses"] += len(drawn)
@@ -299,12 +312,11 @@ class SRLReplayBuffer:
             group, row, self.tables.items[row["slot"]], version, self.settings.history_half_life, mean
         )
 
-    def _stored_groups(self, answer: Sequence[Sequence[Any]]) -> Iterator[StoredGroup]:
+    def _stored_groups(self, answer: Sequence[Sequence[Any]]) -> Iterator[Drawn]:
         """Yield the groups of an answer to `draw_groups`: seq, weight and history of each."""
         for seq, weight, past in answer:
-            payload = self.store.payload(seq)
             history = None if past is None else History(*past)
-            yield StoredGroup(decode(payload, str(seq), "reuse"), payload, weight, history)
+            yield Drawn(decode(self.store.payload(seq), str(seq), "reuse"), weight, history)
 
     # --- targets ---------------------------------------------------------------------------------
 
@@ -500,8 +512,6 @@ class SRLReplayBuffer:
         """Restore a snapshot, or change nothing; return the number of groups stored after it, which are dropped."""
         num_dropped = self.store.restore(path)
         self._load()
-        with self._transaction(""):  # writes this run's name into the store
-            pass
         return num_dropped
 
     def describe(self) -> dict[str, Any]:

@@ -110,9 +110,7 @@ class ReplayClient:
         num = self._owed(self._reuses, num_played) if exactly is None else exactly
         metas = list[GroupMeta]()
         if num:
-            request = self._request(now, "draw_groups")
-            call = Call.of(RLlibReplayBuffer.draw_apart, num, now, request, version)
-            metas = listed(*self.process.call_both(call))
+            metas = self._draw("draw_groups", num, now, version=version)
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
@@ -120,8 +118,13 @@ class ReplayClient:
         self, num: int, now: int, without_domains: Sequence[str], without_keys: Sequence[str]
     ) -> list[GroupMeta]:
         """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
-        arguments = (num, now, self._request(now, "draw_targets"), list(without_domains), list(without_keys))
-        return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_targets_apart, *arguments)))
+        left_out = {"without_domains": list(without_domains), "without_keys": list(without_keys)}
+        return self._draw("draw_targets", num, now, **left_out)
+
+    def _draw(self, method: str, num: int, now: int, **how: Any) -> list[GroupMeta]:
+        request = self._request(now, method)
+        call = Call.of(RLlibReplayBuffer.draw_apart, method, num, now, request=request, **how)
+        return listed(*self.process.call_both(call))
 
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""

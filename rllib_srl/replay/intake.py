@@ -31,10 +31,11 @@ from rllib_srl.replay.admission.admission import Decode, Nearest, Refusal, admit
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_at
 from rllib_srl.replay.items import Tables, key_of, rows_at
+from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
 from rllib_srl.replay.schedule.recall import Graded, Recall
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Store, decode, encode
+from rllib_srl.replay.store import Store
 from rllib_srl.types import PEOPLE, Group, History, Prompt
 
 MOST_AT_ONCE = 128  # groups before items above capacity are evicted, so that new items are candidates too

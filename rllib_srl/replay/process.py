@@ -18,11 +18,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
-from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.rule_transfer import sent
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import DATABASE
+from rllib_srl.replay.store import DATABASE, holder_of
 
 RETRY_S = 0.2
 RELEASE_S = 10.0  # for a killed process to give up its database

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.replay.database import StoreError, copy
+from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings, check_trusted
-from rllib_srl.replay.store import DATABASE, SNAPSHOT, Contents, Store, decode
+from rllib_srl.replay.store import DATABASE, SNAPSHOT, Contents, Store, StoreError, copy
 from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +21,8 @@ from typing import Any
 
 import ray
 
-from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.payloads import StoredGroupBatch
 from rllib_srl.replay.ratings import RatedUntil
 from rllib_srl.replay.rule_transfer import Registered, register
 from rllib_srl.replay.settings import ReplaySettings
@@ -88,12 +87,10 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
         return [drawn.group for drawn in self.draw_groups(1 if num_items is None else num_items, now, **kwargs)]
 
-    def draw_apart(
-        self, num: int, now: int, request: str = "", version: int | None = None
-    ) -> tuple[list[GroupMeta], list[Group]]:
-        """Draw stored groups; return their metadata with `ref` None, and the groups. See `draw_groups`."""
-        drawn = self.draw_groups(num, now, request, version)
-        return [one.meta for one in drawn], StoredGroupBatch(drawn)
+    def draw_apart(self, method: str, *args: Any, **kwargs: Any) -> tuple[list[GroupMeta], list[Group]]:
+        """Draw groups by a method of this class; return their metadata with `ref` None, and the groups."""
+        drawn = [one if isinstance(one, Drawn) else Drawn(one) for one in getattr(self, method)(*args, **kwargs)]
+        return [one.meta for one in drawn], [one.group for one in drawn]
 
     def add_targets(
         self,
@@ -107,18 +104,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         found = [target for part in _fetched(targets, fetch_timeout_s) for target in part]
         found.sort(key=lambda target: (target.group_id, target.episode))  # whatever the number of learners
         return super().add_targets(found, now, request, per_domain)
-
-    def draw_targets_apart(
-        self,
-        num: int,
-        now: int,
-        request: str = "",
-        without_domains: Collection[str] = (),
-        without_keys: Collection[str] = (),
-    ) -> tuple[list[GroupMeta], list[Group]]:
-        """Draw answers to hold; return their metadata with `ref` None, and the groups. See `draw_targets`."""
-        groups = self.draw_targets(num, now, request, without_domains, without_keys)
-        return [GroupMeta.of(group, None) for group in groups], groups
 
     def rated_until(self) -> RatedUntil:
         """Return how far the ratings of which file were applied."""

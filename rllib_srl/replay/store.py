@@ -8,15 +8,18 @@
     vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON, or bytes
     answers  position -> name, answer: the latest `NUM_ANSWERS`
 
-Groups and targets are bytes in the format of safetensors, without pickle: arrays, and all other fields as JSON in the
-metadata. Decoded arrays are read-only views; the same group gives the same bytes in every process.
+    memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
 
 Commits survive a crash of the process, and a power loss unless the directory is temporary. A file belongs to one run;
-another run's file is renamed memory.earlier.db, from which `restore` counts the groups stored after a checkpoint.
+another run's file is renamed memory.earlier.db, from which `restore` counts the groups stored after a checkpoint. Known
+limit of SQLite: damage inside the log silently drops the commits from there on.
+
+Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" (sqlite.org/atomiccommit.html).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -24,41 +27,29 @@ import shutil
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
-from rllib_srl.replay.database import (
-    ENDINGS,
-    Lock,
-    StoreError,
-    back_up,
-    connect,
-    explained,
-    flush,
-    reader,
-    remove,
-    store_error,
-    to_one_file,
-)
 from rllib_srl.replay.items import GROUP, ITEM
-from rllib_srl.types import Group, Prompt, StopReason, Target
+from rllib_srl.replay.payloads import compact_json, prompt_fields, prompt_of
+from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
+from rllib_srl.types import Prompt
 
 logger = logging.getLogger(__name__)
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
+ENDINGS = ("", "-wal", "-shm")  # of the files of a database
 NUM_ANSWERS = 4096
-_ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
-_OF_TARGET = ("ids_Tk", "logp_Tk", "sampled_logp_T")
-_DTYPES = {f"{kind}{8 * size}": np.dtype(f"<{code}{size}") for kind, code in zip("IUF", "iuf") for size in (1, 2, 4, 8)
-           if (kind, size) != ("F", 1)} | {"BOOL": np.dtype(bool)}  # fmt: skip
-_COMPACT = json.JSONEncoder(separators=(",", ":"))  # created once: construction costs more than a small value
-_JSON_SCALARS = {type(None), bool, int, float, str}
-VERSION = json.dumps([4, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
+# Larger pages cost more where a commit updates rows all over the tables, smaller ones cost large groups more calls.
+PAGE_BYTES = 8192
+MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
+PAGES_A_STEP = 1024  # of a copy
+TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
+VERSION = json.dumps([5, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
@@ -69,6 +60,18 @@ CREATE TABLE targets (seq INTEGER, episode INTEGER, payload BLOB NOT NULL, PRIMA
 CREATE TABLE answers (position INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, answer TEXT NOT NULL);
 CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
+
+
+class StoreError(RuntimeError):
+    """An operation on a memory's database failed; the message names the file, the error and a remedy."""
+
+
+class StoreFull(DiskFull, StoreError):
+    """There is no room for the new data; the data stored before is intact."""
+
+
+class StoreInUse(StoreError):
+    """Another process has the database open."""
 
 
 @dataclass
@@ -116,20 +119,19 @@ class Store:
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
         self.path = Path(self._scratch.name if self._scratch else directory or "") / DATABASE
-        self._lock = Lock(self.path)
+        self._lock = _lock(self.path)
         self._db: sqlite3.Connection | None = None
         self._run = run
         self._written: dict[str, str | bytes] = {}  # state as last committed, encoded
         self.pending = Commit()  # what the call under way has changed so far; `payload` and `target` see it
         try:
             self._open()
-            if run and self.state("run", run) != run:
-                is_used = self.position > 0
+            if run and self._meta["run"] != run:
                 self._shut()
-                remove(self.path.with_name(EARLIER))
-                if is_used:
+                if self.position:
+                    _remove(self.path.with_name(EARLIER))
                     self.path.rename(self.path.with_name(EARLIER))
-                remove(self.path)
+                _remove(self.path)
                 self._open()
         except BaseException:
             self.close()
@@ -137,14 +139,15 @@ class Store:
 
     def _open(self) -> None:
         with explained(self.path, "opening it"):
-            self._db = connect(self.path, is_durable=self._scratch is None)
+            self._db = _connect(self.path, is_durable=self._scratch is None)
             if not self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                meta = {"version": VERSION, "lineage": uuid.uuid4().hex, "position": "0"}
+                meta = {"version": VERSION, "lineage": uuid.uuid4().hex, "position": "0", "run": self._run}
                 with self._transaction("creating it"):
                     for statement in TABLES.split(";")[:-1]:
                         self.db.execute(statement)
                     self.db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            self.lineage, self.position = read_meta(self.db, self.path)
+            self._meta = _meta_of(self.db, self.path)
+        self.lineage, self.position = self._meta["lineage"], int(self._meta["position"])
         self._written = {}
 
     @property
@@ -162,61 +165,62 @@ class Store:
         Raises:
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
-        encoded = {name: _encoded(value) for name, value in {**changes.state, "run": self._run}.items()}
+        encoded = {name: _encoded(value) for name, value in changes.state.items()}
         state = {name: value for name, value in encoded.items() if self._written.get(name) != value}
         position = self.position + 1
         with self._transaction(f"commit {position}"):
-            self._write(changes, position)
-            self.db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
+            for table, gone in (
+                ("items", changes.removed_slots),
+                ("vectors", changes.removed_slots),
+                ("groups", changes.removed_groups),
+                ("payloads", changes.removed_groups),
+                ("targets", changes.removed_groups),
+            ):
+                key = "slot" if table in ("items", "vectors") else "seq"
+                self.db.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(number,) for number in gone])
+            self.db.executemany("DELETE FROM targets WHERE seq = ? AND episode = ?", changes.removed_targets)
+            items = [(slot, row, compact_json(prompt_fields(prompt))) for slot, row, prompt in changes.items]
+            vectors = [(slot, np.ascontiguousarray(one, "<f4").tobytes()) for slot, one in changes.vectors.items()]
+            self._put("items", 3, items)
+            self._put("vectors", 2, vectors)
+            self._put("groups", 3, changes.groups)
+            self._put("payloads", 2, changes.payloads.items())
+            self._put("targets", 3, [(*place, payload) for place, payload in changes.targets.items()])
+            self._put("state", 2, state.items())
+            if changes.request:
+                answer = (position, changes.request, compact_json(changes.answer))
+                self.db.execute("INSERT INTO answers VALUES (?, ?, ?)", answer)
+                self.db.execute("DELETE FROM answers WHERE position <= ?", (position - NUM_ANSWERS,))
             self.db.execute("UPDATE meta SET value = ? WHERE name = 'position'", (str(position),))
         self.position = position
         self._written |= state
 
+    def _put(self, table: str, num_columns: int, rows: Iterable[tuple[Any, ...]]) -> None:
+        self.db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
+
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[None]:
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-            yield
-            self.db.execute("COMMIT")
-        except BaseException as error:
-            if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
-                self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, StoreError):
-                raise store_error(error, self.path, doing) from error
-            raise
-
-    def _write(self, changes: Commit, position: int) -> None:
-        many = self.db.executemany
-        slots, seqs = ([(number,) for number in gone] for gone in (changes.removed_slots, changes.removed_groups))
-        for table in ("items", "vectors"):
-            many(f"DELETE FROM {table} WHERE slot = ?", slots)
-        for table in ("groups", "payloads", "targets"):
-            many(f"DELETE FROM {table} WHERE seq = ?", seqs)
-        many("DELETE FROM targets WHERE seq = ? AND episode = ?", changes.removed_targets)
-        items = [(slot, row, compact_json(prompt_fields(prompt))) for slot, row, prompt in changes.items]
-        many("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", items)
-        vectors = [(slot, np.ascontiguousarray(vector, "<f4").tobytes()) for slot, vector in changes.vectors.items()]
-        many("INSERT OR REPLACE INTO vectors VALUES (?, ?)", vectors)
-        many("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", changes.groups)
-        many("INSERT OR REPLACE INTO payloads VALUES (?, ?)", changes.payloads.items())
-        targets = [(*place, payload) for place, payload in changes.targets.items()]
-        many("INSERT OR REPLACE INTO targets VALUES (?, ?, ?)", targets)
-        if changes.request:
-            answer = (position, changes.request, compact_json(changes.answer))
-            self.db.execute("INSERT INTO answers VALUES (?, ?, ?)", answer)
-            self.db.execute("DELETE FROM answers WHERE position <= ?", (position - NUM_ANSWERS,))
+        with explained(self.path, doing):
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+                yield
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
+                    self._db.execute("ROLLBACK")
+                raise
 
     def erase(self, words: Collection[str]) -> None:
         """Forget the answers that contain one of the words, and leave no byte of anything removed in the files.
 
         The file is rewritten: a full disk is a `StoreError`.
         """
+        with self._transaction("erasing what was removed"):
+            self.db.executemany("DELETE FROM answers WHERE instr(answer, ?)", [(word,) for word in words])
         with explained(self.path, "erasing what was removed"):
-            with self._transaction("erasing what was removed"):
-                self.db.executemany("DELETE FROM answers WHERE instr(answer, ?)", [(word,) for word in words])
             self.db.execute("VACUUM")
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        remove(self.path.with_name(EARLIER))
+        _remove(self.path.with_name(EARLIER))
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -244,10 +248,8 @@ class Store:
         return blob
 
     def _all(self, doing: str, query: str, *parameters: Any) -> list[Any]:
-        try:
+        with explained(self.path, doing):
             return self.db.execute(query, parameters).fetchall()
-        except sqlite3.Error as error:
-            raise store_error(error, self.path, doing) from error
 
     def has_payloads(self, seqs: Collection[int]) -> bool:
         """Return whether the payloads are exactly those of some groups."""
@@ -258,10 +260,6 @@ class Store:
         with explained(self.path, "reading vectors"):
             for slot, data in self.db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
                 yield slot, np.frombuffer(data, "<f4")
-
-    def state(self, name: str, default: Any = None) -> Any:
-        found = self._all(f"reading {name}", "SELECT value FROM state WHERE name = ?", name)
-        return _decoded(found[0][0]) if found else default
 
     def read(self) -> Contents:
         """Return what the last commit left; raise a `StoreError` if the file is damaged."""
@@ -284,7 +282,7 @@ class Store:
                 groups=np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
                 group_ids=[name for _, _, name in groups],
                 targets=targets,
-                state={name: _decoded(value) for name, value in state},
+                state={name: value if isinstance(value, bytes) else json.loads(value) for name, value in state},
             )
             if len(found.items) != len(items) or len(found.groups) != len(groups):
                 raise ValueError("rows are cut off")
@@ -292,7 +290,6 @@ class Store:
             reason = f"loading it failed: {error}: the file is damaged; restore a checkpoint"
             raise StoreError(f"memory {self.path}: {reason}") from error
         self._written = dict(state)
-        self._run = self._run or found.state.get("run", "")  # without a name, the file keeps its run
         return found
 
     # --- copies ----------------------------------------------------------------------------------
@@ -328,12 +325,13 @@ class Store:
             raise StoreError(f"{snapshot} is a live memory, {log.name} beside it; expected a snapshot")
         try:
             with explained(snapshot, "restoring it", written=self.path):
-                remove(scratch)
+                _remove(scratch)
                 shutil.copyfile(snapshot, scratch)
-                with closing(connect(scratch, is_durable=False)) as new:
-                    lineage, _ = read_meta(new, snapshot)
+                with closing(_connect(scratch, is_durable=False)) as new:
+                    lineage = _meta_of(new, snapshot)["lineage"]
                     found = new.execute("SELECT value FROM state WHERE name = 'items'").fetchone()
                     next_seq = json.loads(found[0])["next_group_seq"] if found else 0
+                    new.execute("UPDATE meta SET value = ? WHERE name = 'run'", (self._run or self._meta["run"],))
                     to_one_file(new)
                 flush(scratch)
                 num_dropped = _groups_from(earlier if is_resumed else self.path, lineage, next_seq)
@@ -343,11 +341,11 @@ class Store:
                 os.replace(scratch, self.path)
                 flush(self.path.parent)
         finally:
-            remove(scratch)
+            _remove(scratch)
             if self._db is None:
                 self._open()
         if is_resumed and num_dropped is not None:
-            remove(earlier)
+            _remove(earlier)
         return num_dropped or 0
 
     # --- ending ----------------------------------------------------------------------------------
@@ -362,21 +360,83 @@ class Store:
     def close(self) -> None:
         """Close the file, in one piece, and release its lock; a second call does nothing."""
         self._shut()
-        self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._scratch is not None:
             self._scratch.cleanup()
 
 
-def _encoded(value: Any) -> str | bytes:
-    return value if isinstance(value, bytes) else compact_json(value)
+# --- files of SQLite ---------------------------------------------------------------------------------
 
 
-def _decoded(value: str | bytes) -> Any:
-    return value if isinstance(value, bytes) else json.loads(value)
+def copy(path: Path, target: Path) -> None:
+    """Copy the last commit of a database, in use or not, to a new file."""
+    with _reader(path) as db, explained(path, "copying it", written=target):
+        back_up(db, target)
 
 
-def read_meta(db: sqlite3.Connection, path: Path) -> tuple[str, int]:
-    """Return the lineage of a database, which its snapshots share, and the number of its commits."""
+def back_up(source: sqlite3.Connection, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as target:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):  # flushed once, at the end
+            target.execute(f"PRAGMA {pragma}").fetchall()
+        source.backup(target, pages=PAGES_A_STEP)
+        to_one_file(target)  # the source's mark of a log was copied too
+
+
+def to_one_file(db: sqlite3.Connection) -> None:
+    """Move the log into the database and delete it, so that the file can be moved, or read where nobody may write."""
+    db.execute("PRAGMA journal_mode = DELETE").fetchall()
+
+
+def flush(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _remove(path: Path) -> None:
+    """Delete the files of a database that nobody has open."""
+    for ending in ENDINGS:
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+
+
+def _connect(path: Path, is_durable: bool) -> sqlite3.Connection:
+    """Open a database for writing; damage beyond the first page is not detected yet."""
+    db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in (
+            f"page_size = {PAGE_BYTES}",
+            "journal_mode = WAL",
+            f"synchronous = {'FULL' if is_durable else 'OFF'}",
+            f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
+            "cache_size = -16384",
+            "temp_store = MEMORY",
+        ):
+            db.execute(f"PRAGMA {pragma}").fetchall()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that reads the last commit of a database, in use or not; its owner does not wait."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with (
+        explained(path, "reading it"),
+        closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as db,
+    ):
+        db.execute("BEGIN")  # one read transaction: a copy in steps would begin anew with each commit
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield db
+
+
+def _meta_of(db: sqlite3.Connection, path: Path) -> dict[str, str]:
+    """Return the lineage of a database, which its snapshots share, the number of its commits and its run."""
     if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
         raise StoreError(f"{path} is an SQLite database but not a memory; expected one that a run has written")
     meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
@@ -385,14 +445,14 @@ def read_meta(db: sqlite3.Connection, path: Path) -> tuple[str, int]:
             f"memory {path} was written by another version of this program, which is not supported: remove it and "
             "begin a new run"
         )
-    return meta["lineage"], int(meta["position"])
+    return meta
 
 
 def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
     """Return how many groups a database holds that are not older than `next_seq`; None if it is of another lineage."""
     try:
-        with reader(path) as db:
-            if read_meta(db, path)[0] != lineage:
+        with _reader(path) as db:
+            if _meta_of(db, path)["lineage"] != lineage:
                 return None
             num: int = db.execute("SELECT count(*) FROM groups WHERE seq >= ?", (next_seq,)).fetchone()[0]
             return num
@@ -401,123 +461,75 @@ def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
         return None
 
 
-# --- groups and targets as bytes -------------------------------------------------------------------
+def _encoded(value: Any) -> str | bytes:
+    return value if isinstance(value, bytes) else compact_json(value)
 
 
-def encode(group: Group) -> bytes:
-    """Return a group as bytes.
-
-    Raises:
-        ValueError: an array is not numeric, the mask is not boolean, or `extra` does not survive a round trip through
-            JSON; the message lists all errors.
-    """
-    faults, arrays = json_faults(group.extra, "extra"), {}
-    for name in _ARRAYS:
-        array = arrays[name] = np.ascontiguousarray(getattr(group, name))
-        is_mask = name == "loss_mask_N"
-        if array.dtype.kind not in ("b" if is_mask else "iuf"):
-            faults.append(f"{name} is of {array.dtype}; expected {'bool' if is_mask else 'integers or floats'}")
-    if faults:
-        raise ValueError(f"group {group.group_id} cannot be stored: " + "; ".join(faults))
-    header = {
-        "group_id": group.group_id,
-        "prompt": prompt_fields(group.prompt),
-        "stop_reasons": [reason.value for reason in group.stop_reasons],
-        "num_dropped": int(group.num_dropped),
-        "origin": group.origin,
-        "extra": group.extra,
-    }
-    return _saved(arrays, header)
+# --- errors and locks --------------------------------------------------------------------------------
 
 
-def decode(payload: Any, name: str = "", origin: str | None = None) -> Group:
-    """Return the group of a payload.
-
-    Args:
-        payload: what `encode` returned, in any buffer.
-        name: the group's name in error messages.
-        origin: of the group; None: as stored.
-
-    Raises:
-        ValueError: the payload cannot be read; the message names the group.
-    """
-    header, arrays = _opened(payload, f"group {name}")
-    return Group(
-        group_id=header["group_id"],
-        prompt=prompt_of(header["prompt"]),
-        stop_reasons=tuple(StopReason(value) for value in header["stop_reasons"]),
-        num_dropped=header["num_dropped"],
-        origin=origin or header["origin"],
-        extra=header["extra"],
-        **arrays,
-    )
-
-
-def encode_target(target: Target) -> bytes:
-    """Return a target as bytes."""
-    arrays = {name: np.ascontiguousarray(getattr(target, name)) for name in _OF_TARGET}
-    return _saved(arrays, {"group_id": target.group_id, "episode": target.episode})
-
-
-def decode_target(payload: bytes) -> Target:
-    """Return the target of `encode_target`.
-
-    Raises:
-        ValueError: the payload cannot be read.
-    """
-    header, arrays = _opened(payload, "a target")
-    return Target(header["group_id"], header["episode"], **arrays)
-
-
-def _saved(arrays: dict[str, np.ndarray], header: Mapping[str, Any]) -> bytes:
-    payload: bytes = save(arrays, {"fields": compact_json(header)})
-    return payload
-
-
-def _opened(payload: Any, what: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+@contextmanager
+def explained(path: Path, doing: str, written: Path | None = None) -> Iterator[None]:
+    """Raise errors of SQLite and of files as those of `store_error`."""
     try:
-        view = memoryview(payload).cast("B")
-        start = 8 + int.from_bytes(view[:8], "little")
-        described = json.loads(bytes(view[8:start]))
-        header: dict[str, Any] = json.loads(described.pop("__metadata__")["fields"])
-        end = start + max(one["data_offsets"][1] for one in described.values())
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{what} is damaged: its header cannot be read: {error}") from error
-    if end != len(view):
-        raise ValueError(f"{what} is damaged: {len(view)} bytes; expected {end}")
-    return header, {
-        name: np.ndarray(tuple(one["shape"]), _DTYPES[one["dtype"]], payload, start + one["data_offsets"][0])
-        for name, one in described.items()
-    }
+        yield
+    except StoreError:
+        raise
+    except (sqlite3.Error, OSError) as error:
+        raise store_error(error, path, doing, written) from error
 
 
-def compact_json(value: Any) -> str:
-    """Return a value as JSON in ASCII without spaces."""
-    return _COMPACT.encode(value)
+def store_error(error: BaseException, path: Path, doing: str, written: Path | None = None) -> StoreError:
+    """Return a `StoreError` with the path, the operation and a remedy.
 
-
-def prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """Return the fields of a prompt by name, as JSON types."""
-    return {**vars(prompt), "history": list(prompt.history)}
-
-
-def prompt_of(fields: dict[str, Any]) -> Prompt:
-    """Return the prompt of `prompt_fields`."""
-    return Prompt(**{**fields, "history": tuple(fields["history"])})
-
-
-def json_faults(value: Any, name: str) -> list[str]:
-    """Return one message for each part of `value` that a round trip through JSON would change.
-
-    JSON turns tuples into lists and numeric keys into strings, so both are errors.
+    `written` is the file being written, if it is not the database at `path`.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return []
-    if isinstance(value, list):
-        if set(map(type, value)) <= _JSON_SCALARS:  # fast path: long lists are mostly ids or numbers
-            return []
-        return [fault for i, part in enumerate(value) for fault in json_faults(part, f"{name}[{i}]")]
-    if isinstance(value, dict):
-        keys = [f"{name} has the key {key!r}; expected text" for key in value if not isinstance(key, str)]
-        return keys + [fault for key, part in value.items() for fault in json_faults(part, f"{name}[{key!r}]")]
-    return [f"{name} is a {type(value).__name__}; expected None, bool, int, float, str, list or dict"]
+    text, place = str(error), written or path
+    # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
+    is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
+    if is_full(error) or "full" in text or is_blocked:
+        whole = "nothing of it was stored and what was stored before is whole"
+        return StoreFull(full_message(place, f"{doing} failed: {text}; {whole}"))
+    if "malformed" in text or "not a database" in text:
+        text += ": the file is damaged; restore a checkpoint"
+    elif "locked" in text:
+        return StoreInUse(f"memory {path}: {doing} failed: {text}: another process has it open")
+    return StoreError(f"memory {path}: {doing} failed: {text}")
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a database for this process; return the open file, which the operating system unlocks when it is closed."""
+    with explained(path, "locking it"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if (owner := _owner_of(file)) is not None:
+                remedy = "expected one buffer a file: stop it or choose another directory"
+                raise StoreInUse(f"memory {path} is in use by process {owner}; {remedy}")
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+
+def holder_of(path: Path) -> int | None:
+    """Return the id of the process that has the database at `path` open, or None."""
+    try:
+        file = os.open(f"{path}.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        return int(_owner_of(file) or 0) or None
+    finally:
+        os.close(file)
+
+
+def _owner_of(file: int) -> str | None:
+    """Lock an open file and return None, or return what its owner has written into it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(file, 32, 0).decode("ascii", "replace").strip()
+    return None

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from rllib_srl.replay.items import Tables
-from rllib_srl.replay.store import Commit, encode_target
+from rllib_srl.replay.payloads import encode_target
+from rllib_srl.replay.store import Commit
 from rllib_srl.types import Target
 
 Place = tuple[int, int]

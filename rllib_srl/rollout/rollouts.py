@@ -20,7 +20,7 @@ import numpy as np
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
 from rllib_srl.curriculum.filling import Batch
-from rllib_srl.replay.store import prompt_fields, prompt_of
+from rllib_srl.replay.payloads import prompt_fields, prompt_of
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup

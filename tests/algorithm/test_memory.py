@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.estimators import has_signal
+from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.store import decode
 from rllib_srl.types import StopReason
 from tests.flat_settings import grouped
 from tests.small_memory import SCHEDULED, go, memory_config, weights_of

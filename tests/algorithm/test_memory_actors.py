@@ -22,9 +22,9 @@ from ray import tune
 from ray.exceptions import RayActorError
 
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import holder_of
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 from tests.small_memory import check_memory, go, memory_config, stored_of, watched, weights_of

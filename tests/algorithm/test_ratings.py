@@ -16,7 +16,7 @@ from rllib_srl import SRL
 from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
-from rllib_srl.replay.store import decode
+from rllib_srl.replay.payloads import decode
 from rllib_srl.types import Group
 from tests.algorithm.test_memory_resume import assert_same, go_on
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ import yaml
 
 from rllib_srl.cli import memory as script
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.store import decode
+from rllib_srl.replay.payloads import decode
 from rllib_srl.types import Group, Prompt
 from tests.flat_settings import grouped
 from tests.small_buffer import cells, said

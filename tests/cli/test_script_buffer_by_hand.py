@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.replay import database
+from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.tools.verify import faults_of
@@ -80,7 +80,7 @@ def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path, capsys: pyte
 
 def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner commits and moves its WAL into the file between the steps of the copy."""
-    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), database.back_up
+    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), store.back_up
 
     def play() -> None:
         now = next(turns)
@@ -95,10 +95,10 @@ def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monk
     play()
     play()
     for position, patched in ((2, back_up), (2, disturbed), (4, disturbed)):
-        monkeypatch.setattr(database, "back_up", patched)
+        monkeypatch.setattr(store, "back_up", patched)
         with reading(tmp_path / "memory.db") as one:
             assert (one.stored.position, len(one.stored.items)) == (position, 4 * position)
-    monkeypatch.setattr(database, "back_up", back_up)
+    monkeypatch.setattr(store, "back_up", back_up)
     assert not faults_of(tmp_path / "memory.db")
     buffer.check_valid()
     buffer.close()

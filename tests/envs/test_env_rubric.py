@@ -34,8 +34,8 @@ from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.history import facts_of
+from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import decode, encode
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import GroupMeta, Prompt

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.replay import store as module
-from rllib_srl.replay.database import StoreError
-from rllib_srl.replay.store import Store
+from rllib_srl.replay.store import Store, StoreError
 from tests.replay.stored import a_visit
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.items import GROUP, ITEM
-from rllib_srl.replay.store import Commit, encode
+from rllib_srl.replay.payloads import encode
+from rllib_srl.replay.store import Commit
 from rllib_srl.types import Group, Prompt, StopReason
 
 

@@ -14,9 +14,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.store import encode
+from rllib_srl.replay.payloads import encode
+from rllib_srl.replay.store import StoreError
 from tests.replay.groups import (
     a_buffer,
     a_group,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything, play
 
 VARIANTS = {

@@ -26,8 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rllib_srl.replay.database import StoreError
-from rllib_srl.replay.store import decode
+from rllib_srl.replay.payloads import decode
+from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.replay import SRLReplayBuffer
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.diversity.tracker import diversity, novelty
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 NAN = np.nan

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.items import key_of
+from rllib_srl.replay.store import StoreError
 from rllib_srl.types import History
 from tests.conftest import ROOT
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything

@@ -69,10 +69,10 @@ def test_quotas_of_domains_are_not_corrected():
 def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():
     actor = RLlibReplayBuffer(ReplaySettings(capacity=50, admit=None, **given(1.0)))
     actor.add(groups_of(), 1, "1.add")
-    metas, _ = actor.draw_apart(3, 2, "2.draw_groups")
+    metas, _ = actor.draw_apart("draw_groups", 3, 2, "2.draw_groups")
     weights = {int(meta.prompt.prompt_id[1:]): meta.weight for meta in metas}
     assert [weights[index] for index in range(3)] == pytest.approx(BY_HAND[1.0], rel=1e-5)
-    again, _ = actor.draw_apart(3, 2, "2.draw_groups")
+    again, _ = actor.draw_apart("draw_groups", 3, 2, "2.draw_groups")
     assert [meta.weight for meta in again] == [meta.weight for meta in metas]
     actor.close()
 

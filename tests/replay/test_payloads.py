@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from rllib_srl.replay.payloads import StoredGroup, StoredGroupBatch
-from rllib_srl.replay.store import decode, decode_target, encode, encode_target
-from rllib_srl.types import Group, History, Prompt, StopReason, Target
+from rllib_srl.replay.payloads import decode, decode_target, encode, encode_target
+from rllib_srl.types import Group, Prompt, StopReason, Target
 from tests.replay.stored import a_group, assert_same
 
 TEXT = st.text(max_size=8)
@@ -107,34 +103,3 @@ def test_a_target_comes_back_as_it_was():
     for name in ("ids_Tk", "logp_Tk", "sampled_logp_T"):
         assert getattr(found, name).dtype == getattr(target, name).dtype
         np.testing.assert_array_equal(getattr(found, name), getattr(target, name))
-
-
-# --- between processes ----------------------------------------------------------------------------
-
-
-def a_batch(groups: list[Group], origin: str = "reuse") -> StoredGroupBatch:
-    payloads = [encode(group) for group in groups]
-    return StoredGroupBatch(StoredGroup(decode(payload, origin=origin), payload) for payload in payloads)
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_stored_groups_arrive_as_they_were(protocol):
-    groups = [a_group(n, num_tokens=n + 1, extra={"told": [n]}) for n in range(4)]
-    found = pickle.loads(pickle.dumps(a_batch(groups), protocol=protocol))
-    for mine, other in zip(found, groups, strict=True):
-        assert_same(mine, replace(other, origin="reuse"))
-
-
-def test_the_bytes_of_a_group_travel_uncopied_and_nothing_else_beside_the_stream():
-    buffers: list[pickle.PickleBuffer] = []
-    batch = a_batch([a_group(n) for n in range(40)])
-    pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
-    addresses = {np.frombuffer(payload, np.uint8).ctypes.data for payload in batch._payloads}
-    assert {np.frombuffer(buffer.raw(), np.uint8).ctypes.data for buffer in buffers} == addresses
-
-
-def test_a_drawn_group_describes_itself():
-    group = a_group(1)
-    found = StoredGroup(group, encode(group), 0.5, History(1.0, 2.0, 0.5)).meta
-    assert (found.group_id, found.prompt, found.ref) == (group.group_id, group.prompt, None)
-    assert (found.weight, found.history) == (0.5, History(1.0, 2.0, 0.5))

@@ -11,9 +11,9 @@ import pytest
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure, Call
-from rllib_srl.replay.database import holder_of
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import holder_of
 from tests.conftest import ROOT
 
 COUNTING = Call.of(len)
@@ -91,9 +91,9 @@ def test_the_process_that_has_a_database_is_found(tmp_path):
     assert holder_of(process.path) is None
     elsewhere = tmp_path / "elsewhere/memory.db"
     assert holder_of(elsewhere) is None
-    script = "import sys; from pathlib import Path; from rllib_srl.replay.database import Lock\n"
-    script += "lock = Lock(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
-    with Popen([sys.executable, "-c", script, str(elsewhere)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
+    script = "import sys; from pathlib import Path; from rllib_srl.replay.store import Store\n"
+    script += "lock = Store(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
+    with Popen([sys.executable, "-c", script, str(elsewhere.parent)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
         assert other.stdout.readline() == b"here\n"
         assert holder_of(elsewhere) == other.pid == holder_of(elsewhere)
         other.stdin.close()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedUntil, fingerprint
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import decode
+from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import drawn_groups
 from tests.small_buffer import a_group, by_hand

@@ -13,9 +13,9 @@ import pytest
 import ray
 from ray.rllib.utils.replay_buffers.base import ReplayBufferInterface
 
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, ListedRef
 from tests.conftest import ROOT
 from tests.replay.groups import a_group, a_prompt
@@ -113,12 +113,12 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups(open_buffer):
     groups = [a_group(index, 1, index) for index in range(4)]
     visits = buffer.add(groups, 1, "1.add")
     assert [visit.group_id for visit in visits] == ["1.0", "1.1", "1.2", "1.3"]
-    metas, drawn = buffer.draw_apart(3, 2, "2.draw_groups")
+    metas, drawn = buffer.draw_apart("draw_groups", 3, 2, "2.draw_groups")
     assert len({meta.group_id for meta in metas}) == 3 and {meta.origin for meta in metas} == {"reuse"}
     for meta, group in zip(metas, drawn, strict=True):
         assert meta.ref is None and group.group_id == meta.group_id
         assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
-    again, _ = buffer.draw_apart(3, 2, "2.draw_groups")  # the same request, the same answer
+    again, _ = buffer.draw_apart("draw_groups", 3, 2, "2.draw_groups")  # the same request, the same answer
     assert [meta.group_id for meta in again] == [meta.group_id for meta in metas]
     prompts = buffer.draw_prompts(2, 2, "2.draw_prompts")
     rest = buffer.draw_prompts(4, 2, "2.draw_prompts.2", without=[prompt.key for prompt in prompts])

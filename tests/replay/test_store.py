@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay import store as module
-from rllib_srl.replay.database import PAGE_BYTES, StoreError, StoreInUse, copy, holder_of
-from rllib_srl.replay.store import DATABASE, EARLIER, Commit, Store, decode, encode
+from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Commit, Store, StoreError, StoreInUse, copy, holder_of
 from rllib_srl.types import Prompt
 from tests.replay.stored import a_group, a_row, a_visit, an_item, assert_same, prompt_at
 

@@ -9,7 +9,7 @@ import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Turn
-from rllib_srl.replay.store import decode, encode
+from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.rollout import ChatTranscript, RawTranscript, to_episodes, to_group
 from rllib_srl.rollout.conversations import REWRITTEN, TOO_LONG, UNSUPPORTED, Ask, AskRefusedError, Conversations
 from rllib_srl.types import Prompt, StopReason

@@ -18,9 +18,9 @@ from rllib_srl.cli import train
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.database import StoreFull, holder_of
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import StoreFull, holder_of
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, is_full, writing
 from rllib_srl.storage.event_file import EventFile

@@ -35,7 +35,7 @@ from rllib_srl.envs.agents.web import body_of
 from rllib_srl.people.lineage.conversations import ConversationsError
 from rllib_srl.people.lineage.versions import LineageError
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.store import StoreError
 from rllib_srl.studies.report.blocks import HERE as REPORT
 from rllib_srl.studies.report.blocks import STYLES, Block, Notice, templates_in
 

@@ -37,7 +37,7 @@ from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
-from rllib_srl.replay.database import StoreError
+from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.disk import writing
 
 LISTED = ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]

@@ -11,11 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.database import StoreError
 from rllib_srl.replay.items import key_of
 from rllib_srl.replay.reading import Reading, copied, reading
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import DATABASE
+from rllib_srl.replay.store import DATABASE, StoreError
 
 
 def faults_of(path: Path, trusts_rules: bool = False) -> list[str]:

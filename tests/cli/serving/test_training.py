@@ -20,7 +20,7 @@ from rllib_srl.cli.serving.trainer.process import signal_trainer, start_trainer
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.replay.store import decode
+from rllib_srl.replay.payloads import decode
 from rllib_srl.storage.checkpoints import checkpoints_in
 
 # "Question: Which is largest: 17, 93 or 40?\nAnswer:" in the tiny model's tokens, and two answers.
