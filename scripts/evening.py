@@ -3,7 +3,7 @@
 
     python scripts/evening.py --out results/evening                    the tiny model, about 10 minutes on 2 cores
     python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out results/evening
-    python scripts/evening.py --page --out results/evening         ratings, pauses, rollback by clicks on the live page
+    python scripts/evening.py --page --out results/evening             ratings, pauses, rollback by clicks on its page
 
     1  srl serve; 60 chats, rated by a rule (a word is good, a number or nothing is bad)
     2  a version is trained in the background, while questions go on: their latency, in turn with training paused
@@ -11,8 +11,8 @@
     4  60 harmful ratings (a right comparison is bad): the gate on `compare` must reject what was learned from them
     5  srl versions --rollback
 
-With --page, Chromium without a window opens `srl dashboard DIR --allow-rating`, and pictures of its tabs are written to
-DIR-pictures. Questions are asked by HTTP in both forms.
+With --page, Chromium without a window opens the page of the server, and pictures of it are written to DIR-pictures.
+Questions are asked by HTTP in both forms.
 
 Exit status 0: the rating rose, the harmful version was rejected, the rollback works, and training has delayed the 95th
 percentile of the latency by no more than --share.
@@ -113,6 +113,7 @@ class Served:
             status = self.process.wait(CALL_S)
             raise NotServed(f"srl serve --out {directory} has ended with status {status}; its own message says why")
         self._url = found[1]
+        self.page = self.process.stdout.readline().removeprefix("page ").strip()
         self._token = (directory / "token").read_text().strip()
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -258,8 +259,8 @@ def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool
 
 
 def by_page(served: Served, arguments: argparse.Namespace) -> bool:
-    """Play the evening on the live page; return whether all went as it should, without an error on the page."""
-    with PageHands(arguments.out, RATER) as hands:
+    """Play the evening on the page; return whether all went as it should, without an error on the page."""
+    with PageHands(served.page) as hands:
         is_good = evening(served, hands, arguments)
         pictures = hands.shoot(arguments.out.with_name(f"{arguments.out.name}-pictures"))
         print(f"pictures: {', '.join(map(str, pictures))}")
@@ -278,7 +279,7 @@ def main() -> int:
     parser.add_argument("--heldout", type=int, default=200, help="held-out questions (default: 200)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
     parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
-    parser.add_argument("--page", action="store_true", help="rate, pause and roll back by clicks on the live page")
+    parser.add_argument("--page", action="store_true", help="rate, pause and roll back by clicks on the page")
     parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
     arguments = parser.parse_args()
     return run_cleanly(lambda: play(arguments), debug=False)

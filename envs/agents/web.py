@@ -115,21 +115,6 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-class BearerToken:
-    """The middleware of a server with one token: without it there is nothing to read but 401."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        app = self._app
-        if scope["type"] == "http" and not is_same(bearer_of(Headers(scope=scope)), self._token):
-            expected = "expected the header 'Authorization: Bearer TOKEN' with the token of this server"
-            app = failed(Refusal(401, "invalid_api_key", expected))
-        await app(scope, receive, send)
-
-
 # --- requests and responses ------------------------------------------------------------------------
 
 

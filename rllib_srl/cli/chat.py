@@ -3,7 +3,8 @@
     srl chat results/first
     srl chat results/first/checkpoint_000010 --system "Answer in one word." --temperature 0
     srl chat smollm2-135m
-    srl chat results/served                       by its server: a line + or - rates the last answer, =4 or =none too
+    srl chat results/served                       by its server: + or - rates the last answer, =4 or =none too
+    srl chat --server http://127.0.0.1:8000/?token=...      the same by the address that srl serve printed
     printf 'What is 3 + 4?\\nAnd one more?\\n' | srl chat results/first       one turn per line
 
 A line is one turn of yours; "\\n" in it stands for a line break, and empty lines are skipped. `/reset` starts a new
@@ -30,7 +31,7 @@ from rllib_srl.algorithm.checkpointing import policy_of
 from rllib_srl.cli.dialogue import Dialogue
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.serving.dialogue import ServedDialogue
-from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.served_directory import ServedDirectory, address_in
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
@@ -282,10 +283,12 @@ def form_of(source: Source, tokenizer: Any, system: str | None, given: Mapping[s
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s WHAT [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
+        usage="%(prog)s WHAT | --server URL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )
-    parser.add_argument("what", metavar="WHAT", help="a run's directory, a checkpoint, a model, or one of srl serve")
+    text = "a run's directory, a checkpoint, a model, or one of srl serve"
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=text)
+    parser.add_argument("--server", metavar="URL", help="address that srl serve printed; its token may be in SRL_TOKEN")
     parser.add_argument("--system", metavar="TEXT", help="system prompt (default: that of the run's environment)")
     text = "sampling temperature, 0: greedy (default: that of the run's training, else 1)"
     parser.add_argument("--temperature", dest="heat", type=float, metavar="T", help=text)  # `temperature` is a setting
@@ -295,6 +298,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_debug(parser)
     add_settings(parser, without=tuple(name for name in all_settings() if name not in FLAGS))
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    if (arguments.what is None) == (arguments.server is None):
+        parser.error("expected WHAT or --server URL, and not both")
     if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:
         parser.error(f"--temperature {arguments.heat}; expected 0 or a number from 0.01 to 100")
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
@@ -316,11 +321,12 @@ def max_tokens_of(given: int | None, context: int) -> int:
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     """Load the model and talk."""
     given = given_settings(arguments)
-    if (served := ServedDirectory(Path(arguments.what))).exists:
+    where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
+    if not isinstance(where, ServedDirectory) or where.exists:
         if given:
-            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; {arguments.what} is served")
+            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; expected no server")
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
-        ServedDialogue(served, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
+        ServedDialogue(where, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
         return 0
     source = source_of(arguments.what, given)
     with showing_progress(1, sys.stderr) as progress:

@@ -82,26 +82,22 @@ class Tab:
         text = await self.value("document.body.innerText")
         raise BrowserError(f"{script} did not become true within {PATIENCE_S} s; the page says: {text}")
 
-    async def open(self, address: str, width: int) -> None:
-        """Load a page of srl in a window of that width, pixels; below 600 it is a phone's."""
+    async def resize(self, width: int) -> None:
+        """Set the width of the window, pixels; below 600 it is a phone's."""
         size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    async def open(self, address: str, width: int) -> None:
+        """Load a page of srl in a window of that width."""
+        await self.resize(width)
         await self.call("Page.navigate", url=address)
         await self.until("document.readyState === 'complete' && !!document.getElementById('state')")
 
-    async def submit(self, button: str) -> None:
-        """Click a button, named by a CSS selector, and wait for the page that answers.
-
-        Raises:
-            BrowserError: there is no such button, or no answer.
-        """
-        chosen = json.dumps(button)
-        click = "setTimeout(() => one.click())"  # later: the page must not leave before this script has its value
-        clicked = f"(() => {{ const one = document.querySelector({chosen}); if (one) {click}; return !!one }})()"
-        await self.value("window.isBefore = true")
-        if not await self.value(clicked):
-            raise BrowserError(f"the page {await self.value('location.pathname')} has no button {button}")
-        await self.until("!window.isBefore && document.readyState === 'complete'")
+    async def press(self, key: str) -> None:
+        """Press a key: one character, or a name such as Enter."""
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     async def shoot(self, path: Path) -> None:
         """Write a picture of the whole page, PNG."""

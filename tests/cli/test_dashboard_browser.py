@@ -20,7 +20,6 @@ from rllib_srl.people.rating_store import RATINGS, RatingStore
 from scripts.page.browser import CHROMIUM, PATIENCE_S, BrowserError, opened_tab
 from scripts.page.hands import PageHands
 from tests.cli.dashboard_run import EVIL, memory_of, write_files
-from tests.cli.served_model import write_served
 from tests.cli.test_script_report import row
 
 pytestmark = pytest.mark.slow
@@ -90,55 +89,7 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
         assert [(one.answer.answer_id, one.value, one.rater) for one in store.all()] == [("8.1/0", "good", "ann")]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_served_model_in_a_browser(tmp_path: Path) -> None:
-    directory = tmp_path / "served"
-    write_served(directory)
-
-    async def look(address: str) -> None:
-        async with opened_tab() as tab:
-            await tab.open(address, 1280)
-            base = address.partition("?")[0]
-            for name in ("", "conversations", "training"):
-                await tab.open(base + name, 390)
-                assert await tab.value("document.documentElement.scrollWidth") == 390, name
-                assert EVIL in await tab.value("document.body.textContent") or name == "training"
-            await tab.open(base + "conversations", 1280)
-            await tab.value("document.querySelector('.marks button[value=good]').click()")
-            await tab.until("document.querySelector('.marks [aria-pressed=true]')?.value === 'good'")
-            await tab.open(base, 390)
-            await tab.value("document.querySelector('[name=reason]').value = 'it is rude'")
-            twice = "const one = document.querySelector('form.once button'); one.click(); one.click()"
-            await tab.value(f"(() => {{ {twice} }})()")
-            await tab.until("document.body.innerText.includes('Version 2 was rolled back; version 1 is active')")
-            assert tab.faults == []
-
-    with served("dashboard", directory, "--allow-rating", "--rater", "ann") as address:
-        asyncio.run(look(address))
-    with RatingStore(directory / RATINGS) as store:
-        assert [(one.answer.group_id, one.value) for one in store.all()][-1] == ("chatcmpl-0004", "good")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_hands_rate_pause_and_roll_back_by_clicks(tmp_path: Path) -> None:
-    directory = tmp_path / "served"
-    write_served(directory)
-    with PageHands(directory, "ann") as hands:
-        hands.rate("chatcmpl-0003", is_good=False)
-        hands.rate("chatcmpl-0003", is_good=True)
-        with pytest.raises(BrowserError, match="the page /conversations has no button .*chatcmpl-9999"):
-            hands.rate("chatcmpl-9999", is_good=True)
-        assert hands.roll_back("it's rude") .startswith("Version 2 was rolled back; version 1 is active; 1 rating is")
-        assert hands.faults == []
-        pictures = hands.shoot(tmp_path / "pictures")
-    assert [path.name for path in pictures][:3] == ["versions-1280.png", "versions-390.png", "conversations-1280.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    with RatingStore(directory / RATINGS) as store:
-        assert [(one.answer.group_id, one.value) for one in store.all()][-1] == ("chatcmpl-0003", "good")
-
-
-def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_served(tmp_path / "served")
+def test_without_a_browser_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.page.browser.CHROMIUM", None)
     with pytest.raises(BrowserError, match="no browser found; install Chromium"):
-        PageHands(tmp_path / "served", "ann").__enter__()
+        PageHands("http://127.0.0.1:9/").__enter__()

@@ -92,6 +92,9 @@ def test_a_model_without_a_template_is_asked_questions() -> None:
     (["tiny", "--max-tokens", "0"], "--max-tokens 0; expected at least 1"),
     (["tiny", "--temperature", "-1"], "--temperature -1.0; expected 0 or a number from 0.01 to 100"),
     (["tiny", "--lr", "1"], "--lr"),
+    ([], "expected WHAT or --server URL, and not both"),
+    (["tiny", "--server", "http://a"], "expected WHAT or --server URL, and not both"),
+    (["--server", "http://a"], "it has no token, nor has SRL_TOKEN; expected what srl serve printed"),
     (["./nowhere"], "model directory ./nowhere does not exist"),
 ])  # fmt: skip
 def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

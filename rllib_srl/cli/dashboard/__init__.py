@@ -1,16 +1,14 @@
-"""Serve a live page of a run, or of a served model, in the browser.
+"""Serve a live page of a run in the browser.
 
     srl dashboard results/first                      print an address; Ctrl-C ends
     srl dashboard results/first --allow-rating       ratings can be given on the page
     srl rate results/first --web                     the same, opened at the ratings
-    srl dashboard results/served                     the page of a served model
     ssh -L 8642:127.0.0.1:8642 machine               the page of another machine, at the same address
 
-RUN is the directory of a run, going on or ended: what it learns, forgets and remembers, its episodes, and ratings; or
-the directory of srl serve, whose server may run: versions, conversations, training. The page fills by itself and does
-not disturb what it shows. With --allow-rating, that of a served model also rolls back and pauses training. The address
-has a token, made anew at each start: without it nothing can be read. The page is served on this machine only, unless
---host says otherwise; the connection is not encrypted. Nothing is loaded from the network.
+RUN is the directory of a run, going on or ended: what it learns, forgets and remembers, its episodes, and ratings. The
+page fills by itself and does not disturb the run. A served model has its page on its server: srl serve prints the
+address. The address has a token, made anew at each start: without it nothing can be read. The page is served on this
+machine only, unless --host says otherwise; the connection is not encrypted. Nothing is loaded from the network.
 """
 
 from __future__ import annotations
@@ -19,16 +17,11 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.replay.tools.describe import Decode
-
-if TYPE_CHECKING:
-    from rllib_srl.cli.dashboard.access import Access
-    from rllib_srl.cli.dashboard.pages import Pages
 
 HOST, PORT = "127.0.0.1", 8642
 MOST_CONNECTIONS = 64
@@ -44,9 +37,9 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
-    parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run, or of srl serve")
+    parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run")
     add_flags(parser)
-    parser.add_argument("--allow-rating", action="store_true", help="the page can rate, roll back and pause")
+    parser.add_argument("--allow-rating", action="store_true", help="the page can rate")
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
@@ -62,7 +55,7 @@ def port_number(text: str) -> int:
 
 
 def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, tab: str = "") -> int:
-    """Serve the page of a run, or of a served model, until Ctrl-C.
+    """Serve the page of a run until Ctrl-C.
 
     Args:
         arguments: the command line, with `directory` and the flags of `add_flags`.
@@ -71,16 +64,18 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
         tab: that the printed address opens.
 
     Raises:
-        RunError: the directory holds neither.
-        ValueError: a flag is not for this page, or the address cannot be used.
+        RunError: the directory holds no run.
+        ValueError: the address cannot be used.
     """
     from rllib_srl.cli.dashboard.access import Access
+    from rllib_srl.cli.dashboard.run_pages import RunPages, check_is_run
     from rllib_srl.envs.agents.web import Server, listen
 
+    check_is_run(arguments.directory)
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
-    pages = _pages(arguments, decode, may_rate, access)
+    pages = RunPages(arguments.directory, access, decode, arguments.rater, may_rate, arguments.trust_rules)
     app = pages.application()
     server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -91,22 +86,6 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     with listening, suppress(KeyboardInterrupt):
         server.run()
     return 0
-
-
-def _pages(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate: bool, access: Access) -> Pages:
-    """Return the page of a run, or of a served model, whose files have text."""
-    from rllib_srl.cli.dashboard.run_pages import RunPages, check_is_run
-    from rllib_srl.cli.dashboard.served.app import ServedPages
-    from rllib_srl.cli.serving.served_directory import ServedDirectory
-
-    directory = arguments.directory
-    if not ServedDirectory(directory).exists:
-        check_is_run(directory)
-        return RunPages(directory, access, decode, arguments.rater, may_rate, arguments.trust_rules)
-    for name in ("model", "trust_rules"):
-        if value := getattr(arguments, name):
-            raise ValueError(f"--{name.replace('_', '-')} = {value}; {directory} is served, it is for a run")
-    return ServedPages(directory, access, arguments.rater, may_rate)
 
 
 def run(arguments: argparse.Namespace) -> int:

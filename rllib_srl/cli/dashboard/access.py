@@ -1,8 +1,9 @@
-"""Who may read the live page and write ratings: whoever has the token that was made when it started.
+"""Who may read a page of this package and write through it: whoever has its token.
 
-    GET /?token=...      sets a cookie that scripts cannot read and other sites cannot send
-    every answer         says that the page loads nothing from elsewhere, is in no frame, and is not kept
-    POST                 needs the cookie, the key of the page's own forms, and no sign of another site
+    GET /?token=...               sets a cookie that scripts cannot read and other sites cannot send
+    Authorization: Bearer TOKEN   does without the cookie
+    every answer                  says that the page loads nothing from elsewhere, is in no frame, and is not kept
+    POST, PUT with the cookie     need no sign of another site; forms of the live page also need its key
 
 Without the token every address answers 401, the styles included. So another user of the machine, or a site that
 resolves its name to this machine's loopback (DNS rebinding), reads nothing.
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Callable
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rllib_srl.envs.agents.web import is_same
+from rllib_srl.envs.agents.web import bearer_of, is_same
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -31,11 +33,12 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-REFUSED = "401: expected the address with its token, as srl dashboard printed it\n"
+NO_TOKEN = "expected the address with its token, as srl dashboard printed it"
+OTHER_SITE = "this request comes from the page of another site"
 
 
 class Access:
-    """The token of one start. Invariant: comparisons take the same time whatever is compared."""
+    """The token of one page. Invariant: comparisons take the same time whatever is compared."""
 
     def __init__(self, token: str = "", port: int = 0) -> None:
         """Make a token, or use a given one; `port` keeps the cookies of several pages of a machine apart."""
@@ -67,22 +70,41 @@ def is_of_another_site(headers: Headers) -> bool:
     return is_other or site not in (None, "same-origin", "none")
 
 
+def plain_refusal(status: int, reason: str) -> Response:
+    """Return a refusal as a line of text."""
+    return PlainTextResponse(f"{status}: {reason}\n", status)
+
+
 class Guard:
     """The middleware that lets no request without the token through, and adds `HEADERS` to every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        """Guard an application."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        refusal: Callable[[int, str], Response] = plain_refusal,
+        no_token: str = NO_TOKEN,
+    ) -> None:
+        """Guard an application.
+
+        Args:
+            app: the application.
+            access: its token.
+            refusal: makes the answer from a status and a reason.
+            no_token: the reason of 401.
+        """
         self._app, self._access = app, access
+        self._refusal, self._no_token = refusal, no_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, is_new = Headers(scope=scope), False
-        if not self._access.in_cookie(headers):
-            is_new = scope["method"] == "GET" and self._access.has_token(_token_in(scope["query_string"]))
-        is_known = is_new or self._access.in_cookie(headers)
+        headers, is_reading = Headers(scope=scope), scope["method"] in ("GET", "HEAD")
+        has_bearer = self._access.has_token(bearer_of(headers))
+        in_cookie = self._access.in_cookie(headers)
+        is_new = is_reading and not in_cookie and self._access.has_token(_token_in(scope["query_string"]))
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -93,7 +115,11 @@ class Guard:
                     added.append("set-cookie", self._access.set_cookie())
             await send(message)
 
-        app: ASGIApp = self._app if is_known else PlainTextResponse(REFUSED, 401)
+        app = self._app
+        if not (has_bearer or in_cookie or is_new):
+            app = self._refusal(401, self._no_token)
+        elif not has_bearer and not is_reading and is_of_another_site(headers):
+            app = self._refusal(403, OTHER_SITE)
         await app(scope, receive, send_guarded)
 
 

@@ -1,4 +1,4 @@
-"""What the live pages of a run and of a served model share: tabs, forms, ratings, styles and errors.
+"""What the tabs of a live page share: addresses, forms, ratings, styles and errors.
 
     GET  /  /TAB          a tab; 304 if it is still that of the header If-None-Match
     GET  /static/NAME     styles and script
@@ -28,12 +28,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from rllib_srl.cli.dashboard.access import Access, Guard, is_of_another_site
+from rllib_srl.cli.dashboard.access import Access, Guard
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.report.run_page import shortened
 from rllib_srl.envs.agents.web import body_of
-from rllib_srl.people.lineage.conversations import ConversationsError
-from rllib_srl.people.lineage.versions import LineageError
 from rllib_srl.people.rating_store import RatingsError
 from rllib_srl.replay.store import StoreError
 from rllib_srl.studies.report.blocks import HERE as REPORT
@@ -47,7 +45,7 @@ LONGEST_TEXT = 200  # characters of a field of a form
 LARGEST_FORM = 8192  # bytes
 SHARE = 0.1  # of the time, at most, for drawing charts and for copying a memory
 # Files that cannot be read now; the message says why.
-TROUBLES = (StoreError, RatingsError, LineageError, ConversationsError, ValueError, OSError)
+TROUBLES = (StoreError, RatingsError, ValueError, OSError)
 
 
 class RatedAnswer(NamedTuple):
@@ -56,7 +54,6 @@ class RatedAnswer(NamedTuple):
     name: str  # its id
     title: str
     small: str
-    caption: str
     turns: Sequence[tuple[str, str]]  # role and text
     value: str  # of its rating
     note: str = ""  # about the rating
@@ -126,13 +123,9 @@ class Pages(ABC):
 
     async def tab(self, request: Request) -> Response:
         """Return a tab of blocks."""
-        return await self._tab(request, request.url.path.strip("/"))
-
-    async def _tab(
-        self, request: Request, tab: str, status: int = 200, template: str = "blocks_page.html.j2", **values: Any
-    ) -> Response:
+        tab = request.url.path.strip("/")
         html = await self._in_files(lambda: self.html_of(tab))
-        return await self._page(request, template, tab, status, html=html, is_live=True, **values)
+        return await self._page(request, "blocks_page.html.j2", tab, html=html, is_live=True)
 
     async def static(self, request: Request) -> Response:
         """Return a style sheet, the script or the icon."""
@@ -185,12 +178,10 @@ class Pages(ABC):
         """Return the fields of a form of this page.
 
         Raises:
-            HTTPException: the page is read-only, or the request is not of one of its own forms.
+            HTTPException: the page is read-only, or the request is not of one of its forms.
         """
         if not self.may_rate:
             raise HTTPException(403, READ_ONLY)
-        if is_of_another_site(request.headers):
-            raise HTTPException(403, "this request comes from the page of another site")
         body = await body_of(request, LARGEST_FORM)
         try:
             form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20))
@@ -210,7 +201,7 @@ class Pages(ABC):
 
     def _back_to(self, request: Request, form: Mapping[str, str]) -> Response:
         """Return to the answer that a form has rated."""
-        place = {name: form[name][:LONGEST_TEXT] for name in ("q", "before") if form.get(name)}
+        place = {"before": form["before"][:LONGEST_TEXT]} if form.get("before") else {}
         query = urlencode({**place, "opened": form["id"]})
         return RedirectResponse(f"{request.url.path}?{query}#{quote(form['id'])}", 303)
 

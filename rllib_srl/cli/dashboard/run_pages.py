@@ -29,6 +29,7 @@ from rllib_srl.cli.dashboard.pages import Pages, RatedAnswer, position_in, short
 from rllib_srl.cli.episodes import is_wanted, iterations_in, printable, rewards_in
 from rllib_srl.cli.report.run_facts import RunFacts, episodes_in
 from rllib_srl.cli.report.run_page import blocks_of
+from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.people.rating import TAKEN_BACK, VALUES
@@ -55,6 +56,8 @@ def check_is_run(directory: Path) -> None:
     """
     if (directory / STUDY_FILE).is_file():
         raise RunError(f"{directory} is a study; expected the directory of a run (srl report shows studies)")
+    if ServedDirectory(directory).exists:
+        raise RunError(f"{directory} is a served model; srl serve prints the address of its page")
     if not any((directory / name).is_file() for name in (METRICS, SETTINGS_FILE, PLACES[0])):
         there = "holds no run" if directory.is_dir() else "does not exist"
         raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS})")
@@ -198,7 +201,7 @@ class RunPages(Pages):
             note = f"rated {store.shown(one)}{by}: {answers.state_of(one, rating.seq).text}" if store and rating else ""
             said = [("prompt", one.prompt), ("answer", one.answer)]
             title = shown_id(" ".join(one.answer.split()))
-            found.append(RatedAnswer(one.answer_id, title, about, "", said, value, note, one.fingerprint))
+            found.append(RatedAnswer(one.answer_id, title, about, said, value, note, one.fingerprint))
         return values, found
 
     def _rate(self, name: str, mark: str, value: str) -> None:

@@ -3,15 +3,21 @@
     > Name a fruit.
     A pear.
     > +                       the last answer is good; - is bad, =4 or =good 4 as the scheme says, =none takes it back
+
+In a terminal + and - need no Enter; a text that begins with one of them begins with a blank.
 """
 
 from __future__ import annotations
 
+import codecs
+import os
+import termios
+import tty
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rllib_srl.cli.dialogue import Dialogue
-from rllib_srl.cli.serving.served_directory import DirectoryError, ServedDirectory, ask
+from rllib_srl.cli.dialogue import PROMPT, Dialogue
+from rllib_srl.cli.serving.served_directory import Address, DirectoryError, ServedDirectory, ask
 
 THUMBS = {"+": "good", "-": "bad"}
 TIMEOUT_S = 600.0
@@ -22,7 +28,7 @@ class ServedDialogue(Dialogue):
 
     def __init__(
         self,
-        served: ServedDirectory,
+        where: ServedDirectory | Address,
         system: str | None,
         sampling: Mapping[str, Any],
         lines: TextIO,
@@ -32,7 +38,7 @@ class ServedDialogue(Dialogue):
         """Prepare to talk.
 
         Args:
-            served: directory of a server that runs.
+            where: directory of a server that runs, or its address.
             system: message at the start; None: none.
             sampling: fields of each request; None is left out.
             lines: what is said.
@@ -40,13 +46,28 @@ class ServedDialogue(Dialogue):
             notes: for everything else.
         """
         super().__init__(lines, out, notes)
-        self._served = served
+        self._where = where
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._system = [{"role": "system", "content": system}] if system else []
         self._reset()
 
     def _reset(self) -> None:
         self._messages, self._newest = list(self._system), ""
+
+    def _read(self) -> str:
+        if not self._is_live or not self._newest:
+            return super()._read()
+        self._write(PROMPT)
+        key = pressed(self._lines.fileno())
+        if key in THUMBS:
+            self._write(f"{key}\n")
+            return key
+        if key in ("", "\n"):
+            self._write("\n")
+            return key
+        first = key if key.isprintable() else ""
+        self._write(first)
+        return first + self._lines.readline()
 
     def _answer(self, message: str) -> None:
         rating = THUMBS.get(message) or (message[1:].strip() if message.startswith("=") else "")
@@ -61,7 +82,7 @@ class ServedDialogue(Dialogue):
     def _ask(self, message: str) -> None:
         said = [*self._messages, {"role": "user", "content": message}]
         body = {"model": "policy", "messages": said, **self._sampling}
-        reply = ask(self._served, "/chat/completions", TIMEOUT_S, body)
+        reply = ask(self._where, "/chat/completions", TIMEOUT_S, body)
         (choice,), self._newest, self._num_shown = reply["choices"], reply["id"], 0
         text = choice["message"]["content"] or ""
         self._messages = [*said, {"role": "assistant", "content": text}]
@@ -74,6 +95,22 @@ class ServedDialogue(Dialogue):
         if not self._newest:
             self._note("there is no answer to rate yet")
             return
-        found = ask(self._served, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
+        found = ask(self._where, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
         trained = "" if found["is_trained_on"] else "; it is not trained on"
         self._note(f"{found['rating']}, reward {found['reward']}{trained}")
+
+
+def pressed(terminal: int) -> str:
+    """Return the next key of a terminal, a whole character, without waiting for Enter; "" at the end of the input."""
+    usual, decoder, key = termios.tcgetattr(terminal), codecs.getincrementaldecoder("utf-8")("replace"), ""
+    try:
+        tty.setcbreak(terminal, termios.TCSADRAIN)
+        while not key:
+            if (byte := os.read(terminal, 1)) in (b"", b"\x04"):  # the latter is Ctrl-D
+                return ""
+            key = decoder.decode(byte)
+        if not key.isprintable() and key != "\n":  # such as an arrow, which is several bytes
+            termios.tcflush(terminal, termios.TCIFLUSH)
+        return key
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, usual)

@@ -1,7 +1,9 @@
-"""The HTTP interface of a served model: answers, ratings, versions. One token opens it; it listens on the loopback.
+"""The HTTP interface of a served model: answers, ratings, versions, and its page. It listens on the loopback.
 
+    GET  /                                      the page, which uses the addresses below (page/)
     POST /v1/chat/completions                   OpenAI's, plain and streaming; the gateway chooses the version
     GET  /v1/models
+    GET  /v1/conversations?q=TEXT&before=N      the newest ones with a text, each with its rating
     GET  /v1/conversations/ID                   a conversation with its rating
     PUT  /v1/conversations/ID/rating            {"rating": "good" | "bad" | 1 to 5 | "none", "rater": "ann"}
     GET  /v1/versions                           the lineage
@@ -9,18 +11,21 @@
     POST /v1/training                           {"paused": true | false}
     GET  /v1/status
 
-A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged.
+A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged. One token
+opens everything: as a bearer token, or in the cookie that the address of the page sets (dashboard/access.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -28,12 +33,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rllib_srl.cli.dashboard.access import Access, Guard
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.served_directory import MOST_NAMED
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
+from rllib_srl.cli.serving.versions import rows_of
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
@@ -41,13 +48,22 @@ from rllib_srl.envs.agents.requests import RequestError, read_object, read_reque
 from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.lineage.conversations import Conversation, ConversationsError
 from rllib_srl.people.lineage.versions import LineageError
-from rllib_srl.people.rating import TAKEN_BACK, check_value, expected
+from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating, check_value, expected
 from rllib_srl.people.rating_store import RatingsError
 from rllib_srl.storage.disk import DiskFull
 
 MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
 MAX_REASON = 1000  # characters
+MAX_QUERY = 200  # characters of a text that is searched for
+MOST_FOUND = 20  # conversations at once
+SEARCH_S = 0.2  # most time of a search; answers that are to be logged wait for it
+PAGE = Path(__file__).with_name("page")
+PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+NO_TOKEN = (
+    "expected the header 'Authorization: Bearer TOKEN' with the token of this server, or in a browser the address that "
+    "srl serve printed"
+)
 CUT = "the answer was cut off"
 END = b"data: [DONE]\n\n"
 _REFUSALS: Mapping[type[Exception], tuple[int, str]] = {
@@ -62,22 +78,35 @@ _REFUSALS: Mapping[type[Exception], tuple[int, str]] = {
 class Gateway:
     """The application. Invariant: without the token there is nothing to read but 401."""
 
-    def __init__(self, token: str, serving: Serving, stores: Stores, training: Training, usual: Sampling) -> None:
-        """Serve with the parts of `srl serve`."""
+    def __init__(
+        self, access: Access, name: str, serving: Serving, stores: Stores, training: Training, usual: Sampling
+    ) -> None:
+        """Serve with the parts of `srl serve`; `name` is that of the served model."""
+        self._name, self._files = name, {name: (PAGE / name).read_bytes() for name in PAGE_FILES}
         self._serving, self._stores, self._training, self._usual = serving, stores, training, usual
         self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/conversations", self._conversations, methods=["GET"]),
             Route("/v1/conversations/{id}", self._conversation, methods=["GET"]),
             Route("/v1/conversations/{id}/rating", self._rate, methods=["PUT"]),
             Route("/v1/versions", self._versions, methods=["GET"]),
             Route("/v1/rollback", self._roll_back, methods=["POST"]),
             Route("/v1/training", self._pause, methods=["POST"]),
             Route("/v1/status", self._status, methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
+            Route("/{name}", self._page, methods=["GET"]),
         ]
         refusals = {RequestError: web.refused_request} | {kind: _refusal_by(*how) for kind, how in _REFUSALS.items()}
-        self.app = web.application(routes, [Middleware(web.BearerToken, token=token)], refusals)
+        guard = Middleware(Guard, access=access, refusal=_refused, no_token=NO_TOKEN)
+        self.app = web.application(routes, [guard], refusals)
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in PAGE_FILES:
+            raise Refusal(404, "not_found", "Not Found")
+        return Response(self._files[name], media_type=PAGE_FILES[name])
 
     # --- answers -----------------------------------------------------------------------------------
 
@@ -172,8 +201,20 @@ class Gateway:
     async def _conversation(self, request: Request) -> Response:
         found = await self._found(request)
         rating = await self._stores.run(self._stores.ratings.rating_of, found.as_answer())
-        given = {"rating": rating.value, "reward": rating.reward} if rating else {"rating": TAKEN_BACK, "reward": None}
-        return JSONResponse({**vars(replace(found, tokens=None)), **given})
+        return JSONResponse(_shown_with(found, rating))
+
+    async def _conversations(self, request: Request) -> Response:
+        text, before = request.query_params.get("q", ""), request.query_params.get("before", "")
+        if len(text) > MAX_QUERY:
+            raise RequestError(f"q has {len(text)} characters; expected at most {MAX_QUERY}", "q")
+        if not re.fullmatch(r"[0-9]{0,15}", before):
+            raise RequestError(f"before = {before[:40]!r}; expected a number of an earlier answer", "before")
+        return JSONResponse(await self._stores.run(self._searched, text, int(before) if before else None))
+
+    def _searched(self, text: str, before: int | None) -> dict[str, Any]:
+        hits = self._stores.conversations.search(text, before, MOST_FOUND, SEARCH_S)
+        rows = [_shown_with(one, self._stores.ratings.rating_of(one.as_answer())) for one in hits.conversations]
+        return {"conversations": rows, "before": hits.before, "is_cut": hits.is_cut}
 
     async def _rate(self, request: Request) -> Response:
         value, rater = rating_of(read_object(await body_of(request)), self._stores.ratings.scheme)
@@ -189,9 +230,7 @@ class Gateway:
     # --- versions ----------------------------------------------------------------------------------
 
     async def _versions(self, request: Request) -> Response:
-        stale = await self._stores.run(self._stores.stale_versions)
-        listed = await self._stores.run(self._stores.lineage.all)
-        rows = [{**vars(one), "num_stale_ratings": stale.get(one.number, 0)} for one in listed]
+        rows = await self._stores.run(rows_of, self._stores)
         return JSONResponse({"active": self._serving.number, "versions": rows})
 
     async def _roll_back(self, request: Request) -> Response:
@@ -220,9 +259,16 @@ class Gateway:
         return JSONResponse({"is_paused": self._training.is_paused})
 
     async def _status(self, request: Request) -> Response:
-        num = await self._stores.run(self._stores.conversations.num)
-        facts = {"is_ready": self._serving.is_ready, "active": self._serving.number, "num_conversations": num}
+        facts = {"name": self._name, "is_ready": self._serving.is_ready, "active": self._serving.number}
+        facts |= await self._stores.run(self._stored)
         return JSONResponse({**facts, "training": await self._training.status()})
+
+    def _stored(self) -> dict[str, Any]:
+        """Return what the status says of the stores; `changes` is another list whenever a version or a rating is."""
+        stores = self._stores
+        changes = [stores.lineage.newest_change(), stores.ratings.newest_change()]
+        values = VALUES[stores.ratings.scheme]
+        return {"num_conversations": stores.conversations.num(), "changes": changes, "rating_values": values}
 
 
 def rating_of(body: Mapping[str, Any], scheme: str) -> tuple[str, str]:
@@ -247,6 +293,18 @@ def rating_of(body: Mapping[str, Any], scheme: str) -> tuple[str, str]:
     except ValueError as error:
         raise RequestError(str(error)[:500], "rating") from None
     return text, rater
+
+
+def _refused(status: int, reason: str) -> Response:
+    return web.failed(Refusal(status, "invalid_api_key" if status == 401 else "other_site", reason))
+
+
+def _shown_with(conversation: Conversation, rating: Rating | None) -> dict[str, Any]:
+    """Return a conversation without its tokens, with its rating."""
+    facts = vars(replace(conversation, tokens=None))
+    if rating is None:
+        return {**facts, "rating": TAKEN_BACK, "reward": None, "rater": ""}
+    return {**facts, "rating": rating.value, "reward": rating.reward, "rater": rating.rater}
 
 
 def _trained(untrainable: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from rllib_srl.cli.continual.stream_plan import world_named
+from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
@@ -134,17 +135,20 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir:
     stores = Stores(served, arguments.scheme)
     serving = Serving(server, served, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(served, stores, serving, settings, keep, arguments.train_after)
-    gateway = Gateway(served.token(), serving, stores, training, usual)
+    listening = listen("127.0.0.1", arguments.port)
+    access = Access(served.token(), port=int(listening.getsockname()[1]))
+    gateway = Gateway(access, served.path.resolve().name, serving, stores, training, usual)
     address = served.path / SERVER
     address.unlink(missing_ok=True)  # of one that was killed
     try:
-        async with Server(gateway.app, listen("127.0.0.1", arguments.port), STOP_TIMEOUT_S) as http:
+        async with Server(gateway.app, listening, STOP_TIMEOUT_S) as http:
             print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
             with _explained(served):
                 await serving.start()
-            url = f"http://127.0.0.1:{http.port}/v1"
-            write_json(address, {"url": url, "pid": os.getpid()})
-            print(f"serving {url}  version {serving.number}  token in {served.path / TOKEN}", flush=True)
+            url = f"http://127.0.0.1:{http.port}"
+            write_json(address, {"url": f"{url}/v1", "pid": os.getpid()})
+            print(f"serving {url}/v1  version {serving.number}  token in {served.path / TOKEN}")
+            print(f"page {url}/?token={access.token}", flush=True)
             try:
                 return await _until_stopped(served, serving, training)
             finally:

@@ -8,6 +8,7 @@
 
     ask(served, "/status", 5)                                what its server says
     ask(served, "/rollback", 900, {"reason": "it is rude"})  what it did
+    ask(address_in("http://127.0.0.1:8000/?token=..."), ...) the same without the directory
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from rllib_srl.cli.serving.adapter import AdapterError, read_json
 from rllib_srl.cli.serving.job import write_json
@@ -115,7 +117,14 @@ class ServedDirectory:
             yield
 
 
-def address_of(served: ServedDirectory) -> str:
+class Address(NamedTuple):
+    """Where a server answers, and its token."""
+
+    url: str  # with /v1
+    token: str
+
+
+def address_of(served: ServedDirectory) -> Address:
     """Return the address of the server that runs.
 
     Raises:
@@ -124,13 +133,36 @@ def address_of(served: ServedDirectory) -> str:
     try:
         found = read_json(served.path / SERVER)
         os.kill(int(found["pid"]), 0)
-        return str(found["url"])
+        return Address(str(found["url"]), served.token())
     except (AdapterError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
         raise NoServer(f"the server is starting, or none runs; {AGAIN}") from None
 
 
+def address_in(text: str) -> Address:
+    """Return the address of a page that `srl serve` printed; without a token in it, that of SRL_TOKEN is used.
+
+    Raises:
+        DirectoryError: it is not such an address.
+    """
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    token = parse_qs(parts.query).get("token", [os.environ.get("SRL_TOKEN", "")])[0] if is_address else ""
+    if not token:
+        fault = "it has no token, nor has SRL_TOKEN" if is_address else f"{text!r} is not an address"
+        like = "http://127.0.0.1:8000/?token=..."
+        raise DirectoryError(f"--server: {fault}; expected what srl serve printed, such as {like}")
+    return Address(f"{parts.scheme}://{parts.netloc}/v1", token)
+
+
 def ask(
-    served: ServedDirectory, path: str, timeout_s: float, body: Mapping[str, Any] | None = None, method: str = ""
+    where: ServedDirectory | Address,
+    path: str,
+    timeout_s: float,
+    body: Mapping[str, Any] | None = None,
+    method: str = "",
 ) -> dict[str, Any]:
     """Return the server's answer to a GET, or with a body to a POST, unless another `method` is given.
 
@@ -138,8 +170,9 @@ def ask(
         NoServer: no server is ready.
         DirectoryError: it refuses, or does not answer; the message says why.
     """
-    url = address_of(served) + path
-    headers = {"Authorization": f"Bearer {served.token()}", "Content-Type": "application/json"}
+    at = where if isinstance(where, Address) else address_of(where)
+    url = at.url + path
+    headers = {"Authorization": f"Bearer {at.token}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, headers, method=method or None)
     try:

@@ -49,7 +49,7 @@ def versions(arguments: argparse.Namespace) -> int:
         return 0
     stores = Stores(served)
     try:
-        rows = listed(stores)
+        rows = stores.now(lambda: rows_of(stores))
     finally:
         stores.close()
     if arguments.json:
@@ -59,24 +59,23 @@ def versions(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def listed(stores: Stores) -> list[dict[str, Any]]:
-    """Return all versions, with the number of their ratings, and of those that changed or were withdrawn."""
+def rows_of(stores: Stores) -> list[dict[str, Any]]:
+    """Return all versions, with the number of their ratings, and of those that changed or were withdrawn.
 
-    def read() -> list[dict[str, Any]]:
-        lineage = stores.lineage
-        stale, withdrawn = stores.stale_versions(), lineage.withdrawn()
-        return [
-            {
-                **vars(one),
-                "num_ratings": len(uses := lineage.uses(one.number)),
-                "num_stale_ratings": stale.get(one.number, 0),
-                "num_withdrawn_ratings": len(withdrawn & set(uses.items())),
-                "history": lineage.history(one.number),
-            }
-            for one in lineage.all()
-        ]
-
-    return stores.now(read)
+    It belongs into the thread of the stores.
+    """
+    lineage = stores.lineage
+    stale, withdrawn = stores.stale_versions(), lineage.withdrawn()
+    return [
+        {
+            **vars(one),
+            "num_ratings": len(uses := lineage.uses(one.number)),
+            "num_stale_ratings": stale.get(one.number, 0),
+            "num_withdrawn_ratings": len(withdrawn & set(uses.items())),
+            "history": lineage.history(one.number),
+        }
+        for one in lineage.all()
+    ]
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:

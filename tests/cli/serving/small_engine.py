@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import TrainingSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
@@ -150,8 +151,10 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     parts = []
     serving = Serving(engine, served, stores, lambda is_busy: parts[0].on_busy(is_busy))
     parts.append(training := Training(served, stores, serving, TrainingSettings(), [], after))
-    gateway = Gateway(TOKEN, serving, stores, training, Sampling(1.0, 16, (), (), shows_tools, False))
     listening = listen("127.0.0.1", 0)
+    access = Access(TOKEN, port=listening.getsockname()[1])
+    usual = Sampling(1.0, 16, (), (), shows_tools, False)
+    gateway = Gateway(access, "small", serving, stores, training, usual)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
         async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -162,9 +165,9 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
         stores.close()
 
 
-def run(directory, body, **how):
+def run(directory, body, limit_s=60, **how):
     async def all_of_it():
         async with served_with(directory, **how) as parts:
             await body(parts)
 
-    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+    asyncio.run(asyncio.wait_for(all_of_it(), limit_s))

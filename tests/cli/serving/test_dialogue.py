@@ -1,16 +1,23 @@
-"""srl chat DIR: a conversation through the gateway, and ratings of its answers."""
+"""srl chat DIR and srl chat --server URL: a conversation through the gateway, and ratings of its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
 
 from rllib_srl.cli.serving.dialogue import ServedDialogue
 from rllib_srl.cli.serving.job import write_json
-from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, ServedDirectory
+from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, DirectoryError, ServedDirectory, address_in
 from tests.cli.serving import small_engine
-from tests.cli.serving.small_engine import served_with
+from tests.cli.serving.small_engine import run, served_with
 
 
 def talked(served, text):
@@ -45,3 +52,61 @@ def test_without_a_server_there_is_one_line(tmp_path):
     served = ServedDirectory(tmp_path / "served")
     served.fix_settings(small_engine.FIXED)
     assert talked(served, "Which?\n") == ([], ["(the server is starting, or none runs; try again in a minute)"])
+
+
+def test_the_address_of_a_server_has_its_token_or_the_environment_has(monkeypatch):
+    monkeypatch.setenv("SRL_TOKEN", "other")
+    assert address_in("http://127.0.0.1:8000/?token=x%2Dy#a") == ("http://127.0.0.1:8000/v1", "x-y")
+    assert address_in("https://a.example") == ("https://a.example/v1", "other")
+    monkeypatch.delenv("SRL_TOKEN")
+    for text in ("http://127.0.0.1:8000", "results/served", "ftp://a/?token=x", "http://[/?token=x", "http://a:b/"):
+        with pytest.raises(DirectoryError, match="--server: .*; expected what srl serve printed"):
+            address_in(text)
+
+
+class Screen:
+    """What a terminal shows. Invariant: `rest` begins after the last text that was waited for."""
+
+    def __init__(self, master):
+        self.master, self.rest = master, ""
+
+    def until(self, text):
+        deadline = time.monotonic() + 120
+        while text not in self.rest:
+            assert time.monotonic() < deadline, self.rest
+            if select.select([self.master], [], [], 1)[0]:
+                self.rest += os.read(self.master, 1 << 16).decode("utf-8", "replace")
+        self.rest = self.rest.partition(text)[2]
+
+
+@pytest.mark.slow
+def test_in_a_terminal_one_key_rates(tmp_path):
+    """The command, at a terminal, with the real gateway."""
+
+    def talk(url):
+        master, slave = pty.openpty()
+        screen = Screen(master)
+        command = [sys.executable, "-m", "rllib_srl.cli", "chat", "--server", url]
+        with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as process:
+            try:
+                for typed, shown in (
+                    ("Which?\n", "93\r\n> "), ("+", "(good, reward 1.0)"), ("-", "(bad, reward 0.0)"), ("É", "> É"),
+                    (" una\n", "93\r\n> "), ("\n", "> "), (" -5?\n", "93\r\n> "), ("=4\n", "0.75)"),
+                ):  # fmt: skip
+                    os.write(master, typed.encode())
+                    screen.until(shown)
+                screen.until("> ")
+                os.write(master, b"\x04")
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+                os.close(slave)
+                os.close(master)
+
+    async def body(parts):
+        await asyncio.to_thread(talk, f"http://127.0.0.1:{parts.port}/?token={small_engine.TOKEN}")
+        said = [one["messages"][-1]["content"] for one in parts.engine.bodies]
+        assert said == ["Which?", "É una", "-5?"]
+        assert sorted((await parts.stores.run(parts.stores.free_ratings)).values()) == ["4", "bad"]
+
+    run(tmp_path, body, limit_s=300)

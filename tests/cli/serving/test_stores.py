@@ -10,7 +10,7 @@ from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.people.lineage.conversations import Conversation, Tokens
 from rllib_srl.storage.private_database import PrivateDatabase
-from tests.cli.served_model import FIXED
+from tests.cli.serving.small_engine import FIXED
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.versions import main
-from tests.cli.served_model import FIXED
+from tests.cli.serving.small_engine import FIXED
 
 
 def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):

@@ -1,1 +1,0 @@
-"""The live page of a served model (`srl serve`): its versions, conversations and training."""
