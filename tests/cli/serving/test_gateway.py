@@ -22,7 +22,7 @@ from rllib_srl.cli.serving.job import Job
 from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import HAS_SECRET
-from tests.cli.serving.mutations import may_wait, request_of, with_other_bytes
+from scripts.broken_requests import may_wait, request_of, with_other_bytes
 from tests.cli.serving.small_engine import TOKEN, run
 
 RATING = '{"rating": "good", "rater": "ann"}'

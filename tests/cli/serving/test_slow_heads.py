@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from rllib_srl.envs.agents import endpoint, web
-from tests.cli.serving.mutations import request_of
+from scripts.broken_requests import request_of
 from tests.cli.serving.small_engine import TOKEN, run
 
 HEAD_S, PATIENCE_S = 0.2, 40.0
