@@ -24,6 +24,8 @@ from rllib_srl.people.lineage.conversations import Tokens
 OURS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
 OURS_OF_CHOICE = ("token_ids", "routed_experts", "stop_reason")
 MOST_CHOICES = 16
+# Fields that change the distribution -> the value that does not.
+NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
 _CALLS = CALL_FORMATS["native"]()
 
 
@@ -63,13 +65,19 @@ class ResponseFormat(_Strict):
 class ServedRequest(ChatRequest):
     """The body of a request to a served model."""
 
-    taken: ClassVar[frozenset[str]] = frozenset({"n", "logprobs", "top_logprobs", "response_format", "tool_choice"})
+    taken: ClassVar[frozenset[str]] = frozenset(
+        ("n", "logprobs", "top_logprobs", "response_format", "tool_choice", *NEUTRAL)
+    )
 
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None  # type: ignore[assignment]
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0.01, le=2)
 
     @property
     def has_form(self) -> bool:
@@ -130,7 +138,8 @@ def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[s
     top_p, top_k = asked.top_p or 1.0, asked.top_k or 0
     limits = [one for one in (asked.max_tokens, asked.max_completion_tokens) if one is not None]
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": bool(asked.stream and not asked.may_call)}
-    body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": 0.0, "repetition_penalty": 1.0}
+    body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    body |= {name: value if (given := getattr(asked, name)) is None else given for name, value in NEUTRAL.items()}
     body["max_tokens"] = min(limits, default=usual.max_tokens)
     body["stop"] = list(dict.fromkeys((*usual.stop, *asked.stops())))
     if arguments := asked.template_arguments():
@@ -150,6 +159,7 @@ def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[s
     if asked.stream and not asked.may_call:
         body["stream_options"] = {"include_usage": True}
     changed = {"temperature": (temperature, usual.temperature), "top_p": (top_p, 1.0), "top_k": (max(top_k, 0), 0)}
+    changed |= {name: (body[name], value) for name, value in NEUTRAL.items()}
     off = [f"{name} = {value}; expected {want}" for name, (value, want) in changed.items() if value != want]
     if asked.n and asked.n > 1:
         off.append(f"n = {asked.n}; a conversation that is trained on has one answer")

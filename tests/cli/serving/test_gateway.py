@@ -157,7 +157,8 @@ def test_bad_requests_have_clear_answers(tmp_path):
         for reply, status, message in (
             (await parts.ask(n=0), 400, "n"),
             (await parts.ask(response_format={"type": "xml"}), 400, "response_format"),
-            (await parts.ask(min_p=0.5), 400, "min_p"),
+            (await parts.ask(min_p=1.5), 400, "min_p"),
+            (await parts.ask(logit_bias={"5": 1}), 400, "logit_bias"),
             (await parts.ask(top_k=2**64), 400, "top_k"),
             (await parts.ask(messages=[{"role": "tool", "content": "7", "tool_call_id": "1"}]), 400, "shows no tools"),
             (await parts.rate("chatcmpl-none", rating="good"), 404, "is not a conversation of this server"),

@@ -44,6 +44,7 @@ def test_a_greedy_request_may_say_so_twice() -> None:
         ({"logprobs": True, "top_logprobs": 4}, {"logprobs": True, "top_logprobs": 4}, ""),
         ({"n": 1}, {"n": 1}, ""),
         ({"n": 3}, {"n": 3}, "n = 3"),
+        ({"presence_penalty": 0.5, "min_p": 0}, {"presence_penalty": 0.5, "min_p": 0}, "presence_penalty = 0.5"),
         ({"response_format": {"type": "text"}}, {}, ""),
         ({"response_format": {"type": "json_object"}}, {"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": SCHEMA}, {"response_format": SCHEMA}, "response_format"),
