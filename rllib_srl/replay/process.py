@@ -18,8 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
-from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.rule_transfer import sent
+from rllib_srl.replay.rllib import RLlibReplayBuffer, registered_rules
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import DATABASE, holder_of
 
@@ -60,7 +59,7 @@ class BufferProcess:
             actor: Any = RLlibReplayBuffer(settings, **given)
         else:
             remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
-            actor = remote_class.remote(settings, rules=sent(settings), is_actor=True, **given)
+            actor = remote_class.remote(settings, registered=registered_rules(settings), is_actor=True, **given)
         process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
         process.call(Call.of(RLlibReplayBuffer.describe), timeout_s)
         return process

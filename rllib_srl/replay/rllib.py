@@ -11,6 +11,7 @@ torch into the actor's process, 4 s and 320 MB at each start.
 
 from __future__ import annotations
 
+import pickle
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.ratings import RatedUntil
-from rllib_srl.replay.rule_transfer import Registered, register
-from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.settings import ReplaySettings, chosen_rules, rules
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
 
@@ -36,7 +37,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        rules: Sequence[ray.ObjectRef[Registered]] = (),
+        registered: bytes = b"",
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:
@@ -44,14 +45,14 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
         Args:
             settings: replay settings; None builds them from `arguments`.
-            rules: rules registered in another process, as `sent` returns them.
+            registered: rules of another process, as `registered_rules` returns them.
             is_actor: keep an exception for the next `call`, because Ray would lose its message.
             arguments: of `SRLReplayBuffer`.
         """
         self._busy_s, self._error = 0.0, None
         try:
-            if rules and settings:
-                register(rules)
+            if registered:
+                _register(registered)
             super().__init__(settings, **arguments)
         except Exception as error:  # of any type: `call` raises it
             if not is_actor:
@@ -136,6 +137,34 @@ class RLlibReplayBuffer(SRLReplayBuffer):
     def get_host(self) -> str:
         """Return the name of the machine that the buffer runs on."""
         return platform.node()
+
+
+def registered_rules(settings: ReplaySettings) -> bytes:
+    """Return the rules that the settings name and only this process has registered, for a process without them.
+
+    Raises:
+        ValueError: a rule cannot be pickled; the message names it and the reason.
+    """
+    found: dict[tuple[str, str], bytes] = {}
+    for of, name in chosen_rules(settings):
+        if rules()[of].is_users(name):
+            try:
+                found[of, name] = cloudpickle.dumps(rules()[of][name])
+            except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
+                fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
+                raise ValueError(f"replay_{of} = {name!r}; {fault}") from error
+    return pickle.dumps(found) if found else b""
+
+
+def _register(registered: bytes) -> None:
+    for (of, name), pickled in pickle.loads(registered).items():
+        try:
+            rules()[of][name] = pickle.loads(pickled)
+        except ImportError as error:
+            raise ValueError(
+                f"replay_{of} = {name!r}, registered in the script, cannot be loaded in the buffer's process: {error}; "
+                'expected a rule that needs nothing it cannot import, or "module:rule"'
+            ) from error
 
 
 def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:

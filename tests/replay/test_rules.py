@@ -15,7 +15,7 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.rllib import RLlibReplayBuffer
+from rllib_srl.replay.rllib import RLlibReplayBuffer, registered_rules
 from rllib_srl.replay.schedule.recall import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
@@ -139,18 +139,20 @@ class Gone:
         return importlib.import_module, ("no_such_module",)
 
 
-@pytest.mark.slow
-def test_rules_reach_a_process_that_does_not_know_them(ray_here):
+def test_rules_reach_a_process_that_does_not_know_them(monkeypatch):
     settings = ReplaySettings.from_dict({"selection": "theirs", "admit": None})
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         RLlibReplayBuffer(settings)
-    try:
-        RLlibReplayBuffer(settings, rules=[ray.put({("selection", "theirs"): by_number})]).close()
-        assert SELECTIONS["theirs"] is by_number
-    finally:
-        SELECTIONS.pop("theirs", None)
-    with pytest.raises(ValueError, match="rules registered in the script cannot be loaded .* No module named"):
-        RLlibReplayBuffer(settings, rules=[ray.put({("selection", "theirs"): Gone()})])
+    for rule in (by_number, Gone()):
+        monkeypatch.setitem(SELECTIONS, "theirs", rule)
+        registered = registered_rules(settings)
+        monkeypatch.delitem(SELECTIONS, "theirs")
+        if rule is by_number:
+            RLlibReplayBuffer(settings, registered=registered).close()
+            assert SELECTIONS["theirs"] is by_number
+            continue
+        with pytest.raises(ValueError, match="replay_selection = 'theirs', registered in .* No module named"):
+            RLlibReplayBuffer(settings, registered=registered)
 
 
 def test_names_that_are_nowhere_are_named_early():
