@@ -15,15 +15,14 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS
-from rllib_srl.common.foreign_names import in_place_of, nearest
+from rllib_srl.common.foreign_names import FOREIGN, in_place_of, nearest
 from rllib_srl.common.setting_model import PRESET, Clash, Settings, clashes, is_number, names_any
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import TORCH, fault_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
-from rllib_srl.replay.setting_advice import Run, group_size_errors
-from rllib_srl.replay.setting_advice import warnings_of as memory_warnings
+from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
 from rllib_srl.replay.settings import AUTO, parameters_of
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
@@ -42,38 +41,7 @@ USED = frozenset(
     metrics_episode_collection_timeout_s disable_env_checking simple_optimizer
     """.split()  # noqa: SIM905
 )
-# Replacements for the most used of the settings that are refused.
-INSTEAD = {
-    "train_batch_size": "num_prompts_per_batch and group_size",
-    "_train_batch_size_per_learner": "num_prompts_per_batch and group_size",
-    "minibatch_size": "num_epochs: each epoch is one step over the whole batch",
-    "shuffle_batch_per_epoch": "nothing: gradients are summed over the whole batch",
-    "gamma": "nothing: rewards of an episode are summed",
-    "rollout_fragment_length": "nothing: episodes are played to their end",
-    "batch_mode": "nothing: episodes are played to their end",
-    "num_envs_per_env_runner": "num_env_threads and engine_max_num_seqs",
-    "evaluation_num_env_runners": "nothing: evaluation plays on the training engines",
-    "evaluation_parallel_to_training": "nothing: evaluation plays on the training engines",
-    "evaluation_duration_unit": "nothing: evaluation_duration counts held-out prompts",
-    "evaluation_sample_timeout_s": "sample_timeout_s",
-    "evaluation_config": "evaluation_pass_k and the settings of training",
-    "custom_evaluation_function": "a subclass of SRL with its own evaluate()",
-    "num_aggregator_actors_per_learner": "nothing: learners fetch groups themselves",
-    "min_time_s_per_iteration": "nothing: an iteration is one batch",
-    "min_sample_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
-    "min_train_timesteps_per_iteration": "num_prompts_per_batch: an iteration is one batch",
-    "torch_skip_nan_gradients": "nothing: non-finite gradients are always skipped and counted",
-    "compress_observations": "nothing: observations are token ids",
-    "clip_rewards": "the environment's own rewards in [0, 1]",
-    "explore": "temperature",
-    "model": "model_config={'model': ...}",
-    "optimizer": "optimizer_name",
-    "num_gpus": "num_gpus_per_learner",
-    "framework_str": "nothing: SRL is written in torch",
-    "_env_to_module_connector": "prompt_format",
-    "_module_to_env_connector": "prompt_format",
-    "_learner_connector": "a subclass of GRPOTorchLearner",
-}
+NO_REUSE = "has no effect with replay_reuse_fraction = 0: nothing is trained on again"
 
 
 def faults_of(config: Any) -> list[str]:
@@ -105,9 +73,28 @@ def _values(config: Any, model: type[Settings], but: Collection[str]) -> dict[st
 
 def warnings_of(config: Any) -> list[str]:
     """Return a line for each setting of the memory that has little or no effect; the settings are valid."""
-    flat, given = config.flat(), config.names_given()
-    lines = memory_warnings(flat.replay_settings(), _beside_memory(flat))
-    return [_as_given(line, given) for line in lines]
+    flat, memory = config.flat(), config.replay_settings()
+    if not memory.is_on:
+        return []
+    may_revisit = flat.may_draw("revisit")
+    reads_history = config.rule_of("advantage") == "posterior" or (
+        may_revisit and memory.selection not in SELECTIONS.own
+    )
+    history = "history is read with advantage = 'posterior' or by rules such as replay_selection = 'contrib.mopps'"
+    rows = [
+        *((not flat.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses", "reuse_correction")),
+        (not may_revisit, "selection", "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"),
+        (not reads_history, "history_half_life", f"changes metrics only: {history}"),
+        (
+            may_revisit and memory.fill_with_not_due and memory.selection in DATELESS,
+            "spacing",
+            f"with replay_selection = {memory.selection!r}: due dates are shown, but no draw depends on them; "
+            "replay_selection = 'srl' draws what is due",
+        ),
+    ]
+    given = config.names_given()
+    changed = [row for row in rows if row[0] and getattr(memory, row[1]) != memory.default(row[1])]
+    return [_as_given(f"replay_{name} = {getattr(memory, name)!r} {text}", given) for _, name, text in changed]
 
 
 def _parameters(config: Any) -> Iterator[tuple[str, str]]:
@@ -151,14 +138,13 @@ def _unknown(config: Any) -> Iterator[str]:
 
 
 def _unused(config: Any) -> Iterator[str]:
-    inherited = set(vars(AlgorithmConfig())) - USED
-    defaults = vars(type(config)())
+    inherited, defaults = set(vars(AlgorithmConfig())) - USED, vars(type(config)())
     for name in sorted(inherited):
-        is_watched = name in INSTEAD or not name.startswith(("_", "callbacks_", "policies", "policy_"))
-        value, default = getattr(config, name), defaults[name]
-        if is_watched and value != default:
-            use = f"; use {INSTEAD[name]}" if name in INSTEAD else ""
-            yield f"{name.lstrip('_')} = {value!r}; expected {default!r}: SRL does not use it{use}"
+        plain, is_private = name.lstrip("_"), name.startswith(("_", "callbacks_", "policies", "policy_"))
+        is_watched = not is_private or plain in FOREIGN or name.endswith("_connector")
+        if is_watched and getattr(config, name) != defaults[name]:
+            use = f"; {in_place_of(plain, ())}" if plain in FOREIGN else ""
+            yield f"{plain} = {getattr(config, name)!r}; expected {defaults[name]!r}: SRL does not use it{use}"
     if config.is_multi_agent:
         yield "policies = several; expected one: SRL trains a single policy"
 
@@ -372,19 +358,13 @@ def _stream(config: Any) -> Iterator[str]:
         yield f"stream: {error}"
 
 
-def _replay(config: Any) -> Iterator[str]:
-    if not any(is_wrong for is_wrong, *_ in _group_size(config)):
-        yield from group_size_errors(config.replay_settings(), _beside_memory(config))
-
-
-def _beside_memory(config: Any) -> Run:
-    """Return the settings of the run that the memory's depend on."""
-    return Run(
-        group_size=config.group_size,
-        may_revisit=config.may_draw("revisit"),
-        may_reuse=config.may_draw("reuse"),
-        has_posterior=config.rule_of("advantage") == "posterior",
-    )
+def _replay(config: Any) -> Iterator[Clash]:
+    settings = config.replay_settings()
+    reads_deviation = settings.selection == "per" and settings.selection_config.get("by") in (None, "abs_advantage")
+    is_alone = config.group_size == 1 and not any(is_wrong for is_wrong, *_ in _group_size(config))
+    uniform = "'uniform', or by = 'reward': one reward does not vary, so that all draws would be uniform"
+    is_even = settings.is_on and reads_deviation and is_alone and config.may_draw("revisit")
+    yield is_even, "replay_selection group_size", uniform
 
 
 def _planner(config: Any) -> Iterator[Clash]:
@@ -411,6 +391,6 @@ def _regularisers(config: Any) -> Iterator[str]:
 
 PAIRS = (
     *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _transfer, _prompt_order),
-    _planner,
+    *(_replay, _planner),
 )
-CHECKS = (_optimizer, _model, _worlds, _replay, faults_of_loss, _regularisers)
+CHECKS = (_optimizer, _model, _worlds, faults_of_loss, _regularisers)
