@@ -48,6 +48,7 @@ from rllib_srl.algorithm.settings import (
     NO_ATTRIBUTES,
     PARTS,
     SETTINGS,
+    given_names,
     place_of,
     rule_of,
     settings_of,
@@ -290,15 +291,7 @@ class SRLConfig(AlgorithmConfig):
 
     def names_given(self) -> dict[str, str]:
         """Return flat name -> the name under which the user gave this value, where the two differ."""
-        names = {}
-        for name, group in GROUPS.items():
-            value = getattr(self, name)
-            for key, flat in group.flat.items():
-                is_plain = key == group.head and (key == "name" or not isinstance(value, Mapping))
-                names[flat] = name if is_plain else f"{name}.{key}"
-            if group.rest:
-                names[group.rest] = name
-        return {flat: given for flat, given in names.items() if flat != given}
+        return given_names({name: getattr(self, name) for name in GROUPS})
 
     def rule_of(self, setting: str) -> Any:
         """Return the value of the head of a setting with parameters; that of the preset, if it is left to it."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rllib_srl.algorithm.settings import GROUPS, NO_ATTRIBUTES
-from rllib_srl.common.setting_model import Part, Settings
+from rllib_srl.algorithm.settings import FLAT, GROUPS, NO_ATTRIBUTES
+from rllib_srl.common.setting_model import Part
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.losses.settings import LossSettings
@@ -47,7 +47,8 @@ class FlatSettings:
         return self._part(PlannerSettings)
 
     def _part(self, model: type[Part]) -> Part:
-        return model.unchecked({name.removeprefix(model.prefix): getattr(self, name) for name in model.table()})
+        values = {name.removeprefix(model.prefix): getattr(self, name) for name in model.table()}
+        return model.model_construct(**values)
 
     def may_draw(self, kind: str) -> bool:
         """Return whether the memory is ever drawn from for "revisit" or "reuse": by its fraction, or by the planner."""
@@ -66,7 +67,7 @@ class FlatSettings:
         return getattr(self._config, name)
 
 
-def values_of(config: SRLConfig, model: type[Settings]) -> dict[str, Any]:
-    """Return name, without prefix, -> the value that the user gave to a setting of a part."""
-    flat, table = FlatSettings(config), {n: row for n, row in model.table().items() if n not in NO_ATTRIBUTES}
-    return {n.removeprefix(model.prefix): getattr(flat if row.of else config, n) for n, row in table.items()}
+def values_of(config: SRLConfig) -> dict[str, Any]:
+    """Return flat name -> the value that the user gave."""
+    flat, table = FlatSettings(config), {n: row for n, row in FLAT.items() if n not in NO_ATTRIBUTES}
+    return {name: getattr(flat if row.of else config, name) for name, row in table.items()}

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from rllib_srl.common.setting_model import Pair, Setting, Settings, by, groups_of, public, setting, where
+from rllib_srl.common.setting_model import PRESET, Pair, Setting, Settings, by, groups_of, public, setting, where
 from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.losses.settings import LossSettings, filled
 from rllib_srl.replay.settings import ReplaySettings
@@ -326,6 +326,39 @@ def rule_of(setting_name: str, value: Any, loss: Any) -> Any:
     group = GROUPS[setting_name]
     name, rule = group.flat[group.head], group.given(value).get(group.head, group.default(group.head))
     return filled({name: rule}, loss)[name]
+
+
+def given_names(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return flat name -> the name under which the user gave a parameter, where the two differ.
+
+    Args:
+        values: settings by name.
+    """
+    names = {}
+    for name, group in ((name, group) for name, group in GROUPS.items() if name in values):
+        value = values[name]
+        for key, flat in group.flat.items():
+            is_plain = key == group.head and (key == "name" or not isinstance(value, Mapping))
+            names[flat] = name if is_plain else f"{name}.{key}"
+        if group.rest:
+            names[group.rest] = name
+    return {flat: given for flat, given in names.items() if flat != given}
+
+
+def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple[dict[str, str], list[str]]:
+    """Return the errors of values by flat name: name -> error of each wrong one, and those of the others together.
+
+    Values that are left to a preset are not checked.
+    """
+    wrong, together = {}, []
+    for part in parts:
+        prefix, rows = part.model.prefix, part.model.table()
+        own = {name: value for name, value in values.items() if name in rows}
+        own = {n: v for n, v in own.items() if not (rows[n].is_preset and isinstance(v, str) and v == PRESET)}
+        found, others = part.model.found({name.removeprefix(prefix): value for name, value in own.items()})
+        wrong |= {prefix + name: prefix + line for name, line in found.items()}
+        together += [prefix + line for line in others]
+    return wrong, together
 
 
 def folded(values: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Each message has the form "name = value; expected ...". Nothing here starts a pr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,9 +14,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS
+from rllib_srl.algorithm.settings import FLAT, GROUPS, errors_of
 from rllib_srl.common.foreign_names import FOREIGN, in_place_of, nearest
-from rllib_srl.common.setting_model import PRESET, Clash, Settings, clashes, is_number, names_any
+from rllib_srl.common.setting_model import Clash, clashes, is_number, names_any
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
@@ -49,26 +49,15 @@ def faults_of(config: Any) -> list[str]:
 
     What goes together is checked with the initial values of settings that are wrong alone, and not reported of these.
     """
-    in_form = dict(_parameters(config))
+    in_form, given = dict(_parameters(config)), config.names_given()
     lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
-    wrong, together, given = {*in_form}, [], config.names_given()
-    for part in PARTS:
-        found, others = part.model.found(_values(config, part.model, in_form))
-        wrong |= {part.model.prefix + name for name in found}
-        lines += [_as_given(part.model.prefix + line, given) for line in found.values()]
-        together += [part.model.prefix + line for line in others]
+    found, together = errors_of({name: value for name, value in values_of(config).items() if name not in in_form})
+    lines += [_as_given(line, given) for line in found.values()]
+    wrong = {*in_form, *found}
     flat = FlatSettings(config, {name: FLAT[name].initial for name in wrong if name in FLAT})
     together += clashes((row for check in PAIRS for row in check(flat)), flat.loss_settings(), flat)
     together += [line for check in CHECKS for line in check(flat)]
     return lines + [_as_given(line, given) for line in together if not names_any(line, wrong)]
-
-
-def _values(config: Any, model: type[Settings], but: Collection[str]) -> dict[str, Any]:
-    """Return the values of a part that are checked: those that the user has not left to a preset."""
-    rows = {name.removeprefix(model.prefix): row for name, row in model.table().items() if name not in but}
-    values = {name: value for name, value in values_of(config, model).items() if name in rows}
-    is_left = {n: rows[n].is_preset and isinstance(value, str) and value == PRESET for n, value in values.items()}
-    return {name: value for name, value in values.items() if not is_left[name]}
 
 
 def warnings_of(config: Any) -> list[str]:
@@ -93,7 +82,7 @@ def warnings_of(config: Any) -> list[str]:
         ),
     ]
     given = config.names_given()
-    changed = [row for row in rows if row[0] and getattr(memory, row[1]) != memory.default(row[1])]
+    changed = [row for row in rows if row[0] and memory.differing(row[1])]
     return [_as_given(f"replay_{name} = {getattr(memory, name)!r} {text}", given) for _, name, text in changed]
 
 

@@ -139,15 +139,6 @@ class Settings(BaseModel):
         return rows
 
     @classmethod
-    def unchecked(cls: type[Part], values: Mapping[str, Any]) -> Part:
-        """Return settings from values that are checked elsewhere, or cannot be checked here."""
-        return cls.model_construct(**values)
-
-    def changed(self: Part, **values: Any) -> Part:
-        """Return these settings with some changed."""
-        return self.model_copy(update=values)
-
-    @classmethod
     def faults(cls, values: Mapping[str, Any], prefix: str = "") -> list[str]:
         """Return all errors of the values and of their combination, each "name = value; expected ..."."""
         wrong, together = cls.found(values)
@@ -168,6 +159,11 @@ class Settings(BaseModel):
     def contradictions(self) -> Iterable[str]:
         """Return the errors of settings that do not go together; each value is within its range."""
         return ()
+
+    def differing(self, *names: str) -> list[str]:
+        """Return those of some settings that do not have their default."""
+        fields = type(self).model_fields
+        return [n for n in names if getattr(self, n) != fields[n].get_default(call_default_factory=True)]
 
     def checked(self: Part) -> Part:
         """Return these settings.

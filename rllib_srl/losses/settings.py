@@ -153,14 +153,14 @@ class LossSettings(Settings):
         values["kl_in_reward"] = _is_in_reward(values)
         if values["longest_answer"] is None:
             values["longest_answer"] = min(config.max_turns * config.max_turn_tokens, config.max_episode_tokens)
-        return cls.unchecked(values)
+        return cls.model_construct(**values)
 
     @classmethod
     def made(cls, **given: Any) -> LossSettings:
         """Return the defaults with some settings changed, for use without an `SRLConfig`."""
         values = {"longest_answer": 512, **PRESETS.get(given.get("loss", ""), {}), **given}
         plain = cls(**values)
-        return plain.changed(kl_in_reward=_is_in_reward(vars(plain)))
+        return plain.model_copy(update={"kl_in_reward": _is_in_reward(vars(plain))})
 
     @property
     def truncation(self) -> float:

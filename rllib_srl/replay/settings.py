@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rllib_srl.common.rules import CONTRIB, Rules
-from rllib_srl.common.setting_model import Pair, Setting, Settings, by, setting, where
+from rllib_srl.common.setting_model import Pair, Setting, Settings, by, clashes, setting, where
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
@@ -244,24 +244,20 @@ class ReplaySettings(Settings):
     def contradictions(self) -> Iterator[str]:
         """Yield the errors of settings that do not go together."""
         yield from _rules_with_parameters(self)
-        fractions = (self.revisit_fraction, self.reuse_fraction)
-        if not self.is_on and any(fractions):
-            yield f"capacity = 0 with revisit_fraction, reuse_fraction = {fractions}; expected both 0 without a memory"
-        if not self.is_on and self.retain:
-            yield f"retain = {self.retain!r} with capacity = 0; expected 0 without a memory, which stores the answers"
-        if not self.is_on and self.local_directory is not None:
-            yield f"local_directory = {self.local_directory!r} with capacity = 0; expected None without a memory"
-        for name in () if self.retain else ("retain_answers", "retain_top_k", "retain_window"):
-            if (value := getattr(self, name)) != self.default(name):
-                yield f"{name} = {value!r}; expected it only with retain above 0"
-        for name in () if self.has_due_dates else ("desired_retention", "iterations_per_day"):
-            if (value := getattr(self, name)) != self.default(name):
-                yield f"{name} = {value!r}; expected it only with a rule of spacing: items are always due without one"
-
-    @classmethod
-    def default(cls, name: str) -> Any:
-        """Return the default of a setting."""
-        return cls.model_fields[name].get_default(call_default_factory=True)
+        without = "without a memory"
+        rows = [
+            (not self.is_on and self.revisit_fraction, "revisit_fraction capacity", f"0 {without}"),
+            (not self.is_on and self.reuse_fraction, "reuse_fraction capacity", f"0 {without}"),
+            (not self.is_on and self.retain, "retain capacity", f"0 {without}, which stores the answers"),
+            (not self.is_on and self.local_directory is not None, "local_directory capacity", f"None {without}"),
+        ]
+        if not self.retain:
+            parameters = self.differing("retain_answers", "retain_top_k", "retain_window")
+            rows += [(True, name, "it only with retain above 0") for name in parameters]
+        if not self.has_due_dates:
+            dates = "it only with a rule of spacing: items are always due without one"
+            rows += [(True, name, dates) for name in self.differing("desired_retention", "iterations_per_day")]
+        yield from clashes(rows, self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every setting in JSON types; a function by its import path."""
@@ -270,8 +266,8 @@ class ReplaySettings(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation."""
-        is_tuple = {name for name in cls.model_fields if isinstance(cls.default(name), tuple)}
-        return cls.unchecked({n: tuple(v) if n in is_tuple else v for n, v in values.items()})
+        is_tuple = {name for name, field in cls.model_fields.items() if isinstance(field.default, tuple)}
+        return cls.model_construct(**{n: tuple(v) if n in is_tuple else v for n, v in values.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -293,23 +289,25 @@ def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
     return {name: row for name, row in rows.items() if name != "desired_retention"}
 
 
+_WITH_PARAMETERS = ("selection", "reuse_selection", "spacing")
+
+
 def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
     from rllib_srl.replay.schedule.spacing import make_spacing
     from rllib_srl.replay.selection.rules import SELECTIONS
 
-    for name in ("selection", "reuse_selection"):
-        config = getattr(settings, f"{name}_config")
-        try:
-            SELECTIONS.make(getattr(settings, name), config)
-        except (TypeError, ValueError) as error:
-            yield f"{name}_config = {config!r}; {error}"
+    given = {name: (getattr(settings, name), getattr(settings, f"{name}_config")) for name in _WITH_PARAMETERS}
     if "desired_retention" in settings.spacing_config:
         yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
-        return
-    try:
-        make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
-    except (TypeError, ValueError) as error:
-        yield f"spacing_config = {settings.spacing_config!r}; {error}"
+        given.pop("spacing")
+    for name, (rule, config) in given.items():
+        try:
+            if name == "spacing":
+                make_spacing(rule, settings.desired_retention, **config)
+            else:
+                SELECTIONS.make(rule, config)
+        except (TypeError, ValueError) as error:
+            yield f"{name}_config = {config!r}; {error}"
 
 
 def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:

@@ -80,7 +80,7 @@ FAULTS = [
     ("replay_revisit_fraction", 1.5, "replay_revisit_fraction = 1.5; expected a number in [0, 1]"),
     ("replay_reuse_fraction", 1.0, "replay_reuse_fraction = 1.0; expected a number in [0, 1)"),
     ("prompt_order", "shuffled", "prompt_order = 'shuffled'; expected one of"),
-    ("replay_capacity", 0, "replay_capacity = 0 with revisit_fraction, reuse_fraction = (0.25, 0.0); expected both 0"),
+    ("replay_capacity", 0, "replay_revisit_fraction = 0.25 with capacity = 0; expected 0 without a memory"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fixed', 'fsrs', 'none'"),
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing.boxes = 3; expected some of"),
     ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
-from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, place_of
+from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, errors_of, given_names, place_of
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import with_whole_rules
@@ -277,32 +277,18 @@ def _read(values: Mapping[str, Any], is_checked: bool) -> tuple[dict[str, Any], 
     read, faults = {}, []
     for name, value in values.items():
         try:
-            one = read_value(name, value)
+            read[name] = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
             shown_value = value[0] if isinstance(value, list) and name in GROUPS and len(value) == 1 else value
             faults.append(f"{name} = {shown_value!r}; expected {' '.join(str(error).split())}")
-            continue
-        wrong = _faults_of_value(name, one) if is_checked else []
-        faults += wrong
-        if not wrong:
-            read[name] = one
+    flat: dict[str, Any] = {}
+    for name, value in read.items() if is_checked else ():
+        flat |= GROUPS[name].spread(value) if name in GROUPS else {name: value}
+    names = given_names(read)
+    for name, line in errors_of(flat, all_parts())[0].items():
+        faults.append(names.get(name, name) + line.removeprefix(name))
+        read.pop(FLAT[name].group or name if name in FLAT else name, None)
     return read, faults
-
-
-def _faults_of_value(name: str, value: Any) -> list[str]:
-    """Return the errors of one setting by its type and range, or of each of its parameters."""
-    part = next(part for part in all_parts() if name in part.rows)
-    group = GROUPS.get(name)
-    values, names = {name: value}, {name: name}
-    if group:
-        given = {key: one for key, one in group.given(value).items() if key in group.flat}
-        values = {group.flat[key]: one for key, one in given.items()}
-        is_plain = not isinstance(value, Mapping)
-        names = {group.flat[key]: name if is_plain or key == "name" else f"{name}.{key}" for key in given}
-    prefix = part.model.prefix
-    is_left = {flat: isinstance(one, str) and one == PRESET for flat, one in values.items()}
-    wrong, _ = part.model.found({flat.removeprefix(prefix): one for flat, one in values.items() if not is_left[flat]})
-    return [names[prefix + flat] + line.removeprefix(flat) for flat, line in wrong.items()]
 
 
 def read_value(name: str, value: Any) -> Any:

@@ -61,5 +61,5 @@ def opened_buffer(directory: Path, settings: ReplaySettings) -> SRLReplayBuffer:
     names = ("selection", "reuse_selection", "selection_config", "reuse_selection_config", "grade", "eviction")
     default, embedding = ReplaySettings(), settings.embedding_used  # of the rules as they were
     rules = {name: getattr(default, name) for name in names}
-    settings = settings.changed(**rules, embedding=embedding, domains="all", admit=None)
-    return SRLReplayBuffer(settings, directory=directory)
+    rules |= {"embedding": embedding, "domains": "all", "admit": None}
+    return SRLReplayBuffer(settings.model_copy(update=rules), directory=directory)
