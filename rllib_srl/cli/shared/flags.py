@@ -6,7 +6,7 @@ This module and what it imports load neither Ray nor torch, so that `srl train -
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,8 +36,8 @@ USED_MOST = (
 def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
     """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
     parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
-    all_help: dict[argparse.Action, str] = {}
-    parser.add_argument("--help-all", action=HelpAll, all_help=all_help, help="show all settings and exit")
+    text = "show all settings and exit"
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
     used_most = parser.add_argument_group("settings used most (--help-all shows all)")
     groups: dict[str, Any] = {}
     of_part = titles()
@@ -47,7 +47,7 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         title = of_part[name]
         if title not in groups:
             groups[title] = parser.add_argument_group(f"settings: {title}")
-        action = (used_most if name in USED_MOST else groups[title]).add_argument(
+        action: Any = (used_most if name in USED_MOST else groups[title]).add_argument(
             f"--{name}",
             default=argparse.SUPPRESS,
             nargs="+" if name in MAPPINGS or name in GROUPS else None,
@@ -55,25 +55,16 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
             help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
         )
         if name not in USED_MOST:
-            all_help[action], action.help = str(action.help), argparse.SUPPRESS
+            action.all_help, action.help = action.help, argparse.SUPPRESS
 
 
 class HelpAll(argparse.Action):
     """`--help-all`: the page of `--help` with the settings that it omits."""
 
-    def __init__(
-        self, option_strings: list[str], dest: str, all_help: Mapping[argparse.Action, str], help: str | None = None
-    ) -> None:
-        """Store `all_help`: the help text of each flag that `--help` omits."""
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-        self._all_help = all_help
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Print the help and exit."""
-        for action, text in self._all_help.items():
-            action.help = text
+        for action in parser._actions:
+            action.help = getattr(action, "all_help", action.help)
         parser.print_help()
         parser.exit()
 
