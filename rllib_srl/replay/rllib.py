@@ -11,7 +11,6 @@ torch into the actor's process, 4 s and 320 MB at each start.
 
 from __future__ import annotations
 
-import pickle
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        registered: bytes = b"",
+        registered: Mapping[tuple[str, str], bytes] | None = None,
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:
@@ -51,8 +50,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         """
         self._busy_s, self._error = 0.0, None
         try:
-            if registered:
-                _register(registered)
+            _register(registered or {})
             super().__init__(settings, **arguments)
         except Exception as error:  # of any type: `call` raises it
             if not is_actor:
@@ -139,8 +137,8 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         return platform.node()
 
 
-def registered_rules(settings: ReplaySettings) -> bytes:
-    """Return the rules that the settings name and only this process has registered, for a process without them.
+def registered_rules(settings: ReplaySettings) -> dict[tuple[str, str], bytes]:
+    """Return (setting, name) -> each rule that the settings name and only this process has registered, pickled.
 
     Raises:
         ValueError: a rule cannot be pickled; the message names it and the reason.
@@ -153,13 +151,13 @@ def registered_rules(settings: ReplaySettings) -> bytes:
             except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
                 fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
                 raise ValueError(f"replay_{of} = {name!r}; {fault}") from error
-    return pickle.dumps(found) if found else b""
+    return found
 
 
-def _register(registered: bytes) -> None:
-    for (of, name), pickled in pickle.loads(registered).items():
+def _register(registered: Mapping[tuple[str, str], bytes]) -> None:
+    for (of, name), pickled in registered.items():
         try:
-            rules()[of][name] = pickle.loads(pickled)
+            rules()[of][name] = cloudpickle.loads(pickled)
         except ImportError as error:
             raise ValueError(
                 f"replay_{of} = {name!r}, registered in the script, cannot be loaded in the buffer's process: {error}; "
