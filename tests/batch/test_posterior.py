@@ -215,6 +215,3 @@ def test_it_needs_a_memory(config):
     config.replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
     (fault,) = faults_of(config)
     assert fault == "advantage = 'posterior' with replay_capacity = 0; expected a memory, which keeps the history"
-    config.replay(capacity=100, history="updates")
-    (fault,) = faults_of(config)
-    assert fault == "replay_history = 'updates'; expected one of 'versions', 'visits', 'kl'"
