@@ -350,7 +350,8 @@ def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple
 
     Values that are left to a preset are not checked.
     """
-    wrong, together = {}, []
+    wrong: dict[str, str] = {}
+    together: list[str] = []
     for part in parts:
         prefix, rows = part.model.prefix, part.model.table()
         own = {name: value for name, value in values.items() if name in rows}
