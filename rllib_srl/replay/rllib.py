@@ -28,6 +28,8 @@ from rllib_srl.replay.ratings import RatedUntil
 from rllib_srl.replay.settings import ReplaySettings, chosen_rules, rules
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
+RULE_TIMEOUT_S = 60.0  # to fetch a registered rule
+
 
 class RLlibReplayBuffer(SRLReplayBuffer):
     """`SRLReplayBuffer` as one of RLlib's buffers."""
@@ -36,7 +38,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        registered: Mapping[tuple[str, str], bytes] | None = None,
+        registered: Mapping[tuple[str, str], ray.ObjectRef[Any]] | None = None,
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:
@@ -137,28 +139,31 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         return platform.node()
 
 
-def registered_rules(settings: ReplaySettings) -> dict[tuple[str, str], bytes]:
-    """Return (setting, name) -> each rule that the settings name and only this process has registered, pickled.
+def registered_rules(settings: ReplaySettings) -> dict[tuple[str, str], ray.ObjectRef[Any]]:
+    """Return (setting, name) -> a reference to each rule that the settings name and only this process has registered.
+
+    Ray passes the references again to a restarted actor.
 
     Raises:
         ValueError: a rule cannot be pickled; the message names it and the reason.
     """
-    found: dict[tuple[str, str], bytes] = {}
+    found: dict[tuple[str, str], ray.ObjectRef[Any]] = {}
     for of, name in chosen_rules(settings):
         if rules()[of].is_users(name):
             try:
-                found[of, name] = cloudpickle.dumps(rules()[of][name])
+                cloudpickle.dumps(rules()[of][name])
             except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
                 fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
                 raise ValueError(f"replay_{of} = {name!r}; {fault}") from error
+            found[of, name] = ray.put(rules()[of][name])
     return found
 
 
-def _register(registered: Mapping[tuple[str, str], bytes]) -> None:
-    for (of, name), pickled in registered.items():
+def _register(registered: Mapping[tuple[str, str], ray.ObjectRef[Any]]) -> None:
+    for (of, name), reference in registered.items():
         try:
-            rules()[of][name] = cloudpickle.loads(pickled)
-        except ImportError as error:
+            rules()[of][name] = ray.get(reference, timeout=RULE_TIMEOUT_S)
+        except ray.exceptions.RaySystemError as error:
             raise ValueError(
                 f"replay_{of} = {name!r}, registered in the script, cannot be loaded in the buffer's process: {error}; "
                 'expected a rule that needs nothing it cannot import, or "module:rule"'

@@ -139,7 +139,8 @@ class Gone:
         return importlib.import_module, ("no_such_module",)
 
 
-def test_rules_reach_a_process_that_does_not_know_them(monkeypatch):
+@pytest.mark.slow
+def test_rules_reach_a_process_that_does_not_know_them(ray_here, monkeypatch):
     settings = ReplaySettings.from_dict({"selection": "theirs", "admit": None})
     with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
         RLlibReplayBuffer(settings)
