@@ -34,8 +34,7 @@ from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
-from rllib_srl.curriculum.controller import Controller
-from rllib_srl.curriculum.filling import StreamFiller
+from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
@@ -68,8 +67,7 @@ class SavedAlgorithm(Algorithm):
     source: PromptSource
     memory: ReplayClient
     reference_clock: ReferenceClock
-    controller: Controller
-    filler: StreamFiller
+    curriculum: Curriculum
     report: Report
     ratings: RatingFeed
     learner_group: Any  # RLlib's
@@ -151,7 +149,7 @@ class SavedAlgorithm(Algorithm):
         own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         own["memory"] = self.memory.get_state()
         own["reference_clock"] = self.reference_clock.get_state()
-        own["planning"], own["filling"] = self.controller.get_state(), self.filler.get_state()
+        own["curriculum"] = self.curriculum.get_state()
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
@@ -178,11 +176,10 @@ class SavedAlgorithm(Algorithm):
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
-            self.controller.set_state(state["srl"]["planning"])
+            self.curriculum.set_state(state["srl"]["curriculum"])
             set_states(self, state["srl"]["callbacks"])
             if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])
-            self.filler.set_state(state["srl"]["filling"])
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:

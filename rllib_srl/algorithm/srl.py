@@ -45,8 +45,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
-from rllib_srl.curriculum.controller import Controller, weighted
-from rllib_srl.curriculum.filling import make_filler
+from rllib_srl.curriculum.curriculum import Curriculum, weighted
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
@@ -135,10 +134,9 @@ class SRL(SavedAlgorithm):
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
         self.retention = self._make_retention()
-        self.filler = make_filler(self.source, self.memory)
         fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
-        self.controller = Controller(
-            self.config.planner_settings(), fractions, self.source, self.metrics
+        self.curriculum = Curriculum(
+            self.config.planner_settings(), fractions, self.source, self.memory, self.metrics
         )
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         self.losses = LossWatch()
@@ -241,11 +239,11 @@ class SRL(SavedAlgorithm):
 
     def _plan(self, now: int) -> tuple[Plan, list[Prompt], int]:
         """Return the plan and the prompts to begin; the first ones, of the returned number, are revisits."""
-        plan = planned(self, self.controller.begin(now), now)
+        plan = planned(self, self.curriculum.plan(now), now)
         if plan.num_reused is not None:
             return plan, augmented(self, [], now), 0
         in_play = [prompt.key for prompt, _ in self.rollouts.in_play]
-        filled = self.rollouts.resumed_first(self.filler.fill(self.rollouts.num_free, now, plan, in_play))
+        filled = self.rollouts.resumed_first(self.curriculum.fill(self.rollouts.num_free, now, plan, in_play))
         return plan, augmented(self, filled.prompts, now), filled.num_revisits
 
     def _rollout(
@@ -264,10 +262,9 @@ class SRL(SavedAlgorithm):
             num_live = sum(has_signal(group.rewards_G) for batch in batches for group in batch.groups)
             if num_live >= self.config.num_prompts_per_batch:
                 break
-            filled = self.filler.more(self.config.num_prompts_per_batch - num_live, now, plan)
-            stream = f"train again {attempt}"
-            batches += self.rollouts.play_training(filled.prompts, self.iteration, filled.num_revisits, stream)
-            num_more += len(filled.prompts)
+            more = self.source.draw(self.config.num_prompts_per_batch - num_live, plan.fresh)
+            batches += self.rollouts.play_training(more, self.iteration, stream=f"train again {attempt}")
+            num_more += len(more)
         self.report.count("num_prompts_resampled", num_more)
         self.losses.check(batches)
         return batches, num_played
@@ -281,9 +278,9 @@ class SRL(SavedAlgorithm):
         visits: Mapping[str, Visit],
         now: int,
     ) -> list[str]:
-        """Tell filler, planner, regularisers, callbacks and ratings what was played; return the ended stages."""
-        self.filler.observe(groups, {group.group_id for group in batch.groups})
-        ended = self.controller.end(plan, groups, self.config.replay_pass_reward, now)
+        """Tell curriculum, regularisers, callbacks and ratings what was played; return the ended stages."""
+        trained = {group.group_id for group in batch.groups}
+        ended = self.curriculum.end(plan, groups, trained, self.config.replay_pass_reward, now)
         refused = {name for name, visit in visits.items() if visit.without_loss}
         self._end_stages(ended, [group for group in groups if group.group_id not in refused])
         call_finished(self, groups, reused, ended, now)

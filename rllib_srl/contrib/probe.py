@@ -59,8 +59,8 @@ class Probe(SRLCallback):
                 continue
             recall = float(np.mean(is_right))
             self.schedule[name] = self.after(self.schedule[name][1], recall, now)
-            if name in algorithm.controller.planner.domains:
-                algorithm.controller.planner.recalled(name, recall)
+            if name in algorithm.curriculum.planner.domains:
+                algorithm.curriculum.planner.recalled(name, recall)
             metrics_logger.log_value(("planner", "recall", name), recall, reduce="mean", window=1)
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
         for name, number in {"num_probe_prompts": len(prompts), "num_probe_tokens": num_tokens}.items():

@@ -17,7 +17,7 @@ from pydantic import Field
 from rllib_srl.common.rules import CONTRIB, Rules
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, clashes, setting, where
 
-AUTO = "auto"  # revisit_fraction: adapted (`curriculum/filling.py`)
+AUTO = "auto"  # revisit_fraction: adapted (`curriculum/curriculum.py`)
 AUTO_START = 0.25  # revisit fraction with which "auto" starts
 
 

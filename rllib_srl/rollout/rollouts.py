@@ -19,7 +19,7 @@ import numpy as np
 
 from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
-from rllib_srl.curriculum.filling import Batch
+from rllib_srl.curriculum.curriculum import Batch
 from rllib_srl.replay.payloads import prompt_fields, prompt_of
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch

@@ -51,7 +51,7 @@ def test_a_probe_goes_by_the_pass_reward_of_the_environment(mark, recall):
         ),
         config=SimpleNamespace(evaluation_duration=8),
         play=lambda prompts, stream, **_: [SimpleNamespace(groups=played)],
-        controller=SimpleNamespace(planner=planner),
+        curriculum=SimpleNamespace(planner=planner),
     )
     probe = Probe()
     found = probe.change_plan(algorithm=algorithm, plan=plan, now=1, metrics_logger=MetricsLogger(root=True))

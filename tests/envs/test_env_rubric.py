@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rllib_srl.curriculum.controller import results_of
+from rllib_srl.curriculum.curriculum import results_of
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs import posting
 from rllib_srl.envs.people import judge as judges_allowed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.common.remote_calls import ActorFailure, Failure
-from rllib_srl.curriculum.filling import Batch
+from rllib_srl.curriculum.curriculum import Batch
 from rllib_srl.replay.payloads import prompt_fields
 from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
 from rllib_srl.types import Prompt

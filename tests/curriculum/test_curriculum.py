@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from rllib_srl.curriculum.filling import AUTO_BOUNDS, LiveBalance, StreamFiller, make_filler, unknown_domains
+from rllib_srl.curriculum.curriculum import AUTO_BOUNDS, Curriculum, LiveBalance, unknown_domains
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.replay.client import ReplayClient
+from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.small_worlds import Even, Odd
@@ -71,6 +71,11 @@ class Source:
 class Memory:
     """Notes the fraction and returns two revisits."""
 
+    is_on, settings = True, ReplaySettings()
+
+    def __init__(self, is_auto):
+        self.is_auto = is_auto
+
     def set_fractions(self, revisit, reuse):
         self.fractions = (revisit, reuse)
 
@@ -79,15 +84,17 @@ class Memory:
         return [Prompt("w", "old 0"), Prompt("w", "old 1")]
 
 
-def test_a_filler_sets_its_fraction_and_fills_up_with_fresh_prompts():
-    memory = Memory()
-    adapted = StreamFiller(Source(), memory, LiveBalance())
-    batch = adapted.fill(5, 3, Plan(reuse_fraction=0.1))
-    assert memory.fractions == (0.25, 0.1) and batch.num_revisits == 2
+def curriculum_of(memory, source) -> Curriculum:
+    return Curriculum(PlannerSettings(), (0.25, 0.0), source, memory, None)
+
+
+def test_a_batch_has_its_fraction_of_revisits_and_is_filled_up_with_fresh_prompts():
+    adaptive, fixed = Memory(is_auto=True), Memory(is_auto=False)
+    batch = curriculum_of(adaptive, Source()).fill(5, 3, Plan(reuse_fraction=0.1))
+    assert adaptive.fractions == (0.25, 0.1) and batch.num_revisits == 2
     assert [prompt.prompt_id for prompt in batch.prompts] == ["old 0", "old 1", "fresh 0", "fresh 1", "fresh 2"]
-    fixed = StreamFiller(Source(), memory, None)
-    fixed.fill(5, 3, Plan(revisit_fraction=0.4))
-    assert memory.fractions == (0.4, None) and fixed.get_state() == {}
+    curriculum_of(fixed, Source()).fill(5, 3, Plan(revisit_fraction=0.4))
+    assert fixed.fractions == (0.4, None)
 
 
 def test_a_balance_goes_on_from_its_state():
@@ -140,10 +147,10 @@ def test_domains_with_prompts_and_defaults_are_not_warned_of():
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
-    memory = object.__new__(ReplayClient)
-    memory.settings, memory.is_auto, memory.is_on = ReplaySettings(domain_quotas={"evem": 1.0}), False, True
+    memory = Memory(is_auto=False)
+    memory.settings = ReplaySettings(domain_quotas={"evem": 1.0})
     with caplog.at_level("WARNING", "rllib_srl"):
-        assert isinstance(make_filler(source_of(even=Even), memory), StreamFiller)
+        curriculum_of(memory, source_of(even=Even))
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "replay_domain_quotas has 'evem', but no training prompt is of this domain"
     ]
