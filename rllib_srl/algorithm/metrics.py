@@ -284,11 +284,6 @@ class Report:
         """Log a warning for the user."""
         logger.warning(line)
 
-    def close(self) -> None:
-        """Close the event file if it is open."""
-        if self._writer is not None:
-            self._writer.close()
-
     def _value(self, name: str, value: float, reduce: str | None = None) -> None:
         how = {"reduce": reduce} if reduce else {"reduce": "mean", "window": 1}
         self._metrics.log_value((ENV_RUNNER_RESULTS, name), value, **how)

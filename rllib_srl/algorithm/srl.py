@@ -522,15 +522,13 @@ class SRL(SavedAlgorithm):
             log(self.iteration, result)
 
     def cleanup(self) -> None:
-        """Stop callbacks and the memory, close the log files, and stop runners and learners."""
+        """Stop callbacks and the memory, close the ratings, and stop runners and learners."""
         self._is_stopped = True
         call_stopped(self)
         if hasattr(self, "rollouts"):
             self.rollouts.close()
         if hasattr(self, "memory"):
             self.memory.stop()
-        if hasattr(self, "report"):
-            self.report.close()
         if hasattr(self, "ratings"):
             self.ratings.close()
         super().cleanup()

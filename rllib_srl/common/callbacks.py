@@ -31,19 +31,19 @@ CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that
 
 
 class SRLCallback(RLlibCallback):
-    """RLlib's callbacks and more; by default they do nothing."""
+    """RLlib's callbacks and more; by default they do nothing.
+
+    All get `algorithm`; `now`, the training iteration; `metrics_logger`, the algorithm's; and in `kwargs` what later
+    versions may add.
+    """
 
     def change_plan(
         self, *, algorithm: Algorithm, plan: Any, now: int, metrics_logger: MetricsLogger, **kwargs: Any
     ) -> Any:
-        """Return the plan of an iteration, `plan` itself or `dataclasses.replace(plan, fresh={domain: share})`.
+        """Return the `curriculum.Plan` of an iteration: `plan`, by the planner or by earlier callbacks, or another.
 
-        Args:
-            algorithm: the algorithm; `source.domain_weights()` are the shares without a plan.
-            plan: a `curriculum.Plan`, by the planner or by earlier callbacks.
-            now: the training iteration.
-            metrics_logger: the algorithm's metrics logger.
-            kwargs: arguments that later versions may add.
+        `dataclasses.replace(plan, fresh={domain: share})` changes one; `algorithm.source.domain_weights()` are the
+        shares without a plan.
         """
         return plan
 
@@ -63,15 +63,7 @@ class SRLCallback(RLlibCallback):
         metrics_logger: MetricsLogger,
         **kwargs: Any,
     ) -> Sequence[Prompt]:
-        """Return additional prompts to play in this iteration.
-
-        Args:
-            algorithm: the algorithm.
-            prompts: the planned prompts, revisits first, then those added by earlier callbacks.
-            now: the training iteration.
-            metrics_logger: the algorithm's metrics logger.
-            kwargs: arguments that later versions may add.
-        """
+        """Return prompts to play besides `prompts`, which are the plan and those of earlier callbacks."""
         return ()
 
     def post_step(
@@ -84,37 +76,15 @@ class SRLCallback(RLlibCallback):
         metrics_logger: MetricsLogger,
         **kwargs: Any,
     ) -> None:
-        """Run after the update and the weight sync of an iteration.
-
-        Args:
-            algorithm: the algorithm.
-            groups: groups that were played.
-            reused: stored groups that were drawn from the memory and trained on again.
-            now: the training iteration.
-            metrics_logger: the algorithm's metrics logger.
-            kwargs: arguments that later versions may add.
-        """
+        """Run after the weight sync of an iteration that played `groups` and drew `reused` from the memory."""
 
     def post_domain(
         self, *, algorithm: Algorithm, domain: str, now: int, metrics_logger: MetricsLogger, **kwargs: Any
     ) -> None:
-        """Run after the last iteration of a domain's stage; never called for a stream without boundaries.
-
-        Args:
-            algorithm: the algorithm.
-            domain: domain whose stage ended.
-            now: the training iteration.
-            metrics_logger: the algorithm's metrics logger.
-            kwargs: arguments that later versions may add.
-        """
+        """Run after the last iteration of a domain's stage; never called for a stream without boundaries."""
 
     def on_stop(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
-        """Run when the algorithm stops, also after a start that failed.
-
-        Args:
-            algorithm: the algorithm.
-            kwargs: arguments that later versions may add.
-        """
+        """Run when the algorithm stops, also after a start that failed."""
 
 
 def hooks(algorithm: Algorithm) -> list[SRLCallback]:

@@ -246,7 +246,6 @@ def batch_of(*texts: str) -> RunnerBatch:
 def test_transcripts_and_event_file_hold_no_secret(tmp_path: Path, admit: Any, text: str, written: str) -> None:
     report = Report(MetricsLogger(), tmp_path, admit)
     report.iteration(1, [batch_of("key? ", f"{text}!")], [], [])
-    report.close()
     (line,) = map(json.loads, (tmp_path / "transcripts.jsonl").read_text(encoding="utf-8").splitlines())
     assert [turn["text"] for turn in line["turns"]] == ["key? ", f"{written}!"]
     assert [turn["role"] for turn in line["turns"]] == ["environment", "policy"]

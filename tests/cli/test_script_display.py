@@ -91,7 +91,6 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.write(3, RESULT)
     log.write(4, {"a": {"b": 1}})
-    log.close()
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert second == {"iteration": 4, "a/b": 1.0}
     assert first["learners/default_policy/loss"] == 0.25
@@ -105,9 +104,7 @@ def test_several_logs_of_a_run_share_its_event_file(tmp_path: Path) -> None:
     beside = RunLog(tmp_path, log._writer)
     log.write(0, {"evaluation": {"accuracy": 0.25, "by_domain": {"a": {"accuracy": np.float64(0.5)}}, "about": "text"}})
     beside.write(1, {"loss": 1.0})
-    beside.close()
     log.write(1, {"evaluation": {"accuracy": 0.75}})
-    log.close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]

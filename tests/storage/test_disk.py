@@ -148,7 +148,7 @@ def test_an_event_file_on_a_full_disk_neither_hangs_nor_is_torn(disk):
 
     fails_on_a_full(disk, "events.out.tfevents[^ ]*", write)
     writer.add_text("transcript", "right", 3000)
-    writer.close()
+    writer.flush()
     first, *rest = events_in(disk.path)
     assert first.file_version == "brain.Event:2" and [event.step for event in rest] == [1, 3000]
     assert rest[0].summary.value[0].tag == "loss" and rest[0].summary.value[0].simple_value == 0.5
@@ -160,7 +160,7 @@ def test_tensorboard_reads_an_event_file(tmp_path):
     writer.add_scalar("loss", 0.5, 1)
     writer.flush()
     writer.add_scalar("loss", 0.25, 2)
-    writer.close()
+    writer.flush()
     read = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
 

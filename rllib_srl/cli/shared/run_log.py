@@ -61,10 +61,10 @@ class RunLog:
 
         Args:
             directory: of the run.
-            writer: of the run's event file, closed by its owner; None opens one.
+            writer: of the run's event file; None opens one.
         """
         self._metrics = directory / METRICS
-        self._writer, self._is_owner = writer or EventFile(directory), writer is None
+        self._writer = writer or EventFile(directory)
 
     def write(self, iteration: int, result: Mapping[str, Any]) -> None:
         """Append all numbers of a result, nested names joined by "/"."""
@@ -73,8 +73,3 @@ class RunLog:
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, iteration)
         self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        if self._is_owner:
-            self._writer.close()

@@ -90,7 +90,6 @@ def train_until(
                 progress.note(f"iteration {iteration.number}: held-out accuracy {accuracy}")
     finally:
         algo.result_logs = others
-        log.close()
     return done
 
 
