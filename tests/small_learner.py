@@ -14,7 +14,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.rollout.token_space import TokenSpace
+from rllib_srl.rollout.env_runner import token_spaces
 from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 VOCABULARY = 256
@@ -91,8 +91,8 @@ def learner_config(model_dir, **environment):
 def learner_group(config):
     """Build the learners of a config."""
     config.validate()
-    space = TokenSpace(VOCABULARY)
-    spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: (space, space)})
+    spaces = {DEFAULT_MODULE_ID: token_spaces(VOCABULARY)[DEFAULT_MODULE_ID]}
+    spec = config.get_multi_rl_module_spec(spaces=spaces)
     return config.build_learner_group(rl_module_spec=spec)
 
 

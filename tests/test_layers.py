@@ -213,7 +213,7 @@ def test_code_imports_installed_names_only(folder: str) -> None:
     ("module", "source", "fault"),
     [
         ("losses.kl", "from rllib_srl.engine.protocol import Turn", "engine/ is not below losses/"),
-        ("rollout.groups", "def f():\n    from rllib_srl.learner import head", "learner/ is not below rollout/"),
+        ("rollout.episodes", "def f():\n    from rllib_srl.learner import head", "learner/ is not below rollout/"),
         ("losses.kl", "def f():\n    import ray", "works without Ray"),
         ("replay.buffer", "import ray", "works without Ray"),
         ("common.x", "import importlib\nimportlib.import_module('rllib_srl.envs.math.compare')", "by name"),

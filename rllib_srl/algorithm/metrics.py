@@ -35,7 +35,8 @@ from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.metrics import age_counts, by_domain, counts_of, shares_of, visit_counts
-from rllib_srl.rollout.batches import MAX_SHOWN_ANSWERS, RunnerBatch
+from rllib_srl.rollout.batches import RunnerBatch
+from rllib_srl.rollout.episodes import MAX_SHOWN_ANSWERS
 from rllib_srl.storage.disk import append
 from rllib_srl.storage.event_file import EventFile
 from rllib_srl.types import GroupMeta, StopReason

@@ -12,6 +12,15 @@ loops written in Python; a thread blocked in C (a sleep, a socket) remains as a 
 returns by itself. `max_abandoned` bounds the number of such threads.
 
 `EnvPool` keeps idle environment instances between episodes.
+
+Group-level rewards depend on all episodes of a group and are computed once all have ended (`settle`):
+
+    play -> G episodes of a prompt -> env.settle_group(prompt_id, turns) -> G rewards, which replace those of the turns
+
+`settle_group` is an optional method of an environment. `turns` holds, for each valid episode of one group, the
+policy's texts in order. It returns the reward of each whole episode, which is assigned to its last turn. Evaluation
+does not settle: it uses the environment's own rewards. If `settle_group` fails or times out, the episodes of the group
+end as if the environment had failed during play.
 """
 
 from __future__ import annotations
@@ -21,12 +30,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rllib_srl.rollout.replies import Constructed
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
+from rllib_srl.types import StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -350,3 +363,108 @@ def one_line(error: BaseException) -> str:
     except Exception as nested:
         message = f"(its message cannot be printed: {type(nested).__name__})"
     return f"{type(error).__name__}: {message}"[:500]
+
+
+def settle(
+    episodes: Sequence[SingleAgentEpisode],
+    *,
+    worlds: Mapping[str, Callable[[], Any]],
+    calls: EnvCalls,
+    deadline_s: float,
+) -> None:
+    """Replace the rewards of every group whose environment has `settle_group`; leave the others unchanged.
+
+    Args:
+        episodes: of whole groups, all ended, in any order; changed in place.
+        worlds: environment id -> a function that makes an instance.
+        calls: the threads environments run in; no call may be open.
+        deadline_s: seconds from now after which the remaining groups end as ENV_TIMEOUT.
+    """
+    end = time.monotonic() + deadline_s
+    by_world: dict[str, dict[str, list[SingleAgentEpisode]]] = {}
+    for episode in sorted(episodes, key=lambda episode: episode.custom_data["index"]):
+        if not episode.custom_data["stop_reason"].is_infrastructure:
+            env_id = episode.custom_data["prompt"].env_id
+            by_world.setdefault(env_id, {}).setdefault(episode.custom_data["group_id"], []).append(episode)
+    for env_id, groups in by_world.items():
+        _settle_world(env_id, worlds[env_id], groups, calls, end)
+
+
+def _settle_world(
+    env_id: str,
+    creator: Callable[[], Any],
+    groups: Mapping[str, list[SingleAgentEpisode]],
+    calls: EnvCalls,
+    end: float,
+) -> None:
+    instance: Constructed | None = None
+    for episodes in groups.values():
+        if instance is None:
+            instance = calls.pool.take(env_id, creator)
+        if instance is None:
+            made = _answer(calls, end, construct, creator)
+            if made.error:
+                _fail(episodes, made)
+                continue
+            instance = made.value
+        assert instance is not None
+        if attribute(instance.env, "settle_group", None) is None:
+            break
+        prompt_id = episodes[0].custom_data["prompt"].prompt_id
+        texts = [_policy_texts(one) for one in episodes]
+        settled = _answer(calls, end, settled_rewards, instance.env, prompt_id, texts)
+        if not settled.error:
+            for episode, reward in zip(episodes, settled.value, strict=True):
+                _pay(episode, reward)
+            continue
+        _fail(episodes, settled)
+        if not settled.timed_out:  # after a timeout a hung thread may still be executing in the instance
+            calls.discard(instance)
+        instance = None
+    if instance is not None:
+        calls.pool.put(env_id, instance)
+
+
+def settled_rewards(env: Any, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
+    """Return the environment's group-level rewards, one for each episode of the group.
+
+    Raises:
+        BadReplyError: they are not one finite number per episode.
+    """
+    rewards = np.asarray(attribute(env, "settle_group", None)(prompt_id, [list(one) for one in turns]), np.float64)
+    if rewards.shape != (len(turns),) or not np.isfinite(rewards).all():
+        raise BadReplyError(
+            f"settle_group returned rewards of shape {rewards.shape}; expected {len(turns)} finite numbers, one for "
+            "each episode"
+        )
+    return [float(reward) for reward in rewards]
+
+
+def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: Any) -> FinishedCall:
+    """Run one call until it ends or until the time `end`."""
+    call_id = object()
+    calls.submit(call_id, function, *args)
+    while (left := end - time.monotonic()) > 0:
+        for finished in calls.poll(left):
+            if finished.call_id is call_id:
+                return finished
+    calls.abandon([call_id])
+    return FinishedCall(call_id, error="did not return before the runner's deadline", timed_out=True)
+
+
+def _policy_texts(episode: SingleAgentEpisode) -> list[str]:
+    return [text for role, text in episode.custom_data["text"] if role == "policy"]
+
+
+def _pay(episode: SingleAgentEpisode, reward: float) -> None:
+    num_turns = len(episode)
+    if num_turns:
+        episode.set_rewards(new_data=[0.0] * (num_turns - 1) + [reward], at_indices=slice(0, num_turns))
+
+
+def _fail(episodes: Sequence[SingleAgentEpisode], call: FinishedCall) -> None:
+    reason = StopReason.ENV_TIMEOUT if call.timed_out else StopReason.ENV_CRASHED
+    for episode in episodes:
+        prompt = episode.custom_data["prompt"]
+        where = f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, settle_group"
+        episode.custom_data.update(stop_reason=reason, error=f"{where}: {call.error}")

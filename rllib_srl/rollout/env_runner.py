@@ -21,33 +21,35 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import gymnasium as gym
 import ray
 from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import NUM_EPISODES
 
 from rllib_srl.common.remote_calls import Place
-from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine import Sampling, import_engine, make_engine
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
-from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, answers_of, make_transcript, settle, to_group
-from rllib_srl.rollout.batches import (
-    Loaded,
-    PlayArguments,
-    RunnerBatch,
-    Slice,
+from rllib_srl.rollout.batches import Loaded, PlayArguments, RunnerBatch, Slice
+from rllib_srl.rollout.env_calls import EnvCalls, settle
+from rllib_srl.rollout.episodes import (
+    LiveEpisode,
+    answers_of,
     is_unparsed,
     reward_sums,
+    to_group,
     transcript_of,
     unpaid_answers,
 )
 from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
-from rllib_srl.rollout.player import Player, play
-from rllib_srl.rollout.token_space import token_spaces
+from rllib_srl.rollout.player import Limits, Player, play
+from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Group, GroupMeta, Prompt
 
 if TYPE_CHECKING:
@@ -91,52 +93,27 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.creators = self.config.world_creators()
         # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
         self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
-        self._source: PromptSource | None = None
         self._in_play: GroupsInPlay | None = None
         self._callbacks = [cls() for cls in _as_list(self.config.callbacks_class)]
 
     # --- playing ------------------------------------------------------------------------------
 
     def sample(
-        self,
-        *,
-        prompts: Sequence[Prompt] | None = None,
-        group_size: int = 1,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        explore: bool | None = None,
-        random_actions: bool = False,
-        force_reset: bool = False,
-        **overrides: Any,
+        self, *, prompts: Sequence[Prompt], group_size: int = 1, explore: bool = True, **overrides: Any
     ) -> list[SingleAgentEpisode]:
         """Play episodes to their end and return them, including those ended by infrastructure.
 
         Args:
-            prompts: prompts to play; None draws from this runner's own stream of training prompts (for use
-                outside `SRL`, which always passes prompts).
+            prompts: prompts to play.
             group_size: episodes per prompt.
-            num_timesteps: without `prompts`: play at least this many turns.
-            num_episodes: without `prompts`: play this many episodes; default 1.
             explore: False plays greedily.
-            random_actions: not supported by a language model; True raises ValueError.
-            force_reset: no effect, since episodes always start with a reset; RLlib's evaluation passes it.
             overrides: fields of `Sampling`, such as `temperature`.
 
         Raises:
-            ValueError: `random_actions`, or a prompt that does not fit the limits.
+            ValueError: a prompt that does not fit the limits.
         """
-        if random_actions:
-            raise ValueError("random_actions = True; expected False: a language model has no random actions")
-        if explore is False:
-            overrides["temperature"] = 0.0
-        if prompts is not None:
-            return self._play(_unplayed((prompt.key, prompt, group_size) for prompt in prompts), overrides)
-        episodes: list[SingleAgentEpisode] = []
-        while not _is_enough(episodes, num_timesteps, num_episodes):
-            missing = (num_episodes or 1) - len(episodes) if num_timesteps is None else 1
-            drawn = self._own_source().draw(missing)
-            episodes += self._play(_unplayed((prompt.key, prompt, 1) for prompt in drawn), overrides)
-        return episodes
+        overrides |= {} if explore else {"temperature": 0.0}
+        return self._play(_unplayed((prompt.key, prompt, group_size) for prompt in prompts), overrides)
 
     def play_groups(
         self,
@@ -367,13 +344,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._callback("on_sample_end", samples=episodes)
         self.metrics.log_value(NUM_EPISODES, len(episodes), reduce="sum")
 
-    def _own_source(self) -> PromptSource:
-        if self._source is None:
-            seed = (self.config.seed or 0) + 1000 * (self.worker_index or 0)
-            worlds = (self.creators, self.config.world_configs(), self.config.mixture_weights())
-            self._source = PromptSource(*worlds, seed, self.config.task_stream())
-        return self._source
-
     def _callback(self, name: str, **kwargs: Any) -> None:
         shared = {"env_runner": self, "metrics_logger": self.metrics, "env": None, "rl_module": None, "env_index": 0}
         if name == "on_sample_end":
@@ -475,6 +445,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.engine.close()
 
 
+def token_spaces(vocab_size: int) -> dict[str, Any]:
+    """Return the space of token sequences of a model, for observations and actions, under every key of RLlib."""
+    space = gym.spaces.Sequence(gym.spaces.Discrete(vocab_size), stack=True)
+    return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
+
+
 def _unplayed(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
     """Return the episodes of groups given by id, prompt and size."""
     return [LiveEpisode(prompt, group_id, index) for group_id, prompt, size in groups for index in range(size)]
@@ -483,12 +459,6 @@ def _unplayed(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
 def _fetch(ref: Any, timeout_s: float) -> WeightBundle:
     bundle: WeightBundle = ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
     return bundle
-
-
-def _is_enough(episodes: Sequence[SingleAgentEpisode], num_timesteps: int | None, num_episodes: int | None) -> bool:
-    if num_timesteps is not None:
-        return sum(len(episode) for episode in episodes) >= num_timesteps
-    return len(episodes) >= (num_episodes or 1)
 
 
 def _as_list(value: Any) -> list[Any]:

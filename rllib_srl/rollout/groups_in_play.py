@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.rollout.live_episode import LiveEpisode
+from rllib_srl.rollout.episodes import LiveEpisode
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt
 

@@ -37,7 +37,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
 from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, AskRefusedError, Conversations
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
-from rllib_srl.rollout.live_episode import NOT_STARTED, LiveEpisode
+from rllib_srl.rollout.episodes import NOT_STARTED, LiveEpisode
 from rllib_srl.rollout.replies import Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import ProcessBrokenError, StopReason
@@ -61,11 +61,11 @@ def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
     Raises:
         ValueError: the chat template does not support the reply, or refuses its messages.
     """
-    if not reply.messages:
+    if not reply.messages or not transcript.is_chat:
         return transcript.first(reply.observation, reply.tools, reply.system)
     system = [{"role": "system", "content": reply.system}] if reply.system else []
     try:
-        return transcript.opening(reply.observation, [*system, *reply.messages], reply.tools)
+        return transcript.whole([*system, *reply.messages], reply.tools)
     except Exception as error:  # templates refuse a conversation in whatever way they like
         roles = ", ".join(one["role"] for one in (*system, *reply.messages))
         raise ValueError(

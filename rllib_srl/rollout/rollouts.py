@@ -28,6 +28,7 @@ from rllib_srl.types import Prompt
 
 BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
+MOST_LOST_ITERATIONS = 5  # in a row
 
 
 class Notes(Protocol):
@@ -310,3 +311,31 @@ def _deal(pending: Mapping[str, Prompt], runner_ids: Sequence[int]) -> dict[int,
     parts = balanced_shards([1] * len(pending), len(runner_ids))
     dealt = {runner_id: dict(listed[at] for at in part) for runner_id, part in zip(runner_ids, parts, strict=True)}
     return {runner_id: part for runner_id, part in dealt.items() if part}
+
+
+class EpisodesLost(ValueError):
+    """Every episode of several iterations was lost."""
+
+
+class LossWatch:
+    """Counts iterations in a row of which no group is left. Invariant: `num_lost` < `MOST_LOST_ITERATIONS`."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.num_lost = 0
+
+    def check(self, batches: Sequence[RunnerBatch]) -> None:
+        """Count an iteration by what was played in it.
+
+        Raises:
+            EpisodesLost: every episode of this and the iterations before was lost; the message has the last reason.
+        """
+        errors = [line for batch in batches for line in batch.errors]
+        if not errors or any(batch.groups for batch in batches):
+            self.num_lost = 0
+            return
+        self.num_lost += 1
+        if self.num_lost >= MOST_LOST_ITERATIONS:
+            raise EpisodesLost(
+                f"every episode of the last {self.num_lost} iterations was lost; the last one: {errors[-1]}"
+            )

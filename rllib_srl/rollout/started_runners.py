@@ -11,8 +11,8 @@ from ray.rllib.algorithms import algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_srl.engine.model_dir import load_tokenizer
+from rllib_srl.rollout.env_runner import token_spaces
 from rllib_srl.rollout.runner_group import RunnerGroup
-from rllib_srl.rollout.token_space import token_spaces
 
 
 class StartedRunners(EnvRunnerGroup):

@@ -1,9 +1,8 @@
 """Tokenise observations and append them to the policy's tokens, without changing earlier tokens.
 
-    first(text, tools, system)  the ids at the start of an episode
-    later(text, last_id, role)  the ids that follow a turn whose last token was last_id
+    whole(messages, tools)      the ids of a conversation, up to the policy's turn; `first` of one observation
+    more(messages, last_id)     the ids that follow a turn whose last token was last_id; `later` of one observation
     stop(stop_strings)          the strings that end a turn, besides the end-of-sequence token
-    whole(messages, tools)      the ids of a conversation given as messages; `more` those of further messages
 
 `RawTranscript` concatenates texts. `ChatTranscript` wraps them in the model's chat template. For a later
 observation it uses only the part of the rendering after the policy's message
@@ -23,10 +22,11 @@ The tokeniser is used from one thread only: Hugging Face's fast ones raise "Alre
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
 
@@ -40,35 +40,22 @@ _ANSWERS = ("It is x", "It is 0")  # no common last character
 _ROLES = ("assistant", "model", "bot")  # the policy's, as templates name it
 
 
-class Transcript(Protocol):
+class Transcript(ABC):
     """The conversion of text to tokens that `play` uses."""
 
     end_of_turn_id: int | None
-    end_ids: tuple[int, ...]  # tokens that end a turn besides the model's own, for `Sampling.end_ids`
+    end_ids: tuple[int, ...] = ()  # tokens that end a turn besides the model's own, for `Sampling.end_ids`
+    is_chat: bool  # does it render messages, or only their text?
 
     def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
-        """Return the ids at the start of an episode, up to the policy's first token.
+        """Return the ids at the start of an episode, up to the policy's first token; see `whole`.
 
         Args:
             text: the first observation
-            tools: JSON of the tool schemas for the chat template; empty if none
+            tools: as in `whole`
             system: the system prompt; empty if none
-
-        Raises:
-            ValueError: the format, or the model's chat template, does not support tools or a system prompt.
         """
-
-    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
-        """Return what `first` does, for a prompt in which the assistant has spoken before.
-
-        Args:
-            text: the first observation, all of it
-            messages: the same as a conversation, which a chat renders; a system message is in front
-            tools: as in `first`
-
-        Raises:
-            ValueError: as `first`.
-        """
+        return self.whole(_dialogue([text], system=system), tools)
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
         """Return the ids between a turn that ended in `last_id` and the policy's next token.
@@ -78,10 +65,13 @@ class Transcript(Protocol):
             last_id: the last token that the policy wrote
             role: role of the observation in a chat, "user" or "tool"
         """
+        return self.more([{"role": role, "content": text}], last_id)
 
+    @abstractmethod
     def stop(self, stop_strings: tuple[str, ...]) -> tuple[str, ...]:
         """Return the strings that end a turn, given the environment's `stop_strings`."""
 
+    @abstractmethod
     def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Return the ids of a conversation, up to the policy's next token.
 
@@ -94,6 +84,7 @@ class Transcript(Protocol):
             ValueError: the format, or the model's chat template, does not support a message or tools.
         """
 
+    @abstractmethod
     def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Return the ids of messages that follow a turn that ended in `last_id`, up to the policy's next token.
 
@@ -120,14 +111,14 @@ def make_transcript(format: str, tokenizer: Any, max_turns: int | None = None) -
     raise ValueError(f"prompt_format = {format!r}; expected 'text' or 'chat'")
 
 
-class RawTranscript:
+class RawTranscript(Transcript):
     """Concatenated texts; only the first gets the special tokens that the tokeniser prepends by default.
 
     Invariant: turns end with the environment's stop strings or the end-of-sequence token; no text becomes a control
     token.
     """
 
-    end_ids: tuple[int, ...] = ()
+    is_chat = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -141,29 +132,17 @@ class RawTranscript:
             )
         self._first = lru_cache(_NUM_CACHED)(lambda text: tuple(self._encode(text, True)))
 
-    def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
-        """Tokenise with the tokeniser's default special tokens, a system prompt and a blank line in front."""
+    def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
+        """Tokenise the concatenated contents; a blank line follows a system message at the start."""
         if tools:
             raise ValueError(
                 "prompt_format = 'text' has no template for tools; expected prompt_format = 'chat', or an "
                 "environment that lists them in its prompt (tools_in = 'prompt')"
             )
-        return list(self._first(f"{system}\n\n{text}" if system else text))
-
-    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
-        """Tokenise the text; of the messages, which say the same, only a system message stands in front."""
-        is_led = bool(messages) and messages[0]["role"] == "system"
-        return self.first(text, tools, messages[0]["content"] if is_led else "")
-
-    def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
-        """Tokenise without special tokens, whatever the last token of the turn."""
-        return self._encode(text, False)
-
-    def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
-        """Tokenise the concatenated contents; a blank line follows a system message at the start."""
+        system, rest = "", messages
         if messages and messages[0]["role"] == "system":
-            return self.first(_contents(messages[1:]), tools, messages[0]["content"])
-        return self.first(_contents(messages), tools)
+            system, rest = messages[0]["content"] + "\n\n", messages[1:]
+        return list(self._first(system + _contents(rest)))
 
     def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Tokenise the concatenated contents without special tokens."""
@@ -183,7 +162,7 @@ class RawTranscript:
         return ids
 
 
-class ChatTranscript:
+class ChatTranscript(Transcript):
     """The model's chat template: the environment is the user, the policy the assistant.
 
     Invariant: if the policy closes its turns as the template does and no observation contains the name of a control
@@ -195,6 +174,8 @@ class ChatTranscript:
     earlier one if the last stays open, and the one in front of a tool's answer. `end_of_turn_id` is the first of them,
     unless the template puts text in front of it.
     """
+
+    is_chat = True
 
     def __init__(self, tokenizer: Any, max_turns: int | None = None) -> None:
         self._tokenizer = tokenizer
@@ -222,14 +203,14 @@ class ChatTranscript:
         is_always_open = self._rendered(_dialogue([_QUESTION]), is_open=False) == opened
         last_prefix, self._last_end = self._last_answer(is_always_open)
         end = self._closing[-1] if self._last_end is None and self._closing else self._last_end
-        self.end_ids: tuple[int, ...] = () if end is None else (end,)
+        self.end_ids = () if end is None else (end,)
         is_text_first = self._last_end is None and bool(tokenizer.decode(self._closing[:-1]).strip())
         self.end_of_turn_id: int | None = None if is_text_first else end
         if not self._has_one_turn:
             self._check_earlier_tokens_stay(opened)
         self._check_role_is_opened(opened, self._prefix or last_prefix, is_always_open)
-        self._first = lru_cache(_NUM_CACHED)(
-            lambda text, tools, system: tuple(self._said(_dialogue([text], system=system), tools))
+        self._whole = lru_cache(_NUM_CACHED)(
+            lambda messages, tools, template: tuple(self._said(json.loads(messages), tools, template))
         )
 
     def _prompt(self) -> list[int]:
@@ -252,29 +233,13 @@ class ChatTranscript:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
         return self._controls.count(token_id for token_id, _ in same) > 0
 
-    def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
-        """Render the system message, the tools, one user message and the opening of the assistant's message."""
-        if tools:
-            self._check_tools_once(tools)
-        if system:
-            self._check_system_once()
-        return list(self._first(text, tools, system))
-
-    def opening(self, text: str, messages: Sequence[Message], tools: str = "") -> list[int]:
-        """Render a conversation with earlier turns of the assistant, which no policy of this run has written."""
-        return self.whole(messages, tools)
-
-    def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
-        """Render what follows the assistant's message: its closing, unless the turn wrote it, and the next opening."""
-        return self.more([{"role": role, "content": text}], last_id)
-
     def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Render the conversation and the opening of the assistant's message."""
         if tools:
             self._check_tools_once(tools)
         if any(message["role"] == "system" for message in messages):
             self._check_system_once()
-        return self._said(messages, tools, template)
+        return list(self._whole(json.dumps(messages, ensure_ascii=False), tools, template))
 
     def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
         """Render the closing of the assistant's message, unless the turn wrote it, the messages and the next opening.

@@ -24,7 +24,8 @@ from rllib_srl.cli.shared.run_log import METRICS, PARTS
 from rllib_srl.cli.shared.training import train_until
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.intake import Visit
-from rllib_srl.rollout.batches import MAX_SHOWN_CHARS, RunnerBatch, is_unparsed, unpaid_answers
+from rllib_srl.rollout.batches import RunnerBatch
+from rllib_srl.rollout.episodes import MAX_SHOWN_CHARS, is_unparsed, unpaid_answers
 from rllib_srl.types import GroupMeta, StopReason
 from tests.replay.groups import a_group
 from tests.small_worlds import small_config

@@ -363,15 +363,3 @@ def test_an_export_loads_in_transformers_with_equal_logits(config, build, tmp_pa
         assert torch.equal(model(ids).logits, algo.learner_group._learner.model(ids).logits)
     with pytest.raises(FileExistsError, match=r"export directory .* is not empty; expected a new one"):
         algo.export_to_huggingface(tmp_path / "export")
-
-
-@pytest.mark.slow
-def test_sampling_outside_of_srl_draws_prompts_of_its_own(config, build):
-    runner = build(config).env_runner
-    episodes = runner.sample(num_episodes=3)
-    assert [len(episode) for episode in episodes] == [1, 1, 1]
-    assert sum(len(episode) for episode in runner.sample(num_timesteps=2)) == 2
-    greedy = [runner.sample(prompts=[episodes[0].custom_data["prompt"]], explore=False)[0] for _ in range(2)]
-    assert greedy[0].get_actions(0).tolist() == greedy[1].get_actions(0).tolist()
-    with pytest.raises(ValueError, match="random_actions = True"):
-        runner.sample(random_actions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rllib_srl import SRL, SRLConfig
-from rllib_srl.rollout.loss_watch import MOST_LOST_ITERATIONS, EpisodesLost, LossWatch
+from rllib_srl.rollout.rollouts import MOST_LOST_ITERATIONS, EpisodesLost, LossWatch
 from tests.small_worlds import small_config
 
 

@@ -34,7 +34,7 @@ from rllib_srl.engine.models import local_model
 from rllib_srl.people import gates
 from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
 from rllib_srl.rollout.env_calls import EnvCalls
-from rllib_srl.rollout.live_episode import LiveEpisode
+from rllib_srl.rollout.episodes import LiveEpisode
 from rllib_srl.rollout.player import Limits, play
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import RIGHT, Prompt, passed

@@ -1,0 +1,330 @@
+"""An episode from its first token to its place in a group: `LiveEpisode` while it is played, then `to_group`.
+
+The tokens keep their order; the loss mask is 1 on tokens of the policy:
+
+    episode g:   obs_0  act_0  obs_1  act_1  ...         (the observation after the last turn is empty)
+    stream g:    obs_0  act_0  obs_1  act_1  ...         concatenated
+    loss mask:   0 0 0  1 1 1  0 0 0  1 1 1
+
+The conversations of an agent's episode follow one another in its stream; `Group.starts` has where each begins.
+
+A group keeps the data for training. Texts, turn rewards and environment infos stay with the episodes; with
+`keep_turns` the group also keeps the policy's texts, for `replay_on_group`. If the environment defines its own pass
+reward, it is in `extra["pass_reward"]`; if it pays no reward, `extra["is_unpaid"]` is True.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_srl.engine.protocol import Turn
+from rllib_srl.rollout.conversations import Ask, Conversations
+from rllib_srl.rollout.replies import Constructed, Reply
+from rllib_srl.types import Group, Prompt, StopReason, with_starts
+
+NOT_STARTED = "not started"
+MIN_EPISODES = 2  # below that no episode can be compared with another
+METRIC_PREFIXES = ("reward/", "agent/")  # of names in an info whose means are metrics
+MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
+MAX_SHOWN_CHARS = 160  # the last characters of each text in it
+
+
+class LiveEpisode:
+    """Episode `index` of group `group_id`: what to play, then the text and tokens so far and the environment instance.
+
+    Invariant: `stream` is the concatenation of the episode's observations and actions, including the
+    tokens of `turn`, the turn whose environment step has not returned yet. Of an agent it is the conversation of its
+    present call, without `turn`.
+    """
+
+    __slots__ = (
+        "ask",
+        "conversations",
+        "deadline",
+        "deadline_s",
+        "doing",
+        "episode",
+        "group_id",
+        "index",
+        "instance",
+        "is_unpaid",
+        "last_reply",
+        "num_refused",
+        "num_turns",
+        "pass_reward",
+        "place",
+        "prompt",
+        "refused_as",
+        "stream",
+        "text",
+        "turn",
+        "versions",
+    )
+
+    def __init__(self, prompt: Prompt, group_id: str, index: int) -> None:
+        self.prompt = prompt
+        self.group_id = group_id
+        self.index = index
+        self.episode = SingleAgentEpisode(id_=f"{group_id}/{index}")
+        self.instance: Constructed | None = None
+        self.stream: list[int] = []
+        self.text: list[tuple[str, str]] = []  # (role, text); roles: "system", "environment", "policy"
+        self.turn: Turn | None = None
+        self.num_turns = 0
+        self.pass_reward: float | None = None
+        self.is_unpaid = False
+        self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
+        self.place = 0  # among all episodes of its player
+        self.deadline_s = self.deadline = math.inf  # given, and as a time of the monotonic clock
+        self.doing = NOT_STARTED
+        self.conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
+        self.ask: Ask | None = None  # the agent's present call
+        self.last_reply = Reply("")  # to the agent's last call
+        self.num_refused = 0  # calls that got no turn
+        self.refused_as: StopReason | None = None  # the limit for which a call was refused, if the policy caused it
+
+    @property
+    def where(self) -> str:
+        """Environment, prompt, turn and current action, for error messages."""
+        prompt = self.prompt
+        return f"environment {prompt.env_id!r}, prompt {prompt.prompt_id!r}, turn {self.num_turns}, {self.doing}"
+
+    def begin(self, ids: list[int], reply: Reply) -> None:
+        """Add the first observation and its tokens; those of an agent are in its conversations."""
+        if self.conversations is not None:
+            self.pass_reward = reply.pass_reward
+            return
+        self.stream += ids
+        if reply.system:
+            self.text.append(("system", reply.system))
+        self.text.append(("environment", reply.observation))
+        self.pass_reward, self.is_unpaid = reply.pass_reward, reply.is_unpaid
+        self.episode.add_env_reset(np.array(ids, np.int32), reply.info)
+
+    def add_turn(self, turn: Turn) -> None:
+        """Add a turn of the policy, token for token; it stays in `turn` until `answer`."""
+        first = self.versions[0] if self.num_turns else turn.first_version
+        self.versions = (first, turn.last_version)
+        self.num_turns += 1
+        self.turn = turn
+        if self.conversations is not None:
+            self.conversations.add(turn)
+            return
+        self.stream += turn.token_ids.tolist()
+        self.text.append(("policy", turn.text))
+
+    def answer(self, ids: list[int], reply: Reply) -> None:
+        """Close `turn` with the environment's reply; `ids` are the tokens of its observation."""
+        assert self.turn is not None
+        self.stream += ids
+        if reply.observation:
+            self.text.append(("environment", reply.observation))
+        self.episode.add_env_step(
+            np.array(ids, np.int32),
+            self.turn.token_ids,
+            reply.reward,
+            reply.info,
+            extra_model_outputs={"action_logp": self.turn.logp},
+        )
+        self.turn = None
+
+    def finish(self, reason: StopReason, error: str, is_terminated: bool) -> SingleAgentEpisode:
+        """End the episode in any state; set its `custom_data` and return it."""
+        starts: tuple[int, ...] = (0,)
+        if self.conversations is not None:
+            starts, self.text = self._write_conversations(), self.conversations.text
+        elif self.turn is not None:  # a turn without an environment reply is kept, with reward 0
+            self.answer([], Reply(""))
+        if not self.episode.is_reset:
+            self.episode.add_env_reset(np.empty(0, np.int32), {})
+        self.episode.is_terminated, self.episode.is_truncated = is_terminated, not is_terminated
+        self.episode.custom_data.update(
+            prompt=self.prompt,
+            group_id=self.group_id,
+            index=self.index,
+            stop_reason=reason,
+            versions=self.versions,
+            text=self.text,
+            error=error,
+            pass_reward=self.pass_reward,
+            starts=starts,
+            is_unpaid=self.is_unpaid,
+        )
+        return self.episode
+
+    def _write_conversations(self) -> tuple[int, ...]:
+        said, reply = self.conversations, self.last_reply
+        assert said is not None
+        said.answered("")  # a turn whose answer the agent is not known to have got is not recorded
+        counts = {
+            "agent/num_calls": self.num_turns,
+            "agent/num_conversations": said.num_conversations,
+            "agent/num_rewritten": said.num_rewritten,
+            "agent/num_refused": self.num_refused,
+            "agent/num_unheard": said.num_unheard,
+        }
+        return said.write(self.episode, reply.reward, {**reply.info, **counts})
+
+
+def to_group(
+    prompt: Prompt,
+    group_id: str,
+    episodes: Iterable[SingleAgentEpisode],
+    origin: str = "fresh",
+    at_least: int = MIN_EPISODES,
+    keep_turns: bool = False,
+) -> Group | None:
+    """Collect the episodes of one prompt, in order of their index.
+
+    Args:
+        prompt: the prompt of the episodes.
+        group_id: the group id of the episodes.
+        episodes: all episodes of the group, in any order; those ended by infrastructure are counted in
+            `num_dropped` and omitted.
+        origin: "fresh" or "revisit".
+        at_least: minimum number of valid episodes; 1 in evaluation, which computes no advantages.
+        keep_turns: store the policy's texts in `extra["turns"]`, a list for each valid episode, and the
+            environment's `can_iterate`, if its infos have it, in `extra["can_iterate"]`.
+
+    Returns:
+        The group, or None if fewer than `at_least` valid episodes remain.
+
+    Raises:
+        ValueError: if an episode is of another group or prompt.
+    """
+    episodes = sorted(episodes, key=lambda episode: episode.custom_data["index"])
+    for episode in episodes:
+        data = episode.custom_data
+        if data["group_id"] != group_id or data["prompt"] != prompt:
+            raise ValueError(
+                f"episode {episode.id_} has group {data['group_id']!r}, prompt {data['prompt'].prompt_id!r}; "
+                f"expected group {group_id!r}, prompt {prompt.prompt_id!r}"
+            )
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    if len(valid) < at_least:
+        return None
+    ids, mask, logp = zip(*(flatten(episode) for episode in valid), strict=True)
+    lengths = [len(ids_T) for ids_T in ids]
+    group = Group(
+        group_id=group_id,
+        prompt=prompt,
+        token_ids_N=np.concatenate(ids),
+        loss_mask_N=np.concatenate(mask),
+        behaviour_logp_N=np.concatenate(logp),
+        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        rewards_G=np.array([episode.get_return() for episode in valid], np.float32),
+        versions_G2=np.array([episode.custom_data["versions"] for episode in valid], np.int64),
+        stop_reasons=tuple(episode.custom_data["stop_reason"] for episode in valid),
+        num_dropped=len(episodes) - len(valid),
+        origin=origin,
+        extra=_extra_of(valid, keep_turns),
+    )
+    group.check_valid()
+    return group
+
+
+def _extra_of(episodes: list[SingleAgentEpisode], keep_turns: bool) -> dict[str, Any]:
+    marks = {**_marks_of(episodes), **(_turns_of(episodes) if keep_turns else {})}
+    starts_G = [episode.custom_data.get("starts", (0,)) for episode in episodes]
+    return with_starts(marks, starts_G)
+
+
+def _marks_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    data = episodes[0].custom_data
+    mark = {} if data.get("pass_reward") is None else {"pass_reward": data["pass_reward"]}
+    return {**mark, **({"is_unpaid": True} if data.get("is_unpaid") else {})}
+
+
+def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
+    turns = [[text for role, text in episode.custom_data["text"] if role == "policy"] for episode in episodes]
+    said = [episode.get_infos(0).get("can_iterate") for episode in episodes]
+    is_said = all(isinstance(value, bool) for value in said)
+    return {"turns": turns, **({"can_iterate": all(said)} if is_said else {})}
+
+
+def answers_of(episodes: Iterable[SingleAgentEpisode]) -> tuple[str, ...]:
+    """Return the policy's last turn in each valid episode of a prompt, in the order of `to_group`."""
+    episodes = sorted(episodes, key=lambda episode: episode.custom_data["index"])
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    return tuple(turns[-1] if turns else "" for turns in _turns_of(valid)["turns"])
+
+
+def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return an episode's token ids (int32), loss mask (bool) and behaviour log-probs (float32, 0 off the mask)."""
+    observations, actions = episode.get_observations(), episode.get_actions()
+    logps = episode.get_extra_model_outputs("action_logp") if actions else []
+    ids, mask, logp = [observations[0]], [np.zeros(len(observations[0]), bool)], [_zeros(observations[0])]
+    for action, action_logp, observation in zip(actions, logps, observations[1:], strict=True):
+        ids += [action, observation]
+        mask += [np.ones(len(action), bool), np.zeros(len(observation), bool)]
+        logp += [action_logp, _zeros(observation)]
+    return np.concatenate(ids), np.concatenate(mask), np.concatenate(logp)
+
+
+def _zeros(ids: np.ndarray) -> np.ndarray:
+    return np.zeros(len(ids), np.float32)
+
+
+def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Return a readable transcript of an episode; the driver adds advantage and iteration."""
+    data = episode.custom_data
+    return {
+        "group_id": data["group_id"],
+        "index": data["index"],
+        "env_id": data["prompt"].env_id,
+        "prompt_id": data["prompt"].prompt_id,
+        "turns": [{"role": role, "text": text} for role, text in data["text"]],
+        "reward": float(episode.get_return()),
+        "stop_reason": data["stop_reason"].value,
+        "version": int(data["versions"][0]),
+    }
+
+
+def is_unparsed(episode: SingleAgentEpisode) -> bool:
+    """Return whether the last turn had no readable answer: stop reason UNPARSABLE, or an empty `parsed` in the info."""
+    if episode.custom_data["stop_reason"] is StopReason.UNPARSABLE:
+        return True
+    is_lost = episode.custom_data["stop_reason"].is_infrastructure
+    return not is_lost and len(episode) > 0 and episode.get_infos(-1).get("parsed") == ""
+
+
+def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
+    """Return name -> (sum, number of episodes) of the values named "reward/..." or "agent/..." in infos of last steps.
+
+    Environments that compute a reward from several functions report each one by this; of agents calls are counted.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for episode in episodes:
+        is_lost = episode.custom_data["stop_reason"].is_infrastructure
+        for name, value in ({} if is_lost or not len(episode) else episode.get_infos(-1)).items():
+            if name.startswith(METRIC_PREFIXES) and isinstance(value, int | float):
+                total, number = sums.get(name, (0.0, 0))
+                sums[name] = (total + value, number + 1)
+    return sums
+
+
+def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str]]:
+    """Return the answer, the parsed answer and the expected answer of a few episodes; [] if any reward is above 0.
+
+    Only for environments whose info has both `parsed` and `expected`: one episode per group, at most
+    MAX_SHOWN_ANSWERS, each text cut to its last MAX_SHOWN_CHARS characters, to keep the result small.
+    """
+    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    if any(episode.get_return() > 0 for episode in valid):
+        return []
+    shown: dict[str, dict[str, str]] = {}
+    for episode in valid:
+        info = episode.get_infos(-1) if len(episode) else {}
+        told = {name: info.get(name) for name in ("parsed", "expected")}
+        if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in told.values()):
+            said = [text for role, text in episode.custom_data["text"] if role == "policy"]
+            texts = {"answer": said[-1] if said else "", **told}
+            shown.setdefault(
+                episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
+            )
+    return list(shown.values())
