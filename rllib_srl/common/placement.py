@@ -1,7 +1,7 @@
 """Where Ray puts the learners of a run outside Tune: together, since they exchange gradients in every update.
 
 The strategy is best effort: if a node is full Ray takes another. Tune reserves one placement group for all processes
-of a trial, which stays in force. Runners, which exchange nothing, are spread (`rollout/started_runners.py`).
+of a trial, which stays in force. Runners, which exchange nothing, are spread (`rollout/runner_group.py`).
 """
 
 from __future__ import annotations

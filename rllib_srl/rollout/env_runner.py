@@ -1,6 +1,6 @@
 """The EnvRunner with a language-model engine: plays many multi-turn episodes at once, tokens in, tokens out.
 
-    driver: play(prompts) ──> rollout.play(engine, environments) ──> SingleAgentEpisodes ──> Groups in the object store
+    driver: play(prompts) ──> Player(engine, environments) ──> SingleAgentEpisodes ──> Groups in the object store
             <── RunnerBatch: GroupMeta (small), transcripts of a few, counts
 
 With `max_lag` the driver calls `advance` instead, again and again: the runner plays for the time of a slice, returns
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -38,17 +38,9 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.sync import WeightBundle
 from rllib_srl.rollout.batches import Loaded, PlayArguments, RunnerBatch, Slice
 from rllib_srl.rollout.env_calls import EnvCalls, settle
-from rllib_srl.rollout.episodes import (
-    LiveEpisode,
-    answers_of,
-    is_unparsed,
-    reward_sums,
-    to_group,
-    transcript_of,
-    unpaid_answers,
-)
+from rllib_srl.rollout.episodes import answers_of, is_unparsed, reward_sums, transcript_of, unpaid_answers
 from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
-from rllib_srl.rollout.player import Limits, Player, play
+from rllib_srl.rollout.player import Limits, Player
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Group, GroupMeta, Prompt
 
@@ -113,7 +105,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             ValueError: a prompt that does not fit the limits.
         """
         overrides |= {} if explore else {"temperature": 0.0}
-        return self._play(_unplayed((prompt.key, prompt, group_size) for prompt in prompts), overrides)
+        groups = self._play({str(at): prompt for at, prompt in enumerate(prompts)}, group_size, overrides)
+        return [episode for group in groups for episode in group.episodes]
 
     def play_groups(
         self,
@@ -142,35 +135,30 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """
         if seed is not None:
             self.engine.reseed(seed)
-        version, start = self.engine.version, time.perf_counter()
+        start = time.perf_counter()
         seconds: dict[str, float] = {}
-        ids = list(prompts)
-        unplayed = _unplayed((group_id, prompt, group_size) for group_id, prompt in prompts.items())
-        episodes = self._play(unplayed, overrides, seconds, settles=as_groups)
-        by_group: dict[str, list[SingleAgentEpisode]] = {group_id: [] for group_id in ids}
-        for episode in episodes:
-            by_group[episode.custom_data["group_id"]].append(episode)
-        groups = self._groups_of(prompts, by_group, revisits, min_episodes if as_groups else 1)
-        batch = self._batch_of(episodes, groups, as_groups)
-        metas = batch.groups
-        shown = [line for group_id in ids[:num_transcripts] for line in map(transcript_of, by_group[group_id])]
-        answers = {meta.group_id: answers_of(by_group[meta.group_id]) for meta in metas} if with_answers else {}
+        marks: dict[str, Any] = {"revisits": revisits, "shown": list(prompts)[:num_transcripts]}
+        marks["min_episodes"] = min_episodes if as_groups else 1
+        played = self._play(prompts, group_size, overrides, seconds, settles=as_groups, **marks)
+        batch = self._batch_of(played, as_groups)
         seconds["play_s"] = time.perf_counter() - start
-        about = {"transcripts": shown, "seconds": seconds, "metrics": self.get_metrics(), "answers": answers}
-        return replace(batch, version=version, **about)
+        kept = {meta.group_id for meta in batch.groups} if with_answers else ()
+        answers = {group.group_id: answers_of(group.episodes) for group in played if group.group_id in kept}
+        return replace(batch, seconds=seconds, metrics=self.get_metrics(), answers=answers)
 
-    def _batch_of(
-        self, episodes: Sequence[SingleAgentEpisode], groups: Sequence[Group | None], as_groups: bool = True
-    ) -> RunnerBatch:
-        """Return what is counted over episodes and their groups."""
+    def _batch_of(self, played: Sequence[GroupInPlay], as_groups: bool = True) -> RunnerBatch:
+        """Return groups, without those with too few valid episodes, and what is counted over all episodes."""
+        keeps_turns = self.config.replay_on_group is not None
+        groups = [one.collected(keeps_turns) for one in played]
         metas = [GroupMeta.of(group, group if as_groups else None) for group in groups if group is not None]
+        episodes = [episode for one in played for episode in one.episodes]
         return RunnerBatch(
             self.engine.version,
             metas,
             len(groups) - len(metas),
             dict(Counter(e.custom_data["stop_reason"].value for e in episodes)),
             num_turns=sum(len(episode) for episode in episodes),
-            transcripts=[],
+            transcripts=[transcript_of(episode) for one in played if one.is_shown for episode in one.episodes],
             errors=[str(e.custom_data["error"]) for e in episodes if e.custom_data.get("error")],
             num_unparsed=sum(map(is_unparsed, episodes)),
             reward_sums=reward_sums(episodes),
@@ -191,7 +179,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             Exception: as `play_groups`; no group is left in play then.
         """
         if self._in_play is None:
-            self._in_play = GroupsInPlay(self._player())
+            self._in_play = self._new_play({}, {})  # environments that wait never hold up the engine
         start = time.monotonic()
         try:
             if begin is not None:
@@ -220,18 +208,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _batches_of(self, ended: Sequence[GroupInPlay]) -> dict[str, RunnerBatch]:
         """Settle rewards and return a batch for each group; the first one has the runner's metrics."""
-        episodes = [episode for one in ended for episode in one.episodes]
-        self._settle(episodes, SETTLE_SHARE)
-        self._tell(episodes)
+        self._end_episodes([episode for one in ended for episode in one.episodes])
         batches: dict[str, RunnerBatch] = {}
         for one in ended:
-            by_group, revisits = {one.group_id: one.episodes}, (one.group_id,) if one.is_revisit else ()
-            groups = self._groups_of({one.group_id: one.prompt}, by_group, revisits, one.min_episodes)
-            batch = self._batch_of(one.episodes, groups)
-            shown = list(map(transcript_of, one.episodes)) if one.is_shown else []
             metrics = None if batches else self.get_metrics()
-            seconds = {"play_s": one.seconds}
-            batches[one.group_id] = replace(batch, transcripts=shown, metrics=metrics, seconds=seconds)
+            batches[one.group_id] = replace(self._batch_of([one]), metrics=metrics, seconds={"play_s": one.seconds})
         return batches
 
     @ray.method(num_returns=2)
@@ -262,20 +243,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._in_play.close()
         self._in_play = None
 
-    def _groups_of(
-        self,
-        prompts: Mapping[str, Prompt],
-        by_group: Mapping[str, Sequence[SingleAgentEpisode]],
-        revisits: Collection[str],
-        at_least: int,
-    ) -> list[Group | None]:
-        """Return the group of each prompt, None for one with fewer valid episodes than `at_least`."""
-        how: dict[str, Any] = {"at_least": at_least, "keep_turns": self.config.replay_on_group is not None}
-        return [
-            to_group(prompt, group_id, by_group[group_id], "revisit" if group_id in revisits else "fresh", **how)
-            for group_id, prompt in prompts.items()
-        ]
-
     @ray.method(num_returns=2)
     def play_groups_apart(
         self, version: int, **arguments: Unpack[PlayArguments]
@@ -295,27 +262,27 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _play(
         self,
-        unplayed: Sequence[LiveEpisode],
+        prompts: Mapping[str, Prompt],
+        group_size: int,
         overrides: Mapping[str, Any],
         seconds: dict[str, float] | None = None,
         settles: bool = False,
-    ) -> list[SingleAgentEpisode]:
-        """Play episodes; return them in the same order."""
+        **marks: Any,
+    ) -> list[GroupInPlay]:
+        """Play groups to their end; return them in the order of `prompts`. See `GroupsInPlay.add` for `marks`."""
         if self._in_play:
             raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
-        self.engine.expect({live.group_id for live in unplayed})
-        deadline_s = self.config.sample_timeout_s * PLAY_SHARE
-        episodes = list(play(unplayed, deadline_s=deadline_s, seconds=seconds, **self._how_to_play(overrides)))
-        if settles:
-            self._settle(episodes, SETTLE_SHARE)
-        return self._reported(episodes, unplayed)
+        self.engine.expect(set(prompts))
+        in_play = self._new_play(overrides, {} if seconds is None else seconds, is_ordered=self.engine.is_reproducible)
+        in_play.add(prompts, group_size, deadline_s=self.config.sample_timeout_s * PLAY_SHARE, **marks)
+        ended = {group.group_id: group for group in in_play.to_the_end()}
+        played = [ended[group_id] for group_id in prompts]
+        self._end_episodes([episode for group in played for episode in group.episodes], settles)
+        return played
 
-    def _player(self) -> Player:
-        """Return a player for slices: environments that wait never hold up the engine."""
-        return Player(is_ordered=False, seconds={}, **self._how_to_play({}))
-
-    def _how_to_play(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that `play` and `Player` share."""
+    def _new_play(
+        self, overrides: Mapping[str, Any], seconds: dict[str, float], is_ordered: bool = False
+    ) -> GroupsInPlay:
         sampling = {"max_tokens": self.config.max_turn_tokens, "temperature": self.config.temperature, **overrides}
         limits = Limits(
             max_turns=self.config.max_turns,
@@ -323,22 +290,23 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_episode_tokens=self.config.max_episode_tokens or self.engine.context_length,
             max_concurrent=self.config.max_concurrent_episodes,
         )
-        how: dict[str, Any] = {"engine": self.engine, "worlds": self.worlds, "transcript": self.transcript}
-        return {**how, "sampling": Sampling(**sampling), "limits": limits, "calls": self.calls}
+        player = Player(
+            engine=self.engine,
+            worlds=self.worlds,
+            transcript=self.transcript,
+            sampling=Sampling(**sampling),
+            limits=limits,
+            calls=self.calls,
+            is_ordered=is_ordered,
+            seconds=seconds,
+        )
+        return GroupsInPlay(player)
 
-    def _settle(self, episodes: Sequence[SingleAgentEpisode], share: float) -> None:
-        deadline_s = self.config.sample_timeout_s * share
-        settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
-
-    def _reported(
-        self, episodes: Sequence[SingleAgentEpisode], unplayed: Sequence[LiveEpisode]
-    ) -> list[SingleAgentEpisode]:
-        """Call the callbacks and count the episodes; return them in the order of `unplayed`."""
-        self._tell(episodes)
-        order = {(live.group_id, live.index): at for at, live in enumerate(unplayed)}
-        return sorted(episodes, key=lambda e: order[e.custom_data["group_id"], e.custom_data["index"]])
-
-    def _tell(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+    def _end_episodes(self, episodes: Sequence[SingleAgentEpisode], settles: bool = True) -> None:
+        """Settle the rewards of ended episodes, call the callbacks and count the episodes."""
+        if settles:
+            deadline_s = self.config.sample_timeout_s * SETTLE_SHARE
+            settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
         for episode in episodes:
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)
@@ -449,11 +417,6 @@ def token_spaces(vocab_size: int) -> dict[str, Any]:
     """Return the space of token sequences of a model, for observations and actions, under every key of RLlib."""
     space = gym.spaces.Sequence(gym.spaces.Discrete(vocab_size), stack=True)
     return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
-
-
-def _unplayed(groups: Iterable[tuple[str, Prompt, int]]) -> list[LiveEpisode]:
-    """Return the episodes of groups given by id, prompt and size."""
-    return [LiveEpisode(prompt, group_id, index) for group_id, prompt, size in groups for index in range(size)]
 
 
 def _fetch(ref: Any, timeout_s: float) -> WeightBundle:

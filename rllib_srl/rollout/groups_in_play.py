@@ -1,20 +1,22 @@
-"""The groups that a runner plays in slices: episodes are collected until all of a group have ended.
+"""The groups that a runner plays: episodes are collected until all of a group have ended.
 
     in_play.add(prompts, group_size, ...)           new groups
-    in_play.advance(until) -> [GroupInPlay, ...]    plays until a time; returns the groups that have ended
+    in_play.to_the_end() -> [GroupInPlay, ...]      plays all
+    in_play.advance(until) -> [GroupInPlay, ...]    plays a slice; returns the groups that have ended
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_srl.rollout.episodes import LiveEpisode
+from rllib_srl.rollout.episodes import MIN_EPISODES, LiveEpisode, to_group
 from rllib_srl.rollout.player import Player
-from rllib_srl.types import Prompt
+from rllib_srl.types import Group, Prompt
 
 
 @dataclass
@@ -30,6 +32,11 @@ class GroupInPlay:
     start: float = field(default_factory=time.monotonic)
     seconds: float = 0.0  # from the start to the end of the last episode
     episodes: list[SingleAgentEpisode] = field(default_factory=list)
+
+    def collected(self, keeps_turns: bool = False) -> Group | None:
+        """Return the group of the ended episodes, None if too few are valid; see `to_group`."""
+        origin = "revisit" if self.is_revisit else "fresh"
+        return to_group(self.prompt, self.group_id, self.episodes, origin, self.min_episodes, keeps_turns)
 
     def has_ended_with(self, episode: SingleAgentEpisode) -> bool:
         """Add an ended episode; return whether it was the last one."""
@@ -66,7 +73,7 @@ class GroupsInPlay:
         deadline_s: float,
         revisits: Collection[str] = (),
         shown: Collection[str] = (),
-        min_episodes: int = 2,
+        min_episodes: int = MIN_EPISODES,
     ) -> None:
         """Add new groups.
 
@@ -92,6 +99,13 @@ class GroupsInPlay:
         for group_id, prompt in prompts.items():
             marks = group_id in revisits, group_id in shown
             self._groups[group_id] = GroupInPlay(group_id, prompt, group_size, *marks, min_episodes)
+
+    def to_the_end(self) -> list[GroupInPlay]:
+        """Play until no group is left, and return all in the order in which they ended; `close` in any case."""
+        try:
+            return self.advance(math.inf)
+        finally:
+            self.close()
 
     def advance(self, until: float, enough: int = 0) -> list[GroupInPlay]:
         """Play until the monotonic clock shows `until`, no group is left, or `enough` groups have ended (0: any).

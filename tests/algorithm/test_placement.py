@@ -11,7 +11,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.remote_calls import ActorFailure
-from rllib_srl.rollout.started_runners import StartedRunners, runners_started_in_time
+from rllib_srl.rollout.runner_group import StartedRunners, runners_started_in_time
 
 
 def test_a_learner_asks_for_what_rllib_would_ask_for():
