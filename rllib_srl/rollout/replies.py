@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +105,12 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         answer = env.reset(seed=_seed_of(prompt))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise BadReplyError(f"reset returned {_shape(answer)}; expected (observation, info)")
-    ask = _ask(answer[1])
-    info = _plain_info(answer[1])
+    ask, info = _ask(answer[1]), _plain_info(answer[1])
+    with _named("system_prompt"):
+        system = _observation(attribute(env, "system_prompt", ""))
+    with _named("pass_reward"):
+        lowest = attribute(env, "pass_reward", None)
+        pass_reward = None if lowest is None else _reward(lowest)
     can_iterate = attribute(env, "can_iterate", None)
     if isinstance(can_iterate, bool):
         info.setdefault("can_iterate", can_iterate)
@@ -113,8 +118,8 @@ def reset(env: Any, prompt: Prompt) -> Reply:
         _observation(answer[0]),
         info=info,
         tools=_tools(attribute(env, "tool_schemas", ())),
-        system=_system(attribute(env, "system_prompt", "")),
-        pass_reward=_pass_reward(attribute(env, "pass_reward", None)),
+        system=system,
+        pass_reward=pass_reward,
         ask=ask,
         is_unpaid=attribute(env, "is_unpaid", False) is True,
         messages=_messages(attribute(env, "opening_messages", ())),
@@ -167,7 +172,7 @@ def _stepped(answer: Any) -> Reply:
         )
     observation, reward, terminated, truncated, info = answer
     is_over = bool(terminated) or bool(truncated)
-    ask, answered = _ask(info), _answered(info)
+    ask, answered = _ask(info), _taken(info, "answered")
     return Reply(
         observation=_observation(observation),
         reward=_reward(reward),
@@ -232,11 +237,13 @@ def _tools(schemas: Any) -> str:
         raise BadReplyError(f"tool_schemas cannot be written as JSON: {error}") from None
 
 
-def _system(prompt: Any) -> str:
+@contextmanager
+def _named(attribute: str) -> Iterator[None]:
+    """Name the attribute of the environment in an error."""
     try:
-        return _observation(prompt)
+        yield
     except BadReplyError as error:
-        raise BadReplyError(f"system_prompt: {error}") from None
+        raise BadReplyError(f"{attribute}: {error}") from None
 
 
 def _messages(messages: Any) -> tuple[dict[str, str], ...]:
@@ -248,15 +255,6 @@ def _messages(messages: Any) -> tuple[dict[str, str], ...]:
     return tuple({name: _observation(value) for name, value in one.items()} for one in messages)
 
 
-def _pass_reward(value: Any) -> float | None:
-    if value is None:
-        return None
-    try:
-        return _reward(value)
-    except BadReplyError as error:
-        raise BadReplyError(f"pass_reward: {error}") from None
-
-
 def _role(info: Any) -> str:
     role = info.get("role", "user") if isinstance(info, dict) else "user"
     if role not in ROLES:
@@ -265,21 +263,19 @@ def _role(info: Any) -> str:
 
 
 def _ask(info: Any) -> Ask | None:
-    text = info.pop("conversation", None) if isinstance(info, dict) else None
-    if text is None:
+    if not (text := _taken(info, "conversation")):
         return None
-    if not isinstance(text, str):
-        raise BadReplyError(f'info["conversation"] is {_shape(text)}; expected text')
     try:
         return Ask.read(text)
     except ValueError as error:
         raise BadReplyError(str(error)) from error
 
 
-def _answered(info: Any) -> str:
-    text = info.pop("answered", "") if isinstance(info, dict) else ""
+def _taken(info: Any, name: str) -> str:
+    """Remove a text from the info and return it, "" if it is missing."""
+    text = info.pop(name, "") if isinstance(info, dict) else ""
     if not isinstance(text, str):
-        raise BadReplyError(f'info["answered"] is {_shape(text)}; expected text')
+        raise BadReplyError(f'info["{name}"] is {_shape(text)}; expected text')
     return text
 
 
