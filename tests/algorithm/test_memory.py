@@ -139,63 +139,6 @@ def test_reuse_moves_the_weights(config, build):
     assert np.linalg.norm(on[2] - off[2]) > 0.05 * np.linalg.norm(off[2] - off[1]) > 0
 
 
-# Parameters of per with exponents of 1, and the priority by hand.
-PRIORITIES = {
-    "reward": lambda rows: rows["reward"] + 1e-6,
-    "abs_advantage": lambda rows: rows["abs_advantage"] + 1e-6,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", PRIORITIES)
-def test_an_importance_weight_scales_the_gradient_of_what_is_reused(by, config, build):
-    """Two runs that are one until the first reuse that weighs less than 1, with exponents 0 and 1 of the weights."""
-    norms, metrics = {}, {}
-    priority_of = PRIORITIES[by]
-    for beta in (0.0, 1.0):
-        rule = {"name": "per", "alpha": 1.0, "beta": beta, "by": by}
-        algo = build(config.training(lr=1e-4), reuse_selection=rule, reuse_fraction=0.2, max_logp_gap=None)
-        weight, iterations = 1.0, []
-        while weight == 1.0:
-            iterations += go(algo, 1)
-            if iterations[-1].reused:
-                (meta,) = iterations[-1].reused
-                rows = buffer_of(algo).tables.groups
-                # Played before this iteration, with signal, and not used up: what could have been drawn.
-                is_fit = (rows["size"] > 0) & (rows["born"] < len(iterations)) & (rows["variance"] > 0)
-                names = ("seq", "reward", "abs_advantage")
-                fit = {one: rows[one][is_fit].astype(float) for one in names}
-                priority = priority_of(fit)
-                drawn = priority[fit["seq"] == buffer_of(algo).drawn[meta.group_id]]
-                weight = float(priority[priority > 0].min() / drawn[0])
-        assert meta.weight == pytest.approx(weight**beta, rel=1e-4)
-        norms[beta] = iterations[-1].result["learners"]["default_policy"]["reuse/gradient_norm"]
-        metrics[beta] = iterations[-1].replay["reuse_weight_mean"]
-        assert metrics[beta] == meta.weight
-    assert metrics[0.0] == 1.0 and metrics[1.0] < 1.0
-    assert norms[1.0] == pytest.approx(metrics[1.0] * norms[0.0], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_reused_groups_are_among_twice_as_many_of_the_best_rewards(config, build):
-    """Of 8 episodes a mean reward is a multiple of 1 / 8; n slots are filled from the 2 n best stored groups."""
-    config = config.training(group_size=8, lr=1e-5)
-    own = {"revisit_fraction": 0.0, "reuse_fraction": 0.5, "max_logp_gap": None, "max_age": 99, "max_uses": 99}
-    algo = build(config, reuse_selection={"name": "high_reward"}, **own)
-    num_full, num_below_best = 0, 0
-    stored = {}
-    for one in go(algo, 10):
-        rewards = sorted((float(group.rewards_G.mean()) for group in stored.values()), reverse=True)
-        num = len(one.reused)
-        drawn = [float(stored[meta.group_id].rewards_G.mean()) for meta in one.reused]
-        assert all(reward >= rewards[min(2 * num, len(rewards)) - 1] for reward in drawn)
-        if num and len(rewards) > 2 * num and rewards[2 * num - 1] > rewards[-1]:
-            num_full += 1  # a uniform draw could have taken a worse one
-            num_below_best += min(drawn) < rewards[num - 1]
-        stored |= {group.group_id: group for group in one.played if has_signal(group.rewards_G)}
-    assert num_full >= 5 and num_below_best >= 1  # nor are they the n best
-
-
 @pytest.mark.slow
 def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     none, idle = (build(config, revisit_fraction=0.0, reuse_fraction=0.0, capacity=capacity) for capacity in (0, 1000))
@@ -247,20 +190,6 @@ def test_the_memory_keeps_what_the_policy_still_finds_likely(config, build):
     rows = buffer_of(algo).tables.groups
     stored = {decode(buffer_of(algo).store.payload(int(seq))).group_id for seq in rows["seq"][rows["size"] > 0]}
     assert not stored & gone and kept - gone <= stored
-
-
-@pytest.mark.slow
-def test_a_group_that_drifted_is_left_out_and_forgotten(config, build):
-    algo = build(config.training(lr=1e-3), max_logp_gap=1e-6, groups_per_item=9)
-    iterations = go(algo, 5)
-    reused = [meta.group_id for one in iterations for meta in one.reused]
-    assert len(reused) >= 3 and len(set(reused)) == len(reused)  # none comes back
-    for one in iterations[1:]:
-        assert one.result["learners"]["default_policy"]["reuse/gradient_norm"] == 0
-    assert iterations[-1].replay["num_dropped_drifted"] == len(reused)
-    played = sum(len(one.metas) for one in iterations)
-    last = iterations[-1].replay
-    assert last["num_stored_groups"] == played - len(reused) - last["num_refused"]
 
 
 @pytest.mark.slow
@@ -360,27 +289,6 @@ def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
     assert timings["new"] == len(known) and timings.total() == 48 and len(known) < 32
     for timing in ("new", "early", "on_time", "late"):
         assert timings[timing] == sum(one.replay[f"num_visits_{timing}"] for one in iterations)
-
-
-@pytest.mark.slow
-def test_visits_are_early_on_time_or_late_by_the_due_date(config, build):
-    """Interval 8 from `fixed`, 2 slots of 4: due in 8, on time until 10, late after."""
-    algo = build(
-        config.training(lr=0.0),
-        revisit_fraction=0.5,
-        spacing="fixed",
-        spacing_config={"interval": 8},
-        diversity=0.0,
-    )
-    last, found = {}, Counter()
-    for now, one in enumerate(go(algo, 24), 1):
-        for meta in one.metas:
-            visit, key = one.visits[meta.group_id], meta.prompt.key
-            late = now - last[key] - 8 if key in last else None
-            want = "new" if late is None else "early" if late < 0 else "on_time" if late <= 2 else "late"
-            assert visit.timing == want, (late, visit)
-            last[key], found[want] = now, found[want] + 1
-    assert min(found[name] for name in ("early", "on_time", "late")) > 0, found
 
 
 # --- metrics --------------------------------------------------------------------------------------

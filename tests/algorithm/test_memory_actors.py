@@ -21,12 +21,8 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
-from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import holder_of
-from rllib_srl.storage.checkpoints import seal
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 from tests.small_memory import check_memory, go, memory_config, stored_of, watched, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -263,69 +259,3 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
     other.stop()
 
 
-# --- size -----------------------------------------------------------------------------------------
-
-
-@ray.remote(num_cpus=0.5)
-def big_group(number: int, num_tokens: int) -> Group:
-    """Return a group of two long episodes of random tokens."""
-    generator = np.random.default_rng(number)
-    mask_N = np.ones(2 * num_tokens, bool)
-    mask_N[[0, num_tokens]] = False
-    return Group(
-        group_id=f"1.{number}",
-        prompt=Prompt("world", str(number)),
-        token_ids_N=generator.integers(0, 50_000, 2 * num_tokens, dtype=np.int32),
-        loss_mask_N=mask_N,
-        behaviour_logp_N=np.where(mask_N, -generator.random(2 * num_tokens), 0).astype(np.float32),
-        offsets=np.array([0, num_tokens, 2 * num_tokens]),
-        rewards_G=np.array([0, 1], np.float32),
-        versions_G2=np.zeros((2, 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * 2,
-    )
-
-
-def test_a_checkpoint_of_a_gigabyte_passes_the_driver_by(tmp_path, ray_here):
-    num_tokens, num_groups = 500_000, 128
-    settings = ReplaySettings(
-        admit=None, degenerate_share=None,
-        reuse_fraction=0.25,
-    )
-    memory = ReplayClient.start(
-        settings, directory=tmp_path / "log", seed=1, run="big", is_local=False, timeout_s=BACK_S, model_dir=None
-    )
-    process, highest, is_over = psutil.Process(), [0], threading.Event()
-
-    def look():
-        while not is_over.wait(0.01):
-            highest.append(process.memory_info().rss)
-
-    before = process.memory_info().rss
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        for first in range(0, num_groups, 8):
-            refs = [big_group.remote(number, num_tokens) for number in range(first, first + 8)]
-            metas = [_meta(number, ref) for number, ref in zip(range(first, first + 8), refs, strict=True)]
-            assert all(visit.is_new and not visit.refused for visit in memory.add(metas, 1).values())
-            del refs, metas
-        memory.snapshot(tmp_path / "checkpoint/memory")
-        seal(tmp_path / "checkpoint")
-        size = (tmp_path / "checkpoint/memory/snapshot.db").stat().st_size
-        assert memory.restore(tmp_path / "checkpoint/memory") == 0 and memory.num_items == num_groups
-        reused = memory.draw_groups(4, 2)
-    finally:
-        is_over.set()
-        looker.join()
-        memory.stop()
-    assert holder_of(tmp_path / "log/memory.db") is None
-    assert size > 1e9 and len(reused) == 1
-    assert max(highest) - before < 200e6, f"{(max(highest) - before) / 1e6:.0f} MB"
-
-
-def _meta(number: int, ref) -> GroupMeta:
-    """Describe a big group without looking at it."""
-    numbers = np.zeros(2, np.int64)
-    return GroupMeta(
-        f"1.{number}", Prompt("world", str(number)), numbers, numbers, numbers, np.zeros((2, 2)), (), 0, "fresh", ref
-    )

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,19 +9,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL
 from rllib_srl.storage.checkpoints import MANIFEST, CheckpointError
-from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
 from tests.small_worlds import small_config
-
-NEW_PROCESS = """
-import pickle, sys, ray
-from rllib_srl import SRL
-from tests.algorithm.test_resume import go_on
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-algo = SRL.from_checkpoint(sys.argv[1])
-pickle.dump(go_on(algo, 2), open(sys.argv[2], "wb"))
-algo.stop()
-"""
 
 
 @pytest.fixture
@@ -98,48 +82,11 @@ def test_a_new_algorithm_goes_on_exactly(straight):
 
 
 @pytest.mark.slow
-def test_an_older_checkpoint_goes_into_the_running_algorithm(straight):
-    algo, whole, path = straight
-    assert (algo.iteration, algo.version) == (4, 4)
-    algo.restore_from_path(path)
-    assert (algo.iteration, algo.version, algo.env_runner.engine.version) == (2, 2, 2)
-    assert_same(go_on(algo, 2), whole[2:])
-
-
-@pytest.mark.slow
-def test_a_state_in_memory_goes_into_the_running_algorithm(straight):
-    algo, whole, path = straight
-    other = SRL.from_checkpoint(path)
-    state = pickle.loads(pickle.dumps(other.get_state()))
-    other.stop()
-    algo.set_state(state)
-    assert_same(go_on(algo, 2), whole[2:])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_before_any_update_restores(config, build, tmp_path):
-    algo = build(config)
-    algo.save_to_path(tmp_path / "zero")
-    whole = go_on(algo, 2)
-    algo.restore_from_path(tmp_path / "zero")
-    assert_same(go_on(algo, 2), whole)
-
-
-@pytest.mark.slow
 def test_the_checkpoint_that_training_writes_itself_is_exact(config, build):
     algo = build(config, checkpoint_every=2)
     whole = go_on(algo, 4)
     algo.restore_from_path(f"{algo.logdir}/checkpoint_000002")
     assert_same(go_on(algo, 2), whole[2:])
-
-
-@pytest.mark.slow
-def test_a_new_process_goes_on_exactly(straight, tmp_path):
-    _, whole, path = straight
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", NEW_PROCESS, str(path), str(tmp_path / "out.pkl")]
-    subprocess.run(command, check=True, timeout=240, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
-    assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[2:])
 
 
 def flip_a_byte(path):

@@ -8,13 +8,6 @@ from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, make_tra
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 # Opens the conversation with a system message, and shows an empty thought in the last answer only (as Qwen3 does).
-THINKING = (
-    "{{ '<|im_start|>system\nBe brief<|im_end|>\n' }}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' }}"
-    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}"
-    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 NUMBERED = (
     "{% for m in messages %}{{ '<|im_start|>' + (messages | length | string) + m['content'] + '<|im_end|>' }}"
     "{% endfor %}{{ '<|im_start|>' }}"
@@ -40,33 +33,6 @@ def test_first_hands_out_a_list_of_its_own(tokenizer):
     raw = RawTranscript(tokenizer)
     raw.first("hi").append(99)
     assert 99 not in raw.first("hi")
-
-
-@pytest.mark.parametrize("template", [CHATML, THINKING])
-def test_a_chat_stream_is_the_rendering_of_the_conversation(template):
-    tokenizer = make_tokenizer(chat_template=template, with_bos=False)
-    chat = ChatTranscript(tokenizer)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert chat.end_of_turn_id == end
-    answers, questions = ["4", "x y"], ["2+2?", "and?", "  why\n"]
-    stream = chat.first(questions[0])
-    messages = [{"role": "user", "content": questions[0]}]
-    for answer, question in zip(answers, questions[1:], strict=True):
-        stream += tokenizer(answer, add_special_tokens=False)["input_ids"] + [end]
-        stream += chat.later(question, stream[-1])
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(stream) == text
-    assert stream == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-
-
-def test_a_cut_off_turn_is_closed_for_the_policy(chat_tokenizer):
-    chat = ChatTranscript(chat_tokenizer)
-    end = chat_tokenizer.convert_tokens_to_ids("<|im_end|>")
-    closed, cut = chat.later("more", end), chat.later("more", 40)
-    assert chat_tokenizer.decode(closed) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert cut == [end, *closed]
-    assert chat.stop(("\n",)) == ()
 
 
 def test_templates_that_change_earlier_tokens_are_refused():
