@@ -2,7 +2,7 @@
 
     submit(id, ids, sampling) ... step() -> [Turn, ...]    many requests at once; finished ones leave the batch
     load_weights(bundle)                                   verified receipt, new version, prefix cache reset
-    sleep / wake, pause / resume, abort                    colocation, asynchronous updates, deadlines
+    sleep / wake, abort                                    colocation, deadlines
 
 Two engines implement it: `VLLMEngine` (fast) and `TransformersEngine` (simple and exact). The same
 contract tests run on both.
@@ -26,14 +26,12 @@ from rllib_srl.types import ProcessBrokenError
 class Sampling:
     """Sampling parameters of one turn.
 
-    Invariant: with `top_p` 1 and `top_k` 0 the log-probs of a turn are those of the full softmax
-    at `temperature`, as the learner computes them; for a greedy turn, those at temperature 1.
+    Invariant: the log-probs of a turn are those of the full softmax at `temperature`, as the learner computes them; for
+    a greedy turn, those at temperature 1.
     """
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
     stop: tuple[str, ...] = ()  # the turn ends with the token that completes one of these
     end_ids: tuple[int, ...] = ()  # tokens that end the turn, besides those of the model; not part of its text
     runs_to_limit: bool = False  # True: only max_tokens and the context end the turn (benchmarks)
@@ -45,10 +43,6 @@ class Sampling:
             faults.append(f"max_tokens = {self.max_tokens}; expected at least 1")
         if self.temperature != 0 and not 0.01 <= self.temperature <= 100:  # vLLM raises smaller ones to 0.01
             faults.append(f"temperature = {self.temperature}; expected 0 (greedy) or 0.01 to 100")
-        if not 0 < self.top_p <= 1:
-            faults.append(f"top_p = {self.top_p}; expected above 0, at most 1 (off)")
-        if self.top_k < 0:
-            faults.append(f"top_k = {self.top_k}; expected 0 (off) or more")
         if self.runs_to_limit and self.stop:
             faults.append(f"runs_to_limit = True with stop = {self.stop!r}; expected only one of the two")
         if isinstance(self.stop, str) or not all(self.stop):
@@ -90,7 +84,6 @@ class TurnWriter(Protocol):
 
     context_length: int
     version: int
-    is_paused: bool
     is_reproducible: bool  # the same requests in the same steps give the same bits, independent of timing
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
@@ -163,12 +156,6 @@ class Engine(TurnWriter, Protocol):
     def wake(self) -> None:
         """Undo `sleep`."""
 
-    def pause(self) -> None:
-        """Make `step` a no-op until `resume`; running requests keep their state, new ones are queued."""
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-
     def close(self) -> None:
         """Release all resources."""
 
@@ -197,7 +184,7 @@ def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampl
     """Generate from `prompts` on an idle `engine` until all have ended; return their turns in order.
 
     Raises:
-        EngineError: if a request is running already (its turn would be lost) or the engine is paused.
+        EngineError: if a request is running already: its turn would be lost.
     """
     if engine.num_running():
         raise EngineError(f"generate was called with {engine.num_running()} requests running; use submit and step")
@@ -207,8 +194,6 @@ def run_to_end(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampl
         for name, token_ids in zip(names, prompts, strict=True):
             engine.submit(name, token_ids, sampling)
         while engine.num_running():
-            if engine.is_paused:
-                raise EngineError("generate was called on a paused engine; call resume() first")
             turns.update((turn.request_id, turn) for turn in engine.step())
     except BaseException:
         engine.abort(names)

@@ -124,7 +124,7 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         path = check_settings(model_dir, dtype, context_length)
-        self.context_length, self.version, self.is_paused = context_length, 0, False
+        self.context_length, self.version = context_length, 0
         self._dtype, self._max_num_seqs = dtype, max_num_seqs
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._tokenizer = load_tokenizer(path)
@@ -162,8 +162,6 @@ class TransformersEngine:
     def step(self) -> list[Turn]:
         """Sample one token for every running request; see `Engine.step`."""
         self._check_awake("step")
-        if self.is_paused:
-            return []
         turns = self._decode() if self._rows else []
         num_free = self._max_num_seqs - (len(self._rows.requests) if self._rows else 0)
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
@@ -238,14 +236,6 @@ class TransformersEngine:
         """Undo `sleep`."""
         self._model.to(self._device)
         self._is_asleep = False
-
-    def pause(self) -> None:
-        """Make `step` a no-op; see `Engine.pause`."""
-        self.is_paused = True
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self.is_paused = False
 
     def close(self) -> None:
         """Drop the model; the engine cannot be used afterwards."""
@@ -365,16 +355,7 @@ class TransformersEngine:
 
 def _log_softmax(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return the log-probs of the sampling distribution, in nats."""
-    if sampling.temperature == 0:
-        return logits_V.log_softmax(-1)
-    logits_V = logits_V / sampling.temperature
-    if sampling.top_k and sampling.top_k < len(logits_V):
-        logits_V = logits_V.masked_fill(logits_V < logits_V.topk(sampling.top_k).values[-1], -torch.inf)
-    if sampling.top_p < 1:
-        sorted_V, order_V = logits_V.softmax(-1).sort(descending=True)
-        is_cut_V = sorted_V.cumsum(-1) - sorted_V >= sampling.top_p
-        logits_V = logits_V.masked_fill(torch.zeros_like(is_cut_V).scatter(0, order_V, is_cut_V), -torch.inf)
-    return logits_V.log_softmax(-1)
+    return (logits_V / (sampling.temperature or 1.0)).log_softmax(-1)
 
 
 def _draw(logp_V: torch.Tensor, request: _Running) -> int:

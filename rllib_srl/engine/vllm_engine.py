@@ -156,12 +156,9 @@ def turn_params(sampling: Sampling) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    is_greedy = sampling.temperature == 0
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
-        top_p=1.0 if is_greedy else sampling.top_p,
-        top_k=0 if is_greedy else sampling.top_k,
         stop=list(sampling.stop) or None,
         stop_token_ids=None if sampling.runs_to_limit else list(sampling.end_ids) or None,
         ignore_eos=sampling.runs_to_limit,
@@ -283,7 +280,7 @@ class VLLMEngine:
         path = check_settings(model_dir, dtype, context_length)
         if weight_transfer not in TRANSFERS:
             raise ValueError(f"weight_transfer = {weight_transfer!r}; expected one of {', '.join(TRANSFERS)}")
-        self.context_length, self.version, self.is_paused = context_length, 0, False
+        self.context_length, self.version = context_length, 0
         self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
         self._can_sleep, self._is_asleep, self._broken = can_sleep, False, ""
         self._finished: list[Turn] = []  # turns that ended during `score`, for the next `step`
@@ -319,7 +316,7 @@ class VLLMEngine:
         """Advance every running request; see `Engine.step`."""
         self._check_usable("step")
         turns, self._finished = self._finished, []
-        if self.is_paused or not self._running:
+        if not self._running:
             return turns
         for output in self._advance():
             turns.append(self._turn(output))
@@ -344,7 +341,7 @@ class VLLMEngine:
     def score(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Return the log-probs of given tokens; see `Engine.score`.
 
-        Running requests advance meanwhile, even on a paused engine; the next `step` returns the turns that ended.
+        Running requests advance meanwhile; the next `step` returns the turns that ended.
         """
         self._check_usable("score")
         names = [f"{_SCORE_PREFIX}{index}" for index in range(len(sequences))]
@@ -495,14 +492,6 @@ class VLLMEngine:
             with self._broken_by_lost_worker("wake"):
                 self._llm.wake_up()
         self._is_asleep = False
-
-    def pause(self) -> None:
-        """Make `step` a no-op; see `Engine.pause`."""
-        self.is_paused = True
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        self.is_paused = False
 
     def close(self) -> None:
         """Stop vLLM and its workers; the engine cannot be used afterwards."""

@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 # an engine that starts on the first reply alone spends a whole step on one request.
 _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
-_PAUSED_S = 0.01  # polling interval of a paused engine
 _REST_S = 0.1  # a slice ends when all episodes have waited for their environments for so long
 _MAX_REFUSED = 8  # calls of an episode that are refused before it ends
 # Refusals after which the failure of an agent counts as an ending that the policy caused.
@@ -130,7 +129,7 @@ def play(
         engine: generates the turns; it must have no other requests.
         worlds: environment id -> a function that makes an instance.
         transcript: text <-> tokens.
-        sampling: temperature, top_p, top_k and further stop strings; `max_tokens` is set per turn from `limits`.
+        sampling: temperature and further stop strings; `max_tokens` is set per turn from `limits`.
         limits: the limits of an episode.
         calls: the threads environments run in, and their idle instances.
         deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
@@ -286,12 +285,9 @@ class Player:
             for live in sorted(self.ready, key=_place_of):
                 self._submit(live)
             self.ready.clear()
-        if self.writing and not self.engine.is_paused:
+        if self.writing:
             with self._timed("engine_s"):
                 self._step_engine()
-            return self.calls.poll(0.0)
-        if self.writing:
-            time.sleep(_PAUSED_S)
             return self.calls.poll(0.0)
         with self._timed("environment_s"):
             replies = self.calls.poll(self._patience())

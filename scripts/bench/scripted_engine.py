@@ -38,7 +38,7 @@ class GoldEngine:
     def __init__(self, tokenizer: Bytes, turns: Mapping[str, Sequence[str]], context_length: int = 1 << 20) -> None:
         """Store the turns of each group id."""
         self.tokenizer, self.turns, self.context_length = tokenizer, turns, context_length
-        self.version, self.is_paused, self.is_reproducible = 1, False, False
+        self.version, self.is_reproducible = 1, False
         self.lags_s: list[float] = []
         self._running: dict[str, list[Any]] = {}  # request id -> ids, how many are written
         self._stood_since: float | None = None

@@ -53,7 +53,6 @@ def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -
     engine = start_engine(kind, dtype)
     yield engine
     engine.wake()
-    engine.resume()
     engine.abort([f"r{i}" for i in range(100)])
     while engine.num_running():
         engine.step()

@@ -40,7 +40,7 @@ def engine_on(is_cpu, tensor_parallel_size=1, can_sleep=False):
     engine._llm, engine._is_cpu, engine._can_sleep = Llm(), is_cpu, can_sleep
     engine._adapter = engine._request = None
     engine._tensor_parallel_size, engine._owns_generator = tensor_parallel_size, is_cpu and tensor_parallel_size == 1
-    engine._broken, engine._is_asleep, engine.is_paused = "", False, False
+    engine._broken, engine._is_asleep = "", False
     engine._running, engine._finished, engine.context_length, engine._vocab_size = set(), [], 64, 512
     engine.reseed(7)
     return engine

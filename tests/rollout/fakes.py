@@ -60,7 +60,7 @@ class ScriptedEngine:
         step_s: float = 0.0,
     ) -> None:
         self.tokenizer, self.script, self.context_length, self.step_s = tokenizer, script, context_length, step_s
-        self.version, self.is_paused, self.is_reproducible = 7, False, False
+        self.version, self.is_reproducible = 7, False
         self.log: list[tuple[str, str]] = []
         self.submitted: dict[str, tuple[list[int], Sampling]] = {}
         self.num_steps = 0

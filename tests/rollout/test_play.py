@@ -58,11 +58,11 @@ def test_a_single_turn_by_hand(play_with, engine_of, ids_of):
 
 def test_what_the_engine_is_asked_for(play_with, engine_of):
     engine = engine_of("x\n")
-    sampling = Sampling(max_tokens=999, temperature=0.3, top_p=0.9, top_k=5, stop=("END",))
+    sampling = Sampling(max_tokens=999, temperature=0.3, stop=("END",))
     limits = {"max_turn_tokens": 20, "max_episode_tokens": 18}
     list(play_with(unplayed("q1"), engine, sampling=sampling, limits=limits))
     # 8 prompt tokens of 18 leave 10, less than max_turn_tokens.
-    assert engine.submitted["g/0/0"][1] == Sampling(10, 0.3, 0.9, 5, ("END", "\n"))
+    assert engine.submitted["g/0/0"][1] == Sampling(10, 0.3, ("END", "\n"))
 
 
 def test_tool_output_joins_the_stream_and_the_next_prompt(play_with, engine_of, ids_of):
@@ -299,20 +299,6 @@ def test_waiting_costs_no_polling(play_with, engine_of, calls, monkeypatch):
     list(play_with(unplayed("q1"), engine, {"world": Slow}))
     assert num_polls < 10
     assert engine.num_steps == 1
-
-
-def test_a_paused_engine_is_not_stepped(play_with, engine_of):
-    engine = engine_of("x")
-    engine.is_paused = True
-    episodes: list = []
-    thread = threading.Thread(target=lambda: episodes.extend(play_with(unplayed("q1"), engine)), daemon=True)
-    thread.start()
-    assert wait_until(lambda: engine.num_running() == 1)
-    time.sleep(0.05)
-    assert (engine.num_steps, episodes) == (0, [])
-    engine.is_paused = False
-    thread.join(30)
-    assert episodes[0].get_return() == 1.0
 
 
 def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
