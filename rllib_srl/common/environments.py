@@ -1,4 +1,4 @@
-"""Resolves environments by name, checks them, and lists their prompts: `resolve`, `check_world`, `prompts_of`.
+"""Resolves environments by name and checks them: `resolve`, `check_world`.
 
     creator = resolve("chain_sum")        an entry point of the group "rllib_srl.envs"
     creator = resolve("my.module:MyEnv")  an import path; "my_env.py:MyEnv" is a class of a file
@@ -26,9 +26,8 @@ Without `prompt_ids`, `reset(seed=...)` is the prompt and "seed:<number>" its pr
 from __future__ import annotations
 
 import inspect
-import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -39,7 +38,6 @@ from rllib_srl.common.foreign_names import nearest
 from rllib_srl.common.loading import load_module, reason
 
 ENTRY_POINT_GROUP = "rllib_srl.envs"
-SPLITS = ("train", "heldout")
 SEED_PREFIX = "seed:"
 NAMED = "#"  # separates the environment and the domain in an environment id
 
@@ -88,11 +86,6 @@ def environment_id(world: str, domain: str = "") -> str:
     return f"{world}{NAMED}{domain}" if domain else world
 
 
-def named_domain(env_id: str) -> str:
-    """Return the domain in an environment id, "" if the id has none and the environment defines the domain."""
-    return env_id.partition(NAMED)[2]
-
-
 def known_worlds() -> list[str]:
     """Return the names of the installed entry points, sorted."""
     return sorted(_installed(tuple(sys.path)))
@@ -131,30 +124,6 @@ def lacks(env: Any) -> list[str]:
     if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
         faults.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
     return faults
-
-
-def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
-    """Yield the prompt ids of a split: the environment's own (each once), or an endless sequence of seeds.
-
-    Even seeds train and odd seeds are held out, so the splits are disjoint.
-
-    Args:
-        env: an environment
-        split: "train" or "heldout"
-        seed: seed of the order
-
-    Raises:
-        WorldError: `split` is unknown.
-    """
-    if split not in SPLITS:
-        raise WorldError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
-    plain = env.unwrapped
-    if hasattr(plain, "prompt_ids"):
-        yield from plain.prompt_ids(split, seed)
-        return
-    generator = random.Random(f"{split}:{seed}")
-    while True:
-        yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
 
 
 _EXPECTED_MODULE = "expected a module that every env runner can import: in this directory, installed, or on PYTHONPATH"

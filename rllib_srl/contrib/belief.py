@@ -31,7 +31,8 @@ from rllib_srl.cli.env import json_object
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.common.environments import SPLITS, WorldError, check_world, prompts_of, resolve
+from rllib_srl.common.environments import WorldError, check_world, resolve
+from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 
 MADE_WITH = (PassiveEnvChecker, OrderEnforcing, TimeLimit)  # by gymnasium.make; they change no reward
 

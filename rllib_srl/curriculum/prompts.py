@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.environments import Environment, named_domain, prompts_of
+from rllib_srl.common.environments import NAMED, SEED_PREFIX, Environment, WorldError
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
@@ -28,6 +29,7 @@ MAX_POOL = 1_000_000  # prompts of all environments together, for shuffled epoch
 MAX_LISTED = 10_000  # prompts of one environment whose domains are looked up before they are drawn
 NUM_NAMED = 3  # environments in a warning
 ORDERS = ("mixture", "epochs")
+SPLITS = ("train", "heldout")
 
 
 class PromptSource:
@@ -414,3 +416,32 @@ class PromptSource:
             return named
         # An environment with several kinds of task defines `domain_of`.
         return str(env.domain_of(prompt_id) if hasattr(env, "domain_of") else getattr(env, "domain", env_id))
+
+
+def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
+    """Yield the prompt ids of a split: the environment's own (each once), or an endless sequence of seeds.
+
+    Even seeds train and odd seeds are held out, so the splits are disjoint.
+
+    Args:
+        env: an environment
+        split: "train" or "heldout"
+        seed: seed of the order
+
+    Raises:
+        WorldError: `split` is unknown.
+    """
+    if split not in SPLITS:
+        raise WorldError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
+    plain = env.unwrapped
+    if hasattr(plain, "prompt_ids"):
+        yield from plain.prompt_ids(split, seed)
+        return
+    generator = random.Random(f"{split}:{seed}")
+    while True:
+        yield f"{SEED_PREFIX}{2 * generator.getrandbits(30) + SPLITS.index(split)}"
+
+
+def named_domain(env_id: str) -> str:
+    """Return the domain in an environment id, "" if the id has none and the environment defines the domain."""
+    return env_id.partition(NAMED)[2]

@@ -11,7 +11,8 @@ import gymnasium
 import pytest
 
 from rllib_srl.common import environments as worlds
-from rllib_srl.common.environments import WorldError, check_world, prompts_of, resolve
+from rllib_srl.common.environments import WorldError, check_world, resolve
+from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.envs.math.compare import Compare
 
 
@@ -160,7 +161,7 @@ def test_prompts_of_a_foreign_environment_are_seeds():
     assert train != list(islice(prompts_of(env, "train", 1), 500))
     seeds = {
         split: {int(p.removeprefix("seed:")) for s in (0, 1, 2) for p in islice(prompts_of(env, split, s), 2000)}
-        for split in worlds.SPLITS
+        for split in SPLITS
     }
     assert len(seeds["train"]) > 5990  # a repetition among 2**30 seeds is rare
     assert not seeds["train"] & seeds["heldout"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl import SRLConfig
-from rllib_srl.common.environments import prompts_of
+from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.rollout.replies import attribute
 from rllib_srl.types import RIGHT, Prompt, passed
 

@@ -28,7 +28,7 @@ from rllib_srl.algorithm.resources import PlacementError, build_fault, card_byte
 from rllib_srl.cli.shared.cluster import hushed_stderr, message_of, start_ray
 from rllib_srl.cli.shared.runs import RunError, refuse_used
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
-from rllib_srl.common.environments import prompts_of
+from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
