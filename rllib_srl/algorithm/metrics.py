@@ -34,7 +34,7 @@ from rllib_srl.replay.admission.admission import detector_of
 from rllib_srl.replay.admission.secrets import redact_turns
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.metrics import age_counts, by_domain, counts_of, shares_of, visit_counts
+from rllib_srl.replay.metrics import by_domain, counts_of, shares_of
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.episodes import MAX_SHOWN_ANSWERS
 from rllib_srl.storage.disk import append
@@ -143,7 +143,6 @@ class Report:
             **memory.stats(now),
             **counts,
             **shares_of(memory.counts),
-            **age_counts(reused, now),
             "revisit_share_intended": memory.revisit_fraction,
             "reuse_share_intended": memory.reuse_fraction,
             "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
@@ -151,7 +150,7 @@ class Report:
         }
         if memory.settings.reads_recall:
             grades = [visit.grade for visit in visits.values() if visit.grade]
-            values |= visit_counts(visits.values())
+            values["num_lapses"] = sum(visit.is_lapse for visit in visits.values())
             values["grade_mean"] = float(np.mean(grades)) if grades else float("nan")
         for name, value in values.items():
             if not name.startswith("domains/"):

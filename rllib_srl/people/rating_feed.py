@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rllib_srl.people.rating import Rating
 from rllib_srl.people.rating_store import RatingsError, RatingStore
-from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedUntil
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup
 
 
 class Memory(Protocol):
@@ -24,8 +24,8 @@ class Memory(Protocol):
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
         """Apply ratings."""
 
-    def rated_until(self, source: str) -> RatedUntil:
-        """Return how far ratings were applied."""
+    def rated_until(self, source: str) -> tuple[int, list[str]]:
+        """Return how far ratings were applied, and the groups whose answers were not found."""
 
 
 class RatingFeed:
@@ -73,10 +73,9 @@ class RatingFeed:
         if store is None:
             return {}
         if self._position is None:
-            until = memory.rated_until(store.source_id)
+            self._position, unused = memory.rated_until(store.source_id)
             self._known = store.group_ids()
-            self._again = set(until.unused) & self._known
-            self._position = until.position
+            self._again = set(unused) & self._known
         newest = store.newest_change()
         if newest <= self._position and not self._again:
             return {}

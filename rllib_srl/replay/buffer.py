@@ -371,15 +371,13 @@ class SRLReplayBuffer:
         """
         values_N = np.array(list(ratings.values()), np.float64)
         grades = grades_of_ratings(values_N, self.settings.rating_scale).tolist()
-        return self._review_all(dict(zip(ratings, grades, strict=True)), now, request, "num_rated")
 
-    def _review_all(self, grades: Mapping[str, int], now: int, request: str, counted: str) -> int:
         def work() -> int:
-            slots = self._slots_of(grades)
-            reviewed = {slot: grades[key] for key, slot in slots.items() if slot is not None and grades[key]}
+            of_slots = zip(self._slots_of(ratings).values(), grades, strict=True)
+            reviewed = {slot: grade for slot, grade in of_slots if slot is not None}
             self._review(reviewed, now)
             self.counts["num_reviews_of_nothing"] += len(grades) - len(reviewed)
-            self.counts[counted] += len(reviewed)
+            self.counts["num_rated"] += len(reviewed)
             return len(reviewed)
 
         return self._once(request, work)

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.process import BufferProcess
-from rllib_srl.replay.ratings import RatedGroup, RatedUntil
+from rllib_srl.replay.ratings import RatedGroup
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.selection.quotas import Slots
 from rllib_srl.replay.settings import AUTO, ReplaySettings
@@ -88,9 +88,7 @@ class ReplayClient:
         self.counts.update(num_revisits_owed=num, num_revisits_short=num - len(prompts))
         return prompts
 
-    def add(
-        self, groups: Sequence[GroupMeta], now: int, is_played: bool = True
-    ) -> dict[str, Visit]:
+    def add(self, groups: Sequence[GroupMeta], now: int, is_played: bool = True) -> dict[str, Visit]:
         """Store and grade groups; return the visits by group id. See `SRLReplayBuffer.add`."""
         if not groups or not self.is_on:
             return {}
@@ -168,10 +166,9 @@ class ReplayClient:
         """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`."""
         return self._do(now, RLlibReplayBuffer.rate_answers, list(groups), source, position, now)
 
-    def rated_until(self, source: str) -> RatedUntil:
-        """Return how far the ratings of a file were applied; to 0 if those of another file were."""
-        found = self.process.call(Call.of(RLlibReplayBuffer.rated_until))
-        return RatedUntil(source, found.position if found.source == source else 0, found.unused)
+    def rated_until(self, source: str) -> tuple[int, list[str]]:
+        """Return how far the ratings of a file were applied; see `RLlibReplayBuffer.rated_until`."""
+        return self.process.call(Call.of(RLlibReplayBuffer.rated_until, source))
 
     def remove(self, keys: Collection[str] = (), before: int | None = None) -> int:
         """Remove items; see `SRLReplayBuffer.remove`."""

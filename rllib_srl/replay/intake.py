@@ -52,7 +52,6 @@ class Visit:
     refused: str = ""  # one of `admission.REASONS`, or the reason of a hook
     without_loss: tuple[int, ...] = ()  # episodes that are not trained on
     is_new: bool = False  # the item did not exist before
-    timing: str = "new"  # "new", "early", "on_time" or "late" against the item's due date
     grade: int = 0  # 1 to 4; 0 where nothing was graded
     pass_rate: float = 0.0
     is_lapse: bool = False
@@ -92,7 +91,6 @@ class Entry:
             refused=self.refusal.reason if self.refusal else "",
             without_loss=self.refusal.without_loss if self.refusal else (),
             is_new=self.is_new,
-            timing=self.graded.timing,
             grade=self.graded.grade,
             pass_rate=self.facts.num_success / self.facts.size if self.facts else 0.0,
             is_lapse=self.graded.is_lapse,

@@ -1,4 +1,4 @@
-"""The memory's metrics: counts of a buffer by name and domain, realised fractions of replay, visits of an iteration.
+"""The memory's metrics: counts of a buffer by name and domain, and realised fractions of replay.
 
 Fractions are counted in three units, because each can hide a shift that another shows:
     prompts played (revisits cost generation)    groups trained on ("signal")    their loss tokens (what trains)
@@ -7,10 +7,9 @@ Fractions are counted in three units, because each can hide a shift that another
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from rllib_srl.replay.admission.admission import REASONS
-from rllib_srl.replay.intake import Visit
 from rllib_srl.types import GroupMeta
 
 COUNTS = (
@@ -22,8 +21,6 @@ COUNTS = (
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
 
 ORIGINS = ("fresh", "revisit", "reuse")
-TIMINGS = ("new", "early", "on_time", "late")
-AGES = (1, 2, 4, 8, 16, 32)  # upper bounds of the age histogram, iterations
 
 
 def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:
@@ -70,20 +67,3 @@ def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
         fractions[f"revisit_share_{name}"] = revisit / played if played else float("nan")
         fractions[f"reuse_share_{name}"] = reuse / everything if everything else float("nan")
     return fractions
-
-
-def visit_counts(visits: Iterable[Visit]) -> Counter[str]:
-    """Count graded visits by timing, and lapses."""
-    counts: Counter[str] = Counter({f"num_visits_{timing}": 0 for timing in TIMINGS} | {"num_lapses": 0})
-    for visit in visits:
-        counts[f"num_visits_{visit.timing}"] += bool(visit.grade)
-        counts["num_lapses"] += visit.is_lapse
-    return counts
-
-
-def age_counts(reused: Sequence[GroupMeta], now: int) -> dict[str, int]:
-    """Count reused groups by age in iterations, in bins up to 1, 2, 4, ..., 32, and above."""
-    ages = [now - int(group.group_id.split(".", 1)[0]) for group in reused]  # an id begins with the iteration of play
-    bins = zip((0, *AGES), AGES)
-    counts = {f"reuse_age_to_{high}": sum(low < age <= high for age in ages) for low, high in bins}
-    return counts | {"reuse_age_above": sum(age > AGES[-1] for age in ages)}

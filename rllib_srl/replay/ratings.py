@@ -101,18 +101,6 @@ class RatedGroups:
         return sum(self.unused.values())
 
 
-@dataclass(frozen=True)
-class RatedUntil:
-    """How far a ratings file was applied to a memory.
-
-    Invariant: every change of `source` up to `position` was applied, or its group is among `unused`.
-    """
-
-    source: str = ""
-    position: int = 0
-    unused: tuple[str, ...] = ()  # ids of groups with ratings of answers that were not found
-
-
 def grade_of(answers: Collection[RatedAnswer]) -> int:
     """Return the grade of an item by the mean quality of its rated answers; good and bad alone are at most Good."""
     mean = float(np.mean([answer.reward if answer.quality is None else answer.quality for answer in answers]))

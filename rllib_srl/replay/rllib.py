@@ -24,7 +24,6 @@ from ray import cloudpickle
 
 from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.ratings import RatedUntil
 from rllib_srl.replay.settings import ReplaySettings, chosen_rules, rules
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
@@ -106,9 +105,9 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         found.sort(key=lambda target: (target.group_id, target.episode))  # whatever the number of learners
         return super().add_targets(found, now, request, per_domain)
 
-    def rated_until(self) -> RatedUntil:
-        """Return how far the ratings of which file were applied."""
-        return RatedUntil(self.rated.source, self.rated.position, tuple(self.rated.unused))
+    def rated_until(self, source: str) -> tuple[int, list[str]]:
+        """Return the newest change of a ratings file that was applied, and the groups whose answers were not found."""
+        return self.rated.position if self.rated.source == source else 0, list(self.rated.unused)
 
     def stats(self, now: int) -> dict[str, float]:
         """Return gauges, lifetime counts, and `busy_s`: seconds of calls since the last one of `stats`."""

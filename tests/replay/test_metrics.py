@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
-
 from rllib_srl.batch.parts import part_meta
-from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.metrics import age_counts, counts_of, shares_of, visit_counts
+from rllib_srl.replay.metrics import counts_of, shares_of
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 
@@ -53,25 +50,3 @@ def test_nothing_counted_is_all_zeros_and_no_share():
     counts = counts_of([], [])
     assert len(counts) == 12 and set(counts.values()) == {0}
     assert len(shares_of(counts)) == 6 and all(math.isnan(share) for share in shares_of(counts).values())
-
-
-def test_graded_visits_by_timing():
-    visits = [
-        Visit("1.0", "a", grade=1, timing="late", is_lapse=True),
-        Visit("1.1", "b", grade=3, timing="late"),
-        Visit("1.2", "c", grade=0, timing="new", refused="ungraded"),
-        Visit("1.3", "d", grade=4, timing="new", refused="secret"),  # refused, and graded all the same
-    ]
-    none = {f"num_visits_{timing}": 0 for timing in ("new", "early", "on_time", "late")} | {"num_lapses": 0}
-    assert visit_counts([]) == none
-    assert visit_counts(visits) == none | {"num_visits_new": 1, "num_visits_late": 2, "num_lapses": 1}
-
-
-@pytest.mark.parametrize(
-    ("age", "name"),
-    [(1, "to_1"), (2, "to_2"), (3, "to_4"), (4, "to_4"), (5, "to_8"), (32, "to_32"), (33, "above")],
-)
-def test_ages_of_reused_groups(age, name):
-    group = a_meta("reuse", now=40 - age)
-    counts = age_counts([group, group], 40)
-    assert counts[f"reuse_age_{name}"] == 2 == sum(counts.values()) and len(counts) == 7

@@ -11,7 +11,7 @@ import pytest
 
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.payloads import decode
-from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedUntil, fingerprint
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import StoreError
@@ -289,11 +289,11 @@ def test_the_client_applies_ratings_and_the_memory_notes_the_position(tmp_path):
     memory = ReplayClient.start(settings, **where)
     groups = [a_group(number, (0.0, 0.0), 1) for number in range(6)]
     memory.add([GroupMeta.of(group, group) for group in groups], 1)
-    assert memory.rated_until("file") == RatedUntil("file", 0, ())
+    assert memory.rated_until("file") == (0, [])
     counts = memory.rate_answers([rated(group, {0: 1.0}) for group in groups], "file", 9, 1)
     assert counts == {"num_applied": 6, "num_changed": 0, "num_graded": 6, "num_too_old": 0}
-    assert memory.rated_until("file") == RatedUntil("file", 9, ())
-    assert memory.rated_until("another") == RatedUntil("another", 0, ())
+    assert memory.rated_until("file") == (9, [])
+    assert memory.rated_until("another") == (0, [])
     assert memory.stats(1)["ratings/num_applied"] == 6
     memory.check_valid()
     memory.stop()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.schedule.recall import posterior, timing_of
+from rllib_srl.replay.schedule.recall import posterior
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
@@ -26,7 +26,7 @@ def test_a_visit_by_hand():
     # FSRS, 8 of 8 right and no earlier visit: alpha 8.5, beta 0.5, recall 0.944 -> Easy.
     buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5)
     first = visit(buffer, 3)
-    assert (first.grade, first.timing) == (4, "new")
+    assert first.grade == 4
     rule = make_spacing("fsrs", 0.9)
     state = rule.review(SpacingState.new(1), np.array([4]), np.array([0.0]))
     row = row_of(buffer)
@@ -83,16 +83,9 @@ def test_a_batch_is_filled_with_what_has_rested_though_better_items_have_not():
     assert {prompt.prompt_id for prompt in buffer.draw_prompts(3, 6)} == {"p0", "p1", "p2"}
 
 
-def test_timing_by_hand():
-    # Due at 10 with an interval of 8: on time until 12.
-    assert [timing_of(now, 10, 8) for now in (9, 10, 12, 13)] == ["early", "on_time", "on_time", "late"]
-    assert timing_of(11, 10, 1) == "on_time" and timing_of(12, 10, 1) == "late"  # at least one iteration
-
-
-def test_visits_say_how_they_fell():
+def test_a_failure_after_a_success_is_a_lapse():
     buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_coeff=0.0)
-    visits = [visit(buffer, now) for now in (1, 4, 12, 23)]
-    assert [one.timing for one in visits] == ["new", "early", "on_time", "late"]
+    assert not any(visit(buffer, now).is_lapse for now in (1, 4, 12, 23))
     lapse = visit(buffer, 31, NONE)
     assert lapse.is_lapse and row_of(buffer)["lapses"] == 1 and not visit(buffer, 39, NONE).is_lapse
 

@@ -119,7 +119,6 @@ class Graded(NamedTuple):
 
     grade: int
     is_lapse: bool = False
-    timing: str = "new"
 
 
 class Recall:
@@ -154,7 +153,7 @@ class Recall:
     def review(self, slots: Sequence[int], grade_N: np.ndarray, now: int, **fields: Any) -> list[Graded]:
         """Review items at `now` by grades of 1 to 4, or 0 for no review; write `fields`, reviewed or not."""
         rows_N = rows_at(self._store.items, slots)
-        state, is_graded_N, interval_N = SpacingState.of(rows_N), grade_N > 0, self._intervals(rows_N)
+        state, is_graded_N = SpacingState.of(rows_N), grade_N > 0
         elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
         after = self.rule.review(state, np.maximum(grade_N, 1), elapsed_N)
         fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.columns().items()}
@@ -162,9 +161,8 @@ class Recall:
         self.change(slots, **fields)
         graded = []
         for n, grade in enumerate(grade_N.tolist()):
-            timing = timing_of(now, float(rows_N["due"][n]), float(interval_N[n])) if state.reps_N[n] else "new"
             is_lapse = bool(after.lapses_N[n] > state.lapses_N[n])
-            graded.append(Graded(grade, is_lapse, timing) if grade else Graded(0))
+            graded.append(Graded(grade, is_lapse) if grade else Graded(0))
         return graded
 
     def change(self, slots: Sequence[int], **fields: Any) -> None:
@@ -179,10 +177,3 @@ class Recall:
         interval_N: np.ndarray = rows_N["interval"] * settings.iterations_per_day * factor_N
         effective_N: np.ndarray = np.maximum(float(settings.min_recall_interval), interval_N)
         return effective_N
-
-
-def timing_of(now: int, due: float, interval: float) -> str:
-    """Return "early", "on_time" or "late"; on time is from the due date to max(1, interval / 4) iterations later."""
-    if now < due:
-        return "early"
-    return "on_time" if now <= due + max(1.0, 0.25 * interval) else "late"
