@@ -114,7 +114,7 @@ def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, 
 
 @pytest.mark.slow
 def test_a_resumed_run_applies_again_what_came_after_its_checkpoint(random_llama_dir, tmp_path, ray_here):
-    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.3, history="visits")
+    config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.3)
     algo = config.training(num_prompts_per_batch=6, lr=1e-4, advantage="posterior").build_algo()
     first = go_on(algo, 1)
     rate(tmp_path / "log", g1_0e0="bad", g1_1e1="4")
