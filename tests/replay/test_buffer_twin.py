@@ -50,7 +50,7 @@ FAULTS = {
     "measure": ("tracker", "measure"),
     "review": ("recall", "review"),
     "place": ("recall", "change"),
-    "draw": ("draws", "_select"),
+    "draw": ("draws", "_drawn"),
     "payload": ("store", "payload"),
 }
 
