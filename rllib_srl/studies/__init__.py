@@ -2,7 +2,7 @@
 
     rows of a trial --accuracy_IC, costs--> measures of a trial --over seeds--> intervals, paired differences, verdict
     results.py        curves.py             measures.py           seeds.py      contrasts.py
-                                            (accuracy.py, algorithm/answers.py define them)
+                                            (accuracy.py defines them)
 
 Except for `trial.py`, which runs one trial, and `report/`, nothing here plays, trains or plots: the input is arrays or
 files. To run a study:

@@ -28,7 +28,6 @@ class Curve:
     """
 
     accuracy_IC: np.ndarray
-    parse_rate_IC: np.ndarray  # NaN if not recorded
     stage_I: np.ndarray
     iteration_I: np.ndarray
     num_generated_tokens_I: np.ndarray
@@ -91,7 +90,6 @@ def curve_of(trial: Trial, study: Study) -> Curve:
 
     return Curve(
         accuracy_IC=np.array([[row.accuracy for row in block] for block in blocks]),
-        parse_rate_IC=np.array([[row.parse_rate for row in block] for block in blocks], np.float64),  # None is NaN
         stage_I=column("stage"),
         iteration_I=column("iteration"),
         num_generated_tokens_I=column("num_generated_tokens"),

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from rllib_srl.algorithm import answers
 from rllib_srl.studies import accuracy
 from rllib_srl.studies.curves import Curve
 
@@ -32,18 +30,6 @@ def _retention(curve: Curve) -> float:
     return _mean(
         [accuracy.retention_area(time_I[at:], curve.accuracy_IC[at:, j]) for j, at in curve.remembered_from().items()]
     )
-
-
-def _part(curve: Curve, which: str) -> float:
-    """Return the mean over domains of one part ("superficial" or "essential") of the drop since their training."""
-    parts = []
-    for j, at in curve.remembered_from().items():
-        rates = (curve.parse_rate_IC[at, j], curve.parse_rate_IC[-1, j])
-        if np.isnan(rates).any():
-            return float("nan")
-        shares = (float(curve.accuracy_IC[at, j]), float(curve.accuracy_IC[-1, j]))
-        parts.append(getattr(answers.forgetting_parts(shares, (float(rates[0]), float(rates[1]))), which))
-    return _mean(parts)
 
 
 def _area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
@@ -105,20 +91,6 @@ MEASURES = {
         "higher",
         lambda c: accuracy.plasticity(c.accuracy_SC, c.learned_at_C, c.before_C),
     ),
-    "superficial_forgetting": Measure(
-        "forgotten format",
-        "The part of the drop on earlier domains that comes from answers that can no longer be parsed.",
-        "points",
-        "lower",
-        partial(_part, which="superficial"),
-    ),
-    "essential_forgetting": Measure(
-        "forgotten content",
-        "The part of the drop on earlier domains that comes from parsed answers that are wrong.",
-        "points",
-        "lower",
-        partial(_part, which="essential"),
-    ),
     "accuracy_area": Measure(
         "accuracy over training",
         "The average accuracy on held-out prompts from the start to the end of training, over generated tokens (area "
@@ -171,19 +143,6 @@ COSTS = {
         lambda c: float(c.num_probe_tokens_I[-1]),
     ),
 }
-EXTRAS = {  # meaning of names in a row's `measures`, which may also hold others
-    "pass_at_k": "probability that at least one of k answers is right",
-    "pass_hat_k": "probability that all k answers are right",
-    "answer_diversity": "probability that two answers to a prompt differ",
-    "online_accuracy": "share of right answers to prompts at their first play, before they were trained on",
-    "online_prompts": "prompts in the online accuracy",
-    "revisit_share": "share of played prompts that were revisits",
-    "reuse_share": "share of reused groups in the batches",
-    "reuse_share_tokens": "share of reused tokens among trained tokens",
-    "revisit_pass_rate": "share of right answers to revisited prompts",
-}
-
-
 def measure(curve: Curve) -> dict[str, float]:
     """Return all measures, costs and extras of a trial by name; NaN if unknown."""
     return {name: entry.of(curve) for name, entry in (MEASURES | COSTS).items()} | curve.extras

@@ -1,4 +1,4 @@
-"""Format against content, and diversity, worked by hand."""
+"""Diversity of answers and pass@k, worked by hand."""
 
 from __future__ import annotations
 
@@ -9,42 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.algorithm.answers import accuracy_given_parsed, answer_diversity, forgetting_parts
+from rllib_srl.algorithm.answers import answer_diversity
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k
-
-SHARES = st.tuples(st.floats(0.01, 1), st.floats(0, 1))  # parse rate, accuracy given parsed
-
-
-def test_accuracy_given_parsed():
-    assert accuracy_given_parsed(0.4, 0.8) == pytest.approx(0.5)
-    assert np.isnan(accuracy_given_parsed(0.0, 0.0))
-    with pytest.raises(ValueError, match="expected 0 <= accuracy <= parse_rate"):
-        accuracy_given_parsed(0.5, 0.4)
-
-
-def test_lost_format_alone_is_superficial_and_lost_content_alone_essential():
-    # right .8 of .8 parsed -> .5 of .5: what can be read is always right
-    assert forgetting_parts((0.8, 0.5), (0.8, 0.5)) == pytest.approx((0.3, 0.0))
-    # all answers can be read before and after, .8 -> .5 of them right
-    assert forgetting_parts((0.8, 0.5), (1.0, 1.0)) == pytest.approx((0.0, 0.3))
-
-
-def test_both_lost():
-    # p 1 -> .5, c .8 -> .4: (1 - .5) (.8 + .4) / 2 = .3 and (.8 - .4) (1 + .5) / 2 = .3, of .8 - .2 = .6
-    assert forgetting_parts((0.8, 0.2), (1.0, 0.5)) == pytest.approx((0.3, 0.3))
-
-
-def test_where_nothing_can_be_read_the_whole_drop_is_superficial():
-    assert forgetting_parts((0.6, 0.0), (0.9, 0.0)) == pytest.approx((0.6, 0.0))
-    assert forgetting_parts((0.0, 0.0), (0.0, 0.0)) == (0.0, 0.0)
-
-
-@given(SHARES, SHARES)
-def test_parts_sum_to_the_drop_and_reverse_with_time(before, after):
-    (p0, c0), (p1, c1) = before, after
-    parts = forgetting_parts((p0 * c0, p1 * c1), (p0, p1))
-    assert sum(parts) == pytest.approx(p0 * c0 - p1 * c1, abs=1e-9)
-    assert forgetting_parts((p1 * c1, p0 * c0), (p1, p0)) == pytest.approx((-parts[0], -parts[1]), abs=1e-9)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=7))

@@ -56,8 +56,6 @@ def test_every_measure_by_hand():
         "backward_transfer": -0.4,
         "forward_transfer": 0.1,  # .3 - .2
         "plasticity": 0.65,  # ((.8 - .1) + (.9 - .3)) / 2
-        "superficial_forgetting": 0.4,  # p 1 -> .5, given parsed .8 -> .8: (1 - .5) .8
-        "essential_forgetting": 0.0,
         "accuracy_area": 0.475,  # (.25 + .45 + .575 + .625) / 4, the means of neighbouring averages
         "live_share": 0.5,
         "token_ms": 50.0,  # 40 s for 800 tokens
@@ -68,11 +66,11 @@ def test_every_measure_by_hand():
     assert set(MEASURES) | set(COSTS) <= set(expected)
 
 
-def test_without_parse_rates_or_a_first_evaluation_their_measures_are_unknown():
+def test_without_a_first_evaluation_what_needs_it_is_unknown():
     points = [(stage, i, tokens, (x[0], None), (y[0], None)) for stage, i, tokens, x, y in POINTS[1:]]
     found = measure(curve_of(trial_of(points), STUDY))
     unknown = {name for name, value in found.items() if math.isnan(value)}
-    assert unknown == {"superficial_forgetting", "essential_forgetting", "forward_transfer", "plasticity"}
+    assert unknown == {"forward_transfer", "plasticity"}
     assert found["forgetting"] == pytest.approx(0.4)
 
 

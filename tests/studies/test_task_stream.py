@@ -23,7 +23,7 @@ def curve(accuracy_IC: list[list[float]], tokens: list[int], iterations: list[in
     zeros = np.zeros(len(tokens))
     stage_I = np.arange(len(tokens)) - 1
     return Curve(
-        np.array(accuracy_IC), np.full_like(np.array(accuracy_IC), np.nan), stage_I, np.array(iterations), counts,
+        np.array(accuracy_IC), stage_I, np.array(iterations), counts,
         counts, zeros, zeros, zeros, 0, np.arange(len(accuracy_IC[0])), counts, {},
     )  # fmt: skip
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.studies.contrasts import Contrast
 from rllib_srl.studies.curves import Curve
-from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.report.blocks import Block, Chart, Charts, Heading, Text
 from rllib_srl.studies.seeds import Interval, bootstrap_interval
 
@@ -122,21 +120,6 @@ def chart(
         return Chart(_svg(figure), title, alt)
 
 
-def forest(contrasts: Sequence[Contrast], labels: Sequence[str], title: str, alt: str) -> Chart:
-    """Draw differences with their intervals, and a line at 0."""
-    with _Figure(height=0.9 + 0.42 * len(contrasts), width=5.6) as (figure, axes):
-        for row, contrast in enumerate(contrasts):
-            filled = COLOURS[0] if contrast.is_significant else "white"
-            axes.plot([100 * contrast.interval.low, 100 * contrast.interval.high], [row, row], color=COLOURS[0])
-            axes.plot(100 * contrast.mean, row, "o", color=COLOURS[0], markerfacecolor=filled, markersize=7)
-        axes.axvline(0, color="0.2", linewidth=1)
-        axes.set(yticks=range(len(labels)), yticklabels=labels, xlabel="difference in percentage points, 95% interval")
-        axes.margins(x=0.08, y=0.1)
-        axes.invert_yaxis()
-        axes.set_title(title, fontsize="medium", loc="left")
-        return Chart(_svg(figure), title, alt)
-
-
 def legend_line(number: int, title: str) -> Chart:
     """Draw a sample of an arm's line, for a legend."""
     with _Figure(height=0.3, width=1.0) as (figure, axes):
@@ -185,22 +168,6 @@ def _svg(figure: Any) -> bytes:
     with matplotlib.rc_context({**FONT, "svg.hashsalt": "report"}):
         figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
-
-
-def deciding_figure(story: Story) -> Iterator[Block]:
-    """Yield the differences of the primary comparison with their intervals."""
-    known = [c for c in story.verdict.contrasts if not np.isnan(c.interval.low)]
-    shares = [c for c in known if MEASURES[c.measure].unit in ("share", "points")]
-    if not shares:
-        return
-    labels = [f"{MEASURES[c.measure].title},\nagainst {story.study.title_of(c.second)}" for c in shares]
-    title = f"{story.study.title_of(story.study.primary.treatment)} minus others"
-    alt = "; ".join(f"{label}: {100 * c.mean:+.1f} points" for label, c in zip(labels, shares, strict=True))
-    caption = (
-        "Dot: mean difference. Line: its 95% interval. Filled dot: significant after correction. Right of 0 favours "
-        f"{story.study.title_of(story.study.primary.treatment)}, but for measures where lower is better."
-    )
-    yield Charts((forest(shares, labels, title, alt),), caption)
 
 
 def figures(story: Story) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""The tables of a report: costs, all differences, all further measures, exact settings, all trials."""
+"""The tables of a report: costs, all differences, all further measures, exact settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rllib_srl.studies.contrasts import contrasts_of
 from rllib_srl.studies.curves import Curve
-from rllib_srl.studies.measures import COSTS, EXTRAS, MEASURES
+from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Details, Heading, Table, Text
 from rllib_srl.studies.report.story import (
     MAIN,
@@ -19,8 +19,6 @@ from rllib_srl.studies.report.story import (
     direction,
     heading_of,
     measured_cell,
-    number,
-    value_cell,
 )
 
 
@@ -48,7 +46,6 @@ def costs(story: Story) -> Iterator[Block]:
         ("arm", *(COSTS[name].title for name in names)),
         tuple(rows),
     )
-    yield Table("", ("cost", "meaning"), tuple((Cell(m.title), Cell(m.plain)) for m in COSTS.values()), is_text=True)
 
 
 def further(story: Story) -> Iterator[Block]:
@@ -57,22 +54,9 @@ def further(story: Story) -> Iterator[Block]:
     names = [name for name in MEASURES if name not in MAIN and name in is_known]
     rows = [(story.arm_cell(arm), *(measured_cell(story, arm, name) for name in names)) for arm in story.findings]
     yield Table("Their definitions are above, with the differences.", ("arm", *map(heading_of, names)), tuple(rows))
-    extras = sorted({n for found in story.findings.values() for n in found if n not in MEASURES and n not in COSTS})
-    if extras:
-        found = story.findings.items()
-        rows = [(story.arm_cell(arm), *(value_cell(of.get(name), "count") for name in extras)) for arm, of in found]
-        told = "; ".join(f"{name}: {_meaning(name)}" for name in extras if _meaning(name))
-        yield Table(f"At the last test. {told}.", ("arm", *extras), tuple(rows))
     for arm, by_seed in story.curves.items():
         if by_seed:
             yield _matrix(story, arm, by_seed)
-
-
-def _meaning(name: str) -> str:
-    """Return what an extra measure means; "pass_at_8" is explained by "pass_at_k"."""
-    stem, _, last = name.rpartition("_")
-    general = EXTRAS.get(f"{stem}_k", "") if last.isdigit() else ""
-    return EXTRAS.get(name, general.replace("k answers", f"{last} answers"))
 
 
 def _matrix(story: Story, arm: str, by_seed: Mapping[int, Curve]) -> Table:
@@ -112,18 +96,3 @@ def settings(story: Story) -> Iterator[Block]:
     if equal:
         table = Table("", ("setting", "value"), equal, is_text=True)
         yield Details(f"{len(equal)} settings that all runs share", (table,))
-
-
-def trials_folded(story: Story) -> Iterator[Block]:
-    yield Heading("Every run")
-    yield Text(f"Fingerprint of the study: {story.study.fingerprint}. All runs are listed.")
-    names = (*MAIN, *COSTS)
-    rows = []
-    for trial in story.results.trials:
-        arm, seed = trial.header.arm, trial.header.seed
-        values = [story.findings[arm][name].values.get(seed, float("nan")) for name in names]
-        cells = [Cell(number(v, (MEASURES | COSTS)[n].unit)) for n, v in zip(names, values, strict=True)]
-        state = "finished" if trial.is_finished else "cut off"
-        rows.append((story.arm_cell(arm), Cell(str(seed)), *cells, Cell(state)))
-    header = ("arm", "seed", *((MEASURES | COSTS)[name].title for name in names), "state")
-    yield Details(f"{len(rows)} runs", (Table("", header, tuple(rows)),))

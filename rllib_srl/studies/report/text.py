@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rllib_srl.studies.contrasts import Verdict
 from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.report.blocks import Block, Cell, Heading, Notice, Page, Table, Text
-from rllib_srl.studies.report.charts import deciding_figure, figures
+from rllib_srl.studies.report.charts import figures
 from rllib_srl.studies.report.story import (
     MAIN,
     Story,
@@ -18,25 +18,32 @@ from rllib_srl.studies.report.story import (
     measured_cell,
     sentence,
 )
-from rllib_srl.studies.report.tables import costs, differences, further, settings, trials_folded
+from rllib_srl.studies.report.tables import costs, differences, further, settings
 from rllib_srl.studies.results import Results
 
 
 def page_of(results: Results) -> Page:
     """Return the whole report of a study."""
     story = Story(results)
-    parts = (_opening, _setup, _results, _decision, figures, costs, differences, further, settings, trials_folded)
+    parts = (_opening, _setup, _results, _decision, figures, costs, differences, further, settings)
     return Page(story.study.question, tuple(block for part in parts for block in part(story)))
 
 
 def _opening(story: Story) -> Iterator[Block]:
     study, verdict = story.study, story.verdict
-    yield Text(f"Study “{study.name}”.")
+    yield Text(f"Study “{study.name}”, fingerprint {study.fingerprint}, {_trials(story)}.")
     title, tone = _answer(story, verdict)
     expected = f"The criterion for yes, fixed beforehand: {study.answered_by}"
     yield Notice(title, (*(sentence(reason) for reason in verdict.reasons), expected), tone)
     if story.warnings:
         yield Notice("Warnings", tuple(map(sentence, story.warnings)), "warn")
+
+
+def _trials(story: Story) -> str:
+    """Return how many trials are finished, and which are not."""
+    trials = story.results.trials
+    cut = [f"{trial.header.arm} seed {trial.header.seed}" for trial in trials if not trial.is_finished]
+    return f"{len(trials) - len(cut)} finished runs" + (f"; cut off: {', '.join(cut)}" if cut else "")
 
 
 def _answer(story: Story, verdict: Verdict) -> tuple[str, str]:
@@ -99,4 +106,3 @@ def _decision(story: Story) -> Iterator[Block]:
         "assignments of signs to the paired differences, and corrected for the number of comparisons (Holm)."
     )
     yield contrast_table(story, story.verdict.contrasts, "")
-    yield from deciding_figure(story)
