@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.common.environments import WorldError, check_world, known_worlds, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.rollout.replies import Reply, reset, step
@@ -33,7 +33,7 @@ TURN_MARK = "> "
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
     parser.add_argument("--env-config", type=json_object, default={}, metavar="JSON", help="its settings")
     parser.add_argument("--split", choices=SPLITS, default="train")
@@ -41,7 +41,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt-id", metavar="ID", help="play only this prompt")
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
     add_debug(parser)
-    return parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    return arguments
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.command_line import Parser, help_of
 from rllib_srl.cli.shared.json_lines import json_lines
+from rllib_srl.cli.shared.paths import missing
 
 TRANSCRIPTS = "transcripts.jsonl"  # as rllib_srl.algorithm.metrics names it; importing that takes seconds
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -50,13 +51,13 @@ def rewards_in(text: str) -> Callable[[float], bool]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"directory of a run, or its {TRANSCRIPTS}")
     parser.add_argument("--iteration", type=iterations_in, metavar="N|N-M", help="only episodes of these iterations")
     parser.add_argument("--reward", type=rewards_in, metavar="R", help='only with this reward: 1, "<0.5", ">=0.9"')
     parser.add_argument("--stop-reason", metavar="REASON", help="only with this reason: terminated, unparsable, ...")
     parser.add_argument("--limit", type=int, metavar="N", help="maximum number of episodes (default: all)")
-    arguments = parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
     if arguments.limit is not None and arguments.limit < 1:
         parser.error(f"--limit = {arguments.limit}; expected at least 1")
     return arguments
@@ -122,7 +123,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     path = arguments.directory / TRANSCRIPTS if arguments.directory.is_dir() else arguments.directory
     if not path.is_file():
-        print(f"error: {path} does not exist; expected the directory of a run (num_transcripts > 0)", file=sys.stderr)
+        there = "has no transcripts" if arguments.directory.is_dir() else missing(arguments.directory)
+        expected = f"expected the directory of a run with {TRANSCRIPTS} (num_transcripts > 0)"
+        print(f"error: {arguments.directory} {there}; {expected}", file=sys.stderr)
         return 1
     wanted = (episode for episode in read(path) if is_wanted(episode, arguments))
     num_shown = 0

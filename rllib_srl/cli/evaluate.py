@@ -26,8 +26,9 @@ from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
+from rllib_srl.cli.shared.paths import missing
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
-from rllib_srl.storage.checkpoints import checkpoints_in, verify_sealed
+from rllib_srl.storage.checkpoints import CheckpointError, checkpoints_in, verify_sealed
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -70,11 +71,17 @@ def checkpoint_named(what: str) -> Path | None:
     """Return the checkpoint at a path; None if `what` names a model.
 
     Raises:
-        CheckpointError: the path is the directory of a run without a checkpoint.
+        CheckpointError: the path is the directory of a run without a checkpoint, or a mistyped or another directory.
     """
     path = Path(what).expanduser().absolute()
     is_run = (path / runs.SETTINGS_FILE).is_file() or (path.is_dir() and bool(checkpoints_in(path)))
-    return runs.find_checkpoint(path) if is_run or runs.is_checkpoint(path) else None
+    if is_run or runs.is_checkpoint(path):
+        return runs.find_checkpoint(path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CheckpointError(f"{what} has neither a run ({runs.SETTINGS_FILE}) nor a model (config.json)")
+    if not path.exists() and "?" in (hint := missing(Path(what))) and "/" in what:  # not the hub's OWNER/NAME
+        raise CheckpointError(f"{what} {hint}")
+    return None
 
 
 def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:

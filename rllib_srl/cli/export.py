@@ -20,7 +20,7 @@ from pathlib import Path
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.command_line import Parser, add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.model_card import CARD, Facts, card
 from rllib_srl.cli.shared.paths import local_directory
@@ -32,7 +32,7 @@ from rllib_srl.storage.disk import writing
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     text = "the directory of a run, or a checkpoint"
     parser.add_argument("run", type=local_directory, metavar="RUN", help=text)
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
@@ -40,7 +40,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, metavar="FILE", help=text)
     add_verbose(parser, "transformers")
     add_debug(parser)
-    return parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    return arguments
 
 
 def export(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.metrics import by_domain
@@ -192,7 +192,7 @@ def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, action: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
@@ -217,7 +217,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     dropping.add_argument("items", nargs="*", metavar="ITEM")
     dropping.add_argument("--domain", help="also all items of this domain")
     dropping.add_argument("--before", type=positive, metavar="N", help="also items and groups from before iteration N")
-    return parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    return arguments
 
 
 def positive(text: str) -> int:

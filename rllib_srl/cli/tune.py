@@ -31,6 +31,7 @@ from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import given_settings, run_setting
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.common.foreign_names import nearest
 from rllib_srl.studies.study import Study
 
 
@@ -78,7 +79,8 @@ def load(name: str) -> Study:
     """
     known = studies()
     if name not in known:
-        raise RunError(f"study {name!r} is unknown; expected one of {', '.join(known)}")
+        guess = f"did you mean {near}?" if (near := nearest(name, known)) else f"expected one of {', '.join(known)}"
+        raise RunError(f"study {name!r} is unknown; {guess}")
     found: Study = module_of(name).study()
     return found
 

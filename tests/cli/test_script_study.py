@@ -117,7 +117,6 @@ def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path
         assert not list(tmp_path.iterdir())
         return capsys.readouterr().err
 
-    assert "study 'repaly' is unknown; expected one of" in refusal("repaly")
     assert "arm 'unifrom' is unknown" in refusal("replay", "--arms", "unifrom")
     assert "group_size = 1; expected" in refusal("replay", "--group_size", "1")
     assert "has no study to resume" in refusal("replay", "--resume")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.replay.tools.describe import Decode
 
@@ -36,7 +36,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run")
     add_flags(parser)
     parser.add_argument("--allow-rating", action="store_true", help="the page can rate")
@@ -44,7 +44,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
     add_debug(parser)
-    return parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    return arguments
 
 
 def port_number(text: str) -> int:

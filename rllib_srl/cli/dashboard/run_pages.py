@@ -30,6 +30,7 @@ from rllib_srl.cli.episodes import is_wanted, iterations_in, printable, rewards_
 from rllib_srl.cli.report.run_facts import RunFacts, episodes_in
 from rllib_srl.cli.report.run_page import blocks_of
 from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.shared.paths import missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.people.rating import TAKEN_BACK, VALUES
@@ -59,7 +60,7 @@ def check_is_run(directory: Path) -> None:
     if ServedDirectory(directory).exists:
         raise RunError(f"{directory} is a served model; srl serve prints the address of its page")
     if not any((directory / name).is_file() for name in (METRICS, SETTINGS_FILE, PLACES[0])):
-        there = "holds no run" if directory.is_dir() else "does not exist"
+        there = "holds no run" if directory.is_dir() else missing(directory)
         raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS})")
 
 

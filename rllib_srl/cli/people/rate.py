@@ -29,7 +29,7 @@ from typing import Any
 from rllib_srl.cli.dashboard import HOST, PORT, add_flags, serve
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
-from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.envs.people.schemes import SCHEMES
 from rllib_srl.people.rate_by_id import rate_by_id
@@ -46,7 +46,7 @@ WIDEST = 40  # characters of an answer in the list
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
@@ -60,7 +60,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
     add_debug(parser)
-    arguments = parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
     if not arguments.web and (arguments.host, arguments.port) != (HOST, PORT):
         parser.error("--host and --port are for --web")
     return arguments

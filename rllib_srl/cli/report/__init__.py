@@ -18,8 +18,8 @@ from pathlib import Path
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
+from rllib_srl.cli.shared.paths import local_directory, missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.storage.disk import writing
@@ -32,12 +32,12 @@ NAMES = ("report.html", "report.md")
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+    parser = Parser(**help_of(__doc__))
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
     parser.add_argument("--transcripts", type=int, default=6, metavar="N", help="episodes of a run (default: 6)")
     add_debug(parser)
-    arguments = parser.parse_args(argv)
+    arguments: argparse.Namespace = parser.parse_args(argv)
     if arguments.transcripts < 0:
         parser.error(f"--transcripts {arguments.transcripts}; expected at least 0")
     return arguments
@@ -53,7 +53,7 @@ def page_in(directory: Path, num_transcripts: int) -> Page:
         return page_of(read_results(directory))
     if (directory / METRICS).is_file():
         return page_of_run(RunFacts.read(directory), num_transcripts)
-    there = "has neither" if directory.is_dir() else "does not exist"
+    there = "has neither" if directory.is_dir() else missing(directory)
     raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
 
 

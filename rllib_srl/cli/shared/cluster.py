@@ -80,7 +80,7 @@ def start_ray(verbose: bool) -> None:
         with spared_from_sigterm():
             ray.init(address="auto", **said)
     else:
-        if not _is_installed():  # inherited by workers; last, since a user may have packages named as ours beside it
+        if not is_installed():  # inherited by workers; last, since a user may have packages named as ours beside it
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
         with spared_from_sigterm():
             ray.init(address="local", include_dashboard=False, **said)
@@ -143,7 +143,7 @@ def use_short_tmpdir() -> None:
         os.environ.setdefault("RAY_TMPDIR", "/tmp")
 
 
-def _is_installed() -> bool:
+def is_installed() -> bool:
     """Return whether every Python process here imports this package without PYTHONPATH."""
     try:
         package = distribution("rllib_srl")

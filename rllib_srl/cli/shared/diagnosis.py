@@ -25,7 +25,7 @@ from rllib_srl.algorithm.checks import Fault, in_turn
 from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, build_fault, card_bytes_here, gpus_ray_finds
-from rllib_srl.cli.shared.cluster import hushed_stderr, message_of, start_ray
+from rllib_srl.cli.shared.cluster import ROOT, hushed_stderr, is_installed, message_of, start_ray
 from rllib_srl.cli.shared.runs import RunError, refuse_used
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
 from rllib_srl.curriculum.prompts import prompts_of
@@ -126,11 +126,15 @@ def of_packages(declared: Sequence[str] | None = None) -> Iterator[Line]:
         declared: requirements, as in its metadata; None: those of the installed package.
     """
     try:
-        declared = requires("rllib_srl") or [] if declared is None else declared
+        installed = requires("rllib_srl") or []
     except PackageNotFoundError:
         yield Line(WARNING, "packages", "rllib_srl is not installed, so its versions are not known: pip install .")
         return
-    needed = [one for one in map(Requirement, declared) if one.marker is None or one.marker.evaluate({"extra": ""})]
+    if declared is None and not is_installed():
+        text = f"another rllib_srl than the installed one runs here, that of {ROOT}: pip install {ROOT}"
+        yield Line(WARNING, "packages", text)
+    named = map(Requirement, declared or installed)
+    needed = [one for one in named if one.marker is None or one.marker.evaluate({"extra": ""})]
     faults = []
     for one in needed:
         try:

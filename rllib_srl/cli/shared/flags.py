@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rllib_srl.algorithm.settings import GROUPS
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose
+from rllib_srl.cli.shared import command_line
+from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose
 from rllib_srl.cli.shared.settings import (
     MAPPINGS,
-    NUMBER,
     SettingsError,
     flag_settings,
     given_settings,
@@ -23,7 +23,6 @@ from rllib_srl.cli.shared.settings import (
     shown,
     titles,
 )
-from rllib_srl.common.foreign_names import in_place_of
 
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
@@ -84,34 +83,15 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that reports errors as one message without the usage, with exit status 2.
+class Parser(command_line.Parser):
+    """A parser of settings: with unknown flags it reports errors in the others as far as they can be validated."""
 
-    The message lists all unknown flags at once, and errors in the other settings as far as they can be validated.
-    """
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; exit if there are unknown ones."""
-        arguments, extra = self.parse_known_args(args, namespace)
-        if extra:
-            self._refuse(extra, arguments)
-        return arguments
-
-    def _refuse(self, extra: list[str], arguments: argparse.Namespace) -> NoReturn:
-        is_name = [not NUMBER.fullmatch(word) and (word.startswith("-") or "=" in word) for word in extra]
-        unknown = [word for word, is_one in zip(extra, is_name, strict=True) if is_one] or extra
-        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
-        hints = [(word.partition("=")[0], in_place_of(word.partition("=")[0], known, "--")) for word in unknown]
-        lines = ["unknown arguments:", *(f"  {word}: {hint or '--help lists them all'}" for word, hint in hints)]
+    def also_wrong(self, arguments: argparse.Namespace) -> list[str]:
+        """Return the errors in the settings that were given."""
         try:
-            lines += [line for line in [invalid(more_faults(given_settings(arguments)))] if line]
+            return [line for line in [invalid(more_faults(given_settings(arguments)))] if line]
         except SettingsError as error:
-            lines.append(str(error))
-        self.error("\n".join(lines))
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with a message."""
-        self.exit(2, f"error: {message}\n")
+            return [str(error)]
 
 
 def with_underscores(argv: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.settings import folded
 from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.paths import missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
 from rllib_srl.cli.shared.stopping import WATCH
@@ -164,7 +165,7 @@ def find_checkpoint(path: Path) -> Path:
         return path
     finished = checkpoints_in(path)
     if not finished:
-        reason = "has no finished checkpoint" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        reason = "has no finished checkpoint" if path.is_dir() else "is a file" if path.exists() else missing(path)
         raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run with one")
     return finished[-1]
 

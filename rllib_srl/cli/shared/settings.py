@@ -26,6 +26,7 @@ import yaml
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, errors_of, given_names, place_of
+from rllib_srl.cli.shared.command_line import NUMBER
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import with_whole_rules
@@ -65,7 +66,6 @@ WORDS = Part("in one word", "", Shorthands)
 SHORTHANDS = tuple(WORDS.rows)
 MAPPINGS = ("env_config", "worlds", "mixture", "regularisers", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class SettingsError(ValueError):

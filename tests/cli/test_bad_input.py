@@ -1,0 +1,61 @@
+"""What is mistyped is refused in one message with the nearest right name, by every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rllib_srl.cli.main import main
+from rllib_srl.cli.shared import diagnosis
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture) -> str:
+    """Run a command that must fail, and return its message."""
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    message: str = capsys.readouterr().err
+    assert status in (1, 2) and message.count("error: ") == 1 and "Traceback" not in message and "usage" not in message
+    return message
+
+
+@pytest.mark.parametrize(("argv", "hint"), [
+    (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+    (["contrib", "healt"], "unknown contrib command 'healt'; did you mean 'health'?"),
+    (["train", "--groupsize", "4"], "--groupsize: did you mean --group_size?"),
+    (["train", "--learning_rate", "1e-4"], "--learning_rate: use --lr"),
+    (["episodes", "x", "--iteratoin", "3"], "--iteratoin: did you mean --iteration?"),
+    (["report", "x", "--ou", "y"], "--ou: did you mean --out?"),
+    (["rate", "x", "--wbe"], "--wbe: did you mean --web?"),
+    (["train", "--env", "comapre", "--model", "tiny"], "environment 'comapre' is unknown; did you mean compare?"),
+    (["env", "comapre"], "environment 'comapre' is unknown; did you mean compare?"),
+    (["train", "--config", "run.yaml"], "group_sise"),
+    (["tune", "repaly"], "study 'repaly' is unknown; did you mean replay?"),
+])  # fmt: skip
+def test_names(argv: list[str], hint: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("env: compare\nmodel: tiny\ngroup_sise: 4\n")
+    message = said(argv, capsys)
+    assert hint in message and ("group_sise" not in hint or "did you mean group_size?" in message)
+
+
+READERS = ["evaluate", "compare", "chat", "report", "dashboard", "episodes", "export", "train"]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_directories(name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results/first").mkdir(parents=True)
+    rest = {"compare": ["tiny"], "export": ["out"]}.get(name, [])
+    words = [name, "--resume"] if name == "train" else [name]
+    message = said([*words, "results/frist", *rest], capsys)
+    assert "does not exist; did you mean" in message and "results/first?" in message
+    assert "results/first has" in said([*words, "results/first", *rest], capsys).replace("holds", "has")  # no run in it
+
+
+def test_another_package_than_the_installed_one_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(diagnosis, "is_installed", lambda: False)
+    first, *_ = diagnosis.of_packages()
+    assert first.status == diagnosis.WARNING and "another rllib_srl than the installed one runs here" in first.text
