@@ -12,8 +12,9 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_
 from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
+from rllib_srl.engine.model_dir import vocabulary_digest
 from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
 from rllib_srl.learner.fsdp.sharded_state import load_sharded
 from rllib_srl.learner.group.learners import Learners
@@ -147,7 +149,7 @@ class SavedAlgorithm(Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and planner."""
         own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
-        own["memory"] = self.memory.get_state()
+        own["memory"], own["vocabulary"] = self.memory.get_state(), self._vocabulary
         own["reference_clock"] = self.reference_clock.get_state()
         own["curriculum"] = self.curriculum.get_state()
         own["callbacks"] = states_of(self)
@@ -164,11 +166,12 @@ class SavedAlgorithm(Algorithm):
         """Restore a state and, if it contains weights, sync them to every engine.
 
         Raises:
-            ValueError: the state has other environments, or has a memory where this run has none; nothing was changed.
+            ValueError: the state has other environments, another tokenizer, or a memory where this run has none;
+                nothing was changed.
         """
         if "srl" in state:
-            self.source.check_worlds(state["srl"]["prompts"]["drawn"])
-            self.memory.check_fits(bool(state["srl"]["memory"]))
+            own = state["srl"]
+            self._check_fits(own["prompts"]["drawn"], bool(own["memory"]), own["vocabulary"])
         super().set_state(state)
         if "srl" in state:
             self.rollouts.set_state(state["srl"]["rollouts"])
@@ -184,6 +187,20 @@ class SavedAlgorithm(Algorithm):
                 self._restore_memory(Path(state["srl"]["snapshot"]))
         if COMPONENT_LEARNER_GROUP in state:
             self._sync_restored()
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return vocabulary_digest(self.config.model_dir())
+
+    def _check_fits(self, worlds: Iterable[str], has_memory: bool, vocabulary: str) -> None:
+        """Check what a checkpoint was written with against this run; raise a ValueError where they differ."""
+        self.source.check_worlds(worlds)
+        self.memory.check_fits(has_memory)
+        if vocabulary != self._vocabulary:
+            raise ValueError(
+                f"the tokenizer of {self.config.model_config['model']!r} is not that of the checkpoint, whose memory "
+                "holds token ids; expected the tokenizer with which the run began, or a new run"
+            )
 
     def _sync_restored(self) -> None:
         """Send the restored weights to every engine.
@@ -231,6 +248,7 @@ class SavedAlgorithm(Algorithm):
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
+        about |= {"vocabulary": self._vocabulary}
         about |= {"functions": functions_in({name: getattr(self.config, name) for name in NAME_CODE})}
         checkpoints.seal(Path(saved), about, key)
         return saved
@@ -253,13 +271,13 @@ class SavedAlgorithm(Algorithm):
 
         Raises:
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted; nothing was changed.
-            ValueError: the checkpoint has other environments (nothing was changed) or another model.
+            ValueError: the checkpoint has other environments or another tokenizer (nothing was changed), or another
+                model.
         """
         path = Path(path).absolute()  # RLlib takes a relative path for a URI
         if component is None:
             about = _verified(path, self.config.seal_key_file, trust)
-            self.source.check_worlds(about["worlds"])
-            self.memory.check_fits(about["has_memory"])
+            self._check_fits(about["worlds"], about["has_memory"], about["vocabulary"])
         elif not trust:
             checkpoints.verify_own(_whole(path, component), self.config.seal_key_file)
         super().restore_from_path(str(path), *args, component=component, **kwargs)

@@ -45,6 +45,7 @@ from rllib_srl.batch.estimators import has_signal
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
+from rllib_srl.common.environments import grading_digest
 from rllib_srl.curriculum.curriculum import Curriculum, weighted
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.curriculum.prompts import PromptSource
@@ -180,7 +181,9 @@ class SRL(SavedAlgorithm):
             return None
         from rllib_srl.learner.group.retention import Retention
 
-        return Retention(settings, self.memory, self.learners, self.config.sync_timeout_s)
+        configs = self.config.world_configs()
+        gradings = {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
+        return Retention(settings, self.memory, self.learners, self.config.sync_timeout_s, gradings)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s

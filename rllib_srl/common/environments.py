@@ -25,11 +25,14 @@ Without `prompt_ids`, `reset(seed=...)` is the prompt and "seed:<number>" its pr
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -124,6 +127,28 @@ def lacks(env: Any) -> list[str]:
     if isinstance(stops, str) or not all(isinstance(stop, str) and stop for stop in stops):
         faults.append(f"stop_strings = {stops!r}; expected a tuple of non-empty strings")
     return faults
+
+
+def grading_digest(env: Environment, env_config: Mapping[str, Any]) -> str:
+    """Return a digest of what grades an environment's answers: its config and its code.
+
+    The code is that of the modules of its classes, wrappers included, and of modules of the same packages from which
+    these take a class or function. Data that is read from files is not part of it.
+    """
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    names = {kind.__module__ for layer in layers for kind in type(layer).__mro__}
+    packages = {name.partition(".")[0] for name in names} - {"builtins", "typing", "abc", "gymnasium"}
+    values = [value for name in names if name in sys.modules for value in vars(sys.modules[name]).values()]
+    names |= {str(getattr(value, "__module__", "")) for value in values}
+    config = json.dumps(env_config, sort_keys=True, default=lambda one: getattr(one, "__qualname__", str(type(one))))
+    digest = hashlib.blake2b(config.encode(), digest_size=8)
+    for name in sorted(names):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and name.partition(".")[0] in packages:
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 _EXPECTED_MODULE = "expected a module that every env runner can import: in this directory, installed, or on PYTHONPATH"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,12 @@ def load_tokenizer(model_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+
+
+def vocabulary_digest(model_dir: Path) -> str:
+    """Return a digest of the tokens of a tokenizer and their ids."""
+    tokens = sorted(load_tokenizer(model_dir).get_vocab().items())
+    return hashlib.blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
 
 
 def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:

@@ -37,7 +37,7 @@ from rllib_srl.replay.schedule.recall import Recall, grades_of_ratings
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import Commit, Contents, Store
-from rllib_srl.replay.targets import draw_targets, put_targets
+from rllib_srl.replay.targets import draw_targets, drop_targets, put_targets
 from rllib_srl.types import TARGET, Group, GroupMeta, History, Prompt, Target
 
 Answer = TypeVar("Answer")
@@ -332,6 +332,10 @@ class SRLReplayBuffer:
             return num
 
         return self._once(request, work)
+
+    def drop_targets(self, env_ids: Collection[str], request: str = "") -> int:
+        """Remove the targets of all answers to prompts of some environments; return their number."""
+        return self._once(request, lambda: drop_targets(self.tables, self.store.pending, env_ids))
 
     def draw_targets(
         self,

@@ -129,6 +129,10 @@ class ReplayClient:
         add, timeout_s = RLlibReplayBuffer.add_targets, self.settings.timeout_s
         return self._do(now, add, list(targets), now, per_domain=per_domain, fetch_timeout_s=timeout_s)
 
+    def drop_targets(self, env_ids: Sequence[str], now: int) -> int:
+        """Remove the targets of environments; see `SRLReplayBuffer.drop_targets`."""
+        return self._do(now, RLlibReplayBuffer.drop_targets, list(env_ids))
+
     def _owed(self, slots: Slots, num: int) -> int:
         return slots.owed(num) if self.is_on and self.num_items >= self.settings.min_buffer_size else 0
 

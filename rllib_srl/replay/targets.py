@@ -41,6 +41,16 @@ def put_targets(
     return num, len(changes.removed_targets)
 
 
+def drop_targets(tables: Tables, changes: Commit, env_ids: Collection[str]) -> int:
+    """Remove the targets of all answers to prompts of some environments; return their number."""
+    places, slot_N, _ = _located(tables)
+    pairs = zip(places.tolist(), slot_N.tolist(), strict=True)
+    changes.removed_targets = [(seq, g) for (seq, g), slot in pairs if tables.prompt_of(slot).env_id in env_ids]
+    for place in changes.removed_targets:
+        del tables.targets[place]
+    return len(changes.removed_targets)
+
+
 def draw_targets(
     tables: Tables,
     num: int,

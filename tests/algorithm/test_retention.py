@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -85,6 +88,31 @@ def test_a_resumed_run_is_the_unbroken_one(config, build, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path, caplog):
+    algo = build(retaining(config, **FRESH))
+    go_on(algo, 3)
+    num = algo.memory.stats(3)["num_targets"]
+    algo.save_to_path(tmp_path / "three")
+    recut = shutil.copytree(config.model_dir(), tmp_path / "recut")
+    content = json.loads((recut / "tokenizer.json").read_text())
+    tokens = content["model"]["vocab"]
+    one, other = [token for token in tokens if len(token) == 1][:2]
+    tokens[one], tokens[other] = tokens[other], tokens[one]
+    (recut / "tokenizer.json").write_text(json.dumps(content))
+    same = retaining(config, **FRESH).rl_module(model_config={"model": str(recut)})
+    with pytest.raises(ValueError, match="is not that of the checkpoint, whose memory holds token ids"):
+        build(same).restore_from_path(tmp_path / "three")
+    stages = [{**STAGES[0], "env_config": {"num_prompts": 400, "pay": None}}, STAGES[1]]
+    again = build(retaining(config, **FRESH).environment(stream=stages))
+    again.restore_from_path(tmp_path / "three")
+    result = again.train()["retention"]
+    assert 0 < result["num_outdated"] < num and result["num_held"] == 0  # the other environment's stay
+    (line,) = [record.getMessage() for record in caplog.records if "has changed since" in record.getMessage()]
+    assert line.startswith(f"{again.source.world_ids[0]}: config or code has changed since the checkpoint, so ")
+    assert again.train()["retention"]["num_outdated"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"retain_answers": 1}, {"retain_top_k": 0}, {"retain": 30.0}, {"retain_window": 1}])
 def test_each_setting_acts(config, build, change):
     first, other = (go_on(build(retaining(config, **FRESH, **one)), 4) for one in ({}, change))
@@ -97,6 +125,12 @@ def test_each_setting_acts(config, build, change):
 
 class Memory:
     """Notes what it is asked."""
+
+    num_drops = 0
+
+    def drop_targets(self, env_ids, now):
+        self.dropped, self.num_drops = env_ids, self.num_drops + 1
+        return 0
 
     def draw_targets(self, num, now, without_domains, without_keys):
         self.asked = num, now, list(without_domains), list(without_keys)
@@ -112,7 +146,7 @@ def group_of(seed, domain, origin):
 def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     settings = retaining_settings(retain_window=2)
     memory = Memory()
-    retention = Retention(settings, memory, None, 1.0)
+    retention = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "2"})
     old = group_of(1, "a", "fresh")
     retention.draw([old], 1)
     assert memory.asked == (3, 1, ["a"], [old.prompt.key])
@@ -121,10 +155,12 @@ def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     assert memory.asked[2] == ["a", "b"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
     retention.draw([revisit, new], 3)
     assert memory.asked[2] == ["b"]  # a was fresh two iterations ago; that it is revisited does not count
-    again = Retention(settings, memory, None, 1.0)
+    again = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "3", "new": "4"})
     again.set_state(retention.get_state())
     again.draw([new], 4)
-    assert memory.asked[2] == ["b"]
+    assert memory.asked[2] == ["b"] and memory.dropped == ["odd"]
+    again.draw([new], 5)
+    assert memory.num_drops == 1
 
 
 def retaining_settings(**changes):

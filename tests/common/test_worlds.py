@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 
 from rllib_srl.common import environments as worlds
-from rllib_srl.common.environments import WorldError, check_world, resolve
+from rllib_srl.common.environments import WorldError, check_world, grading_digest, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.envs.math.compare import Compare
 
@@ -190,3 +190,33 @@ def test_an_environment_without_settings_is_made_without_them():
     assert isinstance(creator({}), Plain)
     with pytest.raises(WorldError, match="'Plain' takes no settings; expected an empty env_config, not .'a': 1"):
         creator({"a": 1})
+
+
+@pytest.mark.parametrize("changed", ["own.py", "helpers.py", "env_config", "number"])
+def test_the_digest_of_what_grades_changes_with_config_and_code(tmp_path, monkeypatch, changed):
+    """The class imports its grader from another module of its package; `number` is a file that neither imports."""
+    names = ["graded_world.own", "graded_world.helpers"]
+
+    def digest() -> str:
+        for name in ("graded_world", *names):
+            sys.modules.pop(name, None)
+        env = resolve("graded_world.own:Own")(config)
+        return grading_digest(gymnasium.wrappers.TransformReward(env, lambda reward: reward), config)
+
+    package, config = tmp_path / "graded_world", {"level": 1, "judge": len}
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helpers.py").write_text("def right(answer):\n    return answer == '4'\n")
+    (package / "own.py").write_text(
+        "import gymnasium\nfrom graded_world.helpers import right\n\n\nclass Own(gymnasium.Env):\n"
+        "    def __init__(self, env_config):\n        self.grade = right\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = digest()
+    assert digest() == before
+    if changed == "env_config":
+        config["level"] = 2
+    else:
+        path = package / changed
+        path.write_text((path.read_text() if path.exists() else "") + "# another line\n")
+    assert (digest() == before) == (changed == "number")

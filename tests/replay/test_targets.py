@@ -10,7 +10,7 @@ import pytest
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.targets import draw_targets, surplus_targets
-from rllib_srl.types import TARGET, Group, Target
+from rllib_srl.types import TARGET, Group, Prompt, Target
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 
@@ -84,6 +84,19 @@ def test_a_limit_of_a_domain_drops_the_oldest_groups():
     assert sorted(one.group_id for one in buffer.draw_targets(99, 2)) == ["1.4", "1.4", "1.5", "1.5"]
     assert buffer.stats(2)["num_targets_replaced"] == 8
     buffer.check_valid()
+
+
+def test_targets_of_an_environment_leave_and_its_groups_stay(tmp_path):
+    buffer = a_buffer(tmp_path)
+    prompts = [Prompt(env_id, f"p{i}", "a") for i, env_id in enumerate(("one", "other", "one"))]
+    groups = [a_group(prompt, 1, i) for i, prompt in enumerate(prompts)]
+    buffer.add(groups, 1)
+    buffer.add_targets([target_of(group, episode) for group in groups for episode in (0, 2)], 1)
+    assert buffer.drop_targets(["one", "unknown"], "1.drop") == buffer.drop_targets(["one"], "1.drop") == 4
+    assert [one.group_id for one in buffer.draw_targets(9, 2)] == ["1.1", "1.1"]
+    assert buffer.stats(2)["num_stored_groups"] == 3
+    buffer.check_valid()
+    buffer.close()
 
 
 def test_a_target_is_replaced_and_survives_a_rating_of_its_group():

@@ -35,9 +35,27 @@ PER_DOMAIN = 128  # targets that are stored of a domain, of its newest groups: t
 class Retention:
     """Retention of a run with a memory and `replay_retain` above 0."""
 
-    def __init__(self, settings: ReplaySettings, memory: ReplayClient, learners: Learners, timeout_s: float) -> None:
-        """Use the parts of a run; `timeout_s` is that of a call to the learners."""
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        memory: ReplayClient,
+        learners: Learners,
+        timeout_s: float,
+        gradings: Mapping[str, str],
+    ) -> None:
+        """Use the parts of a run.
+
+        Args:
+            settings: of the memory.
+            memory: of the run.
+            learners: of the run.
+            timeout_s: of a call to the learners.
+            gradings: `grading_digest` by environment id.
+        """
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
+        self._gradings = dict(gradings)
+        self._changed: list[str] = []  # environments that graded otherwise when their targets were stored
+        self._warnings: list[str] = []
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
         self._counts: dict[str, float] = {}
         self._watch = RetentionWatch(settings)
@@ -55,10 +73,22 @@ class Retention:
         keys = {group.prompt.key for group in groups}
         self._memory_s = 0.0
         with self._timed():
+            self._num_outdated = self._drop_outdated(now)
             held = self._memory.draw_targets(self._settings.retain_answers, now, learned, sorted(keys))
         self._watch.observe(groups, held)
         self._compared = () if now % COMPARED_EVERY else tuple(sorted({one.prompt.domain for one in held}))
         return held
+
+    def _drop_outdated(self, now: int) -> int:
+        """Remove the targets of environments whose grading has changed since the checkpoint; return their number."""
+        changed, self._changed = self._changed, []
+        num = self._memory.drop_targets(changed, now) if changed else 0
+        if num:
+            self._warnings.append(
+                f"{', '.join(changed)}: config or code has changed since the checkpoint, so {num} stored answers may "
+                "no longer be right and are not held; answers that are graded from now on give new targets"
+            )
+        return num
 
     def add_to(
         self,
@@ -83,6 +113,7 @@ class Retention:
         for shard, part in zip(shards, parts, strict=True):
             shard.retention = replace(part, compared=self._compared)
         self._counts = {
+            "num_outdated": self._num_outdated,
             "num_held": len(held),
             "num_held_tokens": sum(num_tokens),
             "num_taken": len(parts[0].taken) + sum(len(part.scored) for part in parts),
@@ -106,7 +137,9 @@ class Retention:
             for domain, cosine in found.by_domain.items():
                 by_domain[domain]["cosine"] = cosine
         counts = {**self._counts, "num_stored": num_stored, "memory_s": self._memory_s}
-        return {**counts, **of_all}, by_domain, self._watch.warnings(found.by_domain if found else {})
+        warnings, self._warnings = self._warnings, []
+        warnings += self._watch.warnings(found.by_domain if found else {})
+        return {**counts, **of_all}, by_domain, warnings
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -115,13 +148,14 @@ class Retention:
         self._memory_s += time.perf_counter() - start
 
     def get_state(self) -> dict[str, Any]:
-        """Return when each domain was last among the fresh prompts, and what warnings count."""
-        return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state()}
+        """Return when each domain was last among the fresh prompts, what warnings count, and how answers are graded."""
+        return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state(), "gradings": dict(self._gradings)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._fresh_at = dict(state["fresh_at"])
         self._watch.set_state(state["watch"])
+        self._changed = [name for name, own in self._gradings.items() if state["gradings"].get(name, own) != own]
 
 
 def means_of(
