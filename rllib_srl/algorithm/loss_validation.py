@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rllib_srl.batch.estimators import ADVANTAGES, GROUP_NORMALISED
+from rllib_srl.batch.advantages import ADVANTAGES, GROUP_NORMALISED
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_model import PRESET, Clash, clashes
 from rllib_srl.losses.clip import CLIP_RULES
-from rllib_srl.losses.corrections import CORRECTIONS
 from rllib_srl.losses.kl import KL_REWARDS
+from rllib_srl.losses.ratio import CORRECTIONS
 from rllib_srl.losses.settings import LossSettings
 
 WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "bapo", "none")  # clip rules that do not read clip_low and clip_high

@@ -26,8 +26,7 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl.algorithm.silent_groups import SilentGroups
-from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
-from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission.admission import detector_of

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.advantages import has_signal
 from rllib_srl.types import GroupMeta
 
 NUM_JUDGED = 256  # groups before the judgement: at a share of .1 its standard error is .02

@@ -40,8 +40,7 @@ from rllib_srl.algorithm.gpu_memory import check_memory
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cluster_holds
-from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
-from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned

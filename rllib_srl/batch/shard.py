@@ -3,7 +3,18 @@
     driver: GroupMeta (rewards, lengths, references) -> one TrainingShard per learner, without tokens
     learner: shard.groups() fetches the token arrays from the object store
 
-The scale of each token's loss is fixed here for the whole batch over all shards (`batch/loss_weights.py`).
+The scale of each token's loss is fixed here for the whole batch, before any sharding:
+
+    rule             scale of a token in an episode with n loss tokens   symbols, for one side (played or reused)
+    token_mean       1 / N                                               N: loss tokens of all its episodes
+    sequence_mean    1 / (B n)                                           B: its episodes with a loss token
+    constant         1 / (B longest)                                     Dr.GRPO: no length bias
+
+    loss = L_played + reuse_coeff * L_reused      each side by its own N or B, so that more reused groups do not lower
+                                                  the weight of played groups (RePO)
+
+Sources: Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.3; Shao et al. 2024 (GRPO), arXiv 2402.03300 eq. 3;
+Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783 section 3.2; Li et al. 2025 (RePO), arXiv 2506.09340.
 """
 
 from __future__ import annotations
@@ -17,13 +28,13 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_srl.batch.layout import balanced_shards
-from rllib_srl.batch.loss_weights import Scale, token_scales
 from rllib_srl.batch.parts import PartRef, part_of
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
 if TYPE_CHECKING:
     from rllib_srl.batch.retention import RetentionPart
 
+Scale = float | np.ndarray  # of the loss of a group's tokens: one number, or [G], one per episode
 REUSE = "reuse"  # origin of a stored group that is trained on again; all other origins: played this iteration
 
 
@@ -123,8 +134,8 @@ def build_shards(
         num_shards: number of learners; 1 for a local learner.
         fetch_timeout_s: see `TrainingShard`.
         reuse_coeff: weight of the reused groups' mean loss relative to the played groups', at least 0.
-        aggregation: rule of `loss_weights.token_scales`.
-        longest: see `loss_weights.token_scales`.
+        aggregation: rule of `token_scales`.
+        longest: see `token_scales`.
     """
     sides: dict[bool, list[int]] = {False: [], True: []}  # key: whether the group comes from the replay memory
     for p, group in enumerate(groups):
@@ -158,3 +169,39 @@ def build_shards(
 
 def _num_loss_tokens(groups: Sequence[GroupMeta]) -> int:
     return int(sum(group.num_loss_tokens_G.sum() for group in groups))
+
+
+def token_scales(
+    num_tokens_PG: Sequence[np.ndarray],
+    is_reused_P: Sequence[bool],
+    rule: str = "token_mean",
+    longest: int = 1,
+    reuse_coeff: float = 1.0,
+) -> list[Scale]:
+    """Return the scale of each group.
+
+    Args:
+        num_tokens_PG: number of policy-written tokens of each episode, [G] per group.
+        is_reused_P: whether a group belongs to the reused side.
+        rule: "token_mean", "sequence_mean" or "constant".
+        longest: maximum tokens an episode may write, for "constant".
+        reuse_coeff: weight of the reused side, at least 0.
+    """
+    sides = {
+        side: [n for n, is_reused in zip(num_tokens_PG, is_reused_P, strict=True) if is_reused == side]
+        for side in (False, True)
+    }
+    num_tokens, num_episodes = (
+        {side: max(1, int(sum(of(n) for n in groups))) for side, groups in sides.items()}
+        for of in (np.sum, np.count_nonzero)
+    )
+    scales: list[Scale] = []
+    for num_tokens_G, is_reused in zip(num_tokens_PG, is_reused_P, strict=True):
+        weight = reuse_coeff if is_reused else 1.0
+        if rule == "token_mean":
+            scales.append(weight / num_tokens[is_reused])
+        elif rule == "constant":
+            scales.append(weight / (num_episodes[is_reused] * longest))
+        else:
+            scales.append(weight / (num_episodes[is_reused] * np.maximum(1, np.asarray(num_tokens_G, np.float64))))
+    return scales

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.batch.estimators import GROUP_NORMALISED, group_relative, has_signal
+from rllib_srl.batch.advantages import GROUP_NORMALISED, group_relative, has_signal
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.types import GroupMeta

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.batch.advantage_estimator import AdvantageBatch
+from rllib_srl.batch.advantages import AdvantageBatch
 from rllib_srl.curriculum.planner import Plan, Planner, Result
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.settings import PlannerSettings

@@ -3,7 +3,7 @@
     played    sum_N scale * (kept * correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
     reused    sum_N scale * (kept * weight * surrogate + kl_coeff * ratio * kl, if kl_on_reused)
 
-`losses` provides surrogate, correction and weight by name; `batch/loss_weights.py` provides `scale`.
+`losses` provides surrogate, correction and weight by name; `batch/shard.py` provides `scale`.
 
 - Metrics stay sums until all micro-batches of all learners are added up (`statistics`), because the effective sample
   size is not a mean over micro-batches.
@@ -24,10 +24,8 @@ import torch
 
 from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.losses.clip import CLIP_RULES, Surrogate, Tokens
-from rllib_srl.losses.corrections import REUSE_CORRECTIONS, correction_of, is_on_policy
-from rllib_srl.losses.episodes import episode_mean
 from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES
-from rllib_srl.losses.ratio import ratio_of
+from rllib_srl.losses.ratio import REUSE_CORRECTIONS, correction_of, episode_mean, is_on_policy, ratio_of
 from rllib_srl.losses.settings import LossSettings
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes

@@ -2,16 +2,16 @@
 
     ratio      = level(logp - anchor_logp)                         `ratio`        token, sequence, geometric
     surrogate  = rule(ratio, A)                                    `clip`         symmetric, higher, dual, ...
-    correction = rule(prox_logp - behaviour_logp)                  `corrections`  none, tis, mis, ...
+    correction = rule(prox_logp - behaviour_logp)                  `ratio`        none, tis, mis, ...
     loss       = sum_N scale * (correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
                                                                    `kl`           k1, k2, k3, k3_k2
 
                  anchor_logp
     decoupled    prox_logp           prox = the learner at the start of the update
     bypass       behaviour_logp      behaviour = the engine that wrote the token
-    reused       set by replay_reuse_correction, see `corrections`
+    reused       set by replay_reuse_correction, see `ratio`
 
-`scale` is fixed before any sharding (`batch/loss_weights.py`), so any number of learners and any micro-batches give the
+`scale` is fixed before any sharding (`batch/shard.py`), so any number of learners and any micro-batches give the
 same gradient. `presets` holds named combinations, `settings` every setting; docs/losses.md lists sources and tests.
 
 Source: Schulman et al. 2017, arXiv 1707.06347 eq. 7; each module lists the sources of its part.

@@ -1,4 +1,4 @@
-"""Compute the importance ratio of policy to anchor per token, sequence or geometric mean, in fp32 log space.
+"""Compute importance ratios and what limits them, in fp32 log space: ratio levels, off-policy corrections, masks.
 
     d_t = logp_t - anchor_logp_t                                value at token t          factor of grad(logp_t)
     token         ratio of the token                            exp(d_t)                  exp(d_t)
@@ -7,10 +7,37 @@
 
 With "sequence" and "geometric" each token carries the episode's ratio with the gradient of its own log-prob only. The
 mean over the tokens then has the gradient of the geometric ratio, and the sum that of the product.
-To add a level, register a function: `RATIO_LEVELS["mine"] = level`.
+
+A correction is the importance weight of a token that another policy wrote, without gradient:
+rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and M = geometric mean of rho_t
+
+    played           weight of a token
+    none             1
+    tis              min(rho_t, tis_clip_max)
+    sequence_tis     min(R, tis_clip_max)
+    mis              rho_t where it lies in correction_window, else 0            (IcePop: window [0.5, 5])
+    sequence_mask    R where it lies in correction_window, else 0
+    geometric_mask   as tis where M lies in sequence_window, else 0
+    mis_po           1 where rho_t lies in correction_window and M in sequence_window, else 0
+
+    reused           anchor of the ratio       weight
+    clip             behaviour_logp            1
+    truncate         prox_logp                 min(rho_t, upper end of the window)
+    mask             prox_logp                 rho_t inside the closed window, else 0
+
+prox = the learner at the start of the update, behaviour = the engine that wrote the token. A micro-batch holds whole
+episodes only, so sums and means over an episode are exact.
+To add a level or a correction, register a function, `CORRECTIONS["mine"] = rule`, or name the import path of a
+correction, `rollout_is_correction="module:rule"`.
 
 Sources: Zheng et al. 2025 (GSPO), arXiv 2507.18071 section 4 (geometric, and its token form GSPO-token);
-Ahmadian et al. 2024 (RLOO), arXiv 2402.14740 section 2 (the whole answer as one action).
+Ahmadian et al. 2024 (RLOO), arXiv 2402.14740 section 2 (the whole answer as one action);
+Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (tis);
+Ling Team 2025 (IcePop), arXiv 2510.18855 (mis, mask); TRL's `vllm_importance_sampling_mode` (sequence_mask);
+OpenRLHF's seq-mask-tis (geometric_mask); StepFun 2026 (Step 3.5 Flash), arXiv 2602.10604 (mis_po);
+Fu et al. 2025 (AReaL), arXiv 2505.24298 section 5.2 (decoupled objective, truncate);
+Li et al. 2025 (RePO), arXiv 2506.09340 (clip around stored log-probs);
+DeepSeek-AI 2025 (V3.2), arXiv 2512.02556 section 3.1 (off-policy sequence mask).
 """
 
 from __future__ import annotations
@@ -19,13 +46,29 @@ from collections.abc import Callable
 
 import torch
 
-from rllib_srl.losses.episodes import episode_mean, episode_sum
+from rllib_srl.common.rules import Rules
+from rllib_srl.losses.settings import LossSettings
 
 MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; verl's bound
 
 
-def _token(difference_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
-    return difference_N
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
+    """Return for each token the sum over the tokens of its episode, without gradient."""
+    value_N = value_N.detach()
+    episode_B, at_N = torch.unique(episode_N, return_inverse=True)
+    sum_B = torch.zeros(len(episode_B), dtype=value_N.dtype, device=value_N.device).index_add_(0, at_N, value_N)
+    return sum_B[at_N]
+
+
+def episode_mean(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
+    """Return for each token the mean over the tokens of its episode, without gradient."""
+    return episode_sum(value_N, episode_N) / episode_sum(torch.ones_like(value_N), episode_N)
+
+
+# --- levels of the ratio --------------------------------------------------------------------------
 
 
 def _sequence(difference_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
@@ -37,7 +80,7 @@ def _geometric(difference_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Ten
 
 
 RATIO_LEVELS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "token": _token,
+    "token": lambda difference_N, episode_N: difference_N,
     "sequence": _sequence,
     "geometric": _geometric,
 }
@@ -58,3 +101,119 @@ def ratio_of(
     """
     log_ratio_N = RATIO_LEVELS[level](logp_N.float() - anchor_logp_N.float(), episode_N)
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+# --- corrections of played tokens -----------------------------------------------------------------
+
+Ratio = Callable[[str], torch.Tensor]  # level -> rho_N
+
+
+def _within(value_N: torch.Tensor, window: tuple[float, float]) -> torch.Tensor:
+    """Return which values lie in the closed window; NaN counts as inside.
+
+    A masked NaN would get weight 0 and pass unnoticed. Kept, it makes the gradient NaN, so the step is skipped and
+    counted.
+    """
+    return ~((value_N < window[0]) | (value_N > window[1]))
+
+
+def _mis(rho: Ratio, settings: LossSettings) -> torch.Tensor:
+    return torch.where(_within(rho("token"), settings.correction_window), rho("token"), 0.0)
+
+
+def _sequence_mask(rho: Ratio, settings: LossSettings) -> torch.Tensor:
+    return torch.where(_within(rho("sequence"), settings.correction_window), rho("sequence"), 0.0)
+
+
+def _geometric_mask(rho: Ratio, settings: LossSettings) -> torch.Tensor:
+    is_kept_N = _within(rho("geometric"), settings.sequence_window)
+    return torch.where(is_kept_N, rho("token").clamp(max=settings.truncation), 0.0)
+
+
+def _mis_po(rho: Ratio, settings: LossSettings) -> torch.Tensor:
+    is_kept_N = _within(rho("token"), settings.correction_window)
+    return (is_kept_N & _within(rho("geometric"), settings.sequence_window)).float()
+
+
+CORRECTIONS: Rules[Callable[[Ratio, LossSettings], torch.Tensor]] = Rules(
+    "rollout_is_correction",
+    {
+        "none": lambda rho, settings: torch.ones_like(rho("token")),
+        "tis": lambda rho, settings: rho("token").clamp(max=settings.truncation),
+        "sequence_tis": lambda rho, settings: rho("sequence").clamp(max=settings.truncation),
+        "mis": _mis,
+        "sequence_mask": _sequence_mask,
+        "geometric_mask": _geometric_mask,
+        "mis_po": _mis_po,
+    },
+)
+
+
+def correction_of(
+    settings: LossSettings, prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, episode_N: torch.Tensor
+) -> torch.Tensor:
+    """Return the weight of each played token, without gradient.
+
+    Args:
+        settings: loss settings; `correction` names the rule, see the module's table.
+        prox_logp_N: log-probs under the learner at the start of the update, nats.
+        behaviour_logp_N: log-probs reported by the engine, nats.
+        episode_N: episode of each token; episodes must be whole.
+    """
+    prox_logp_N = prox_logp_N.detach()
+    weight_N: torch.Tensor = CORRECTIONS.call(
+        settings.correction, lambda level: ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N), settings
+    )
+    return weight_N
+
+
+# --- corrections of reused tokens -----------------------------------------------------------------
+
+Anchored = tuple[torch.Tensor, torch.Tensor]  # anchor_logp_N, weight_N
+
+
+def _rho(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor) -> torch.Tensor:
+    return (prox_logp_N - behaviour_logp_N).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _clip(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
+    return behaviour_logp_N, torch.ones_like(prox_logp_N)
+
+
+def _truncate(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
+    return prox_logp_N, _rho(prox_logp_N, behaviour_logp_N).clamp(max=window[1])
+
+
+def _mask(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
+    rho_N = _rho(prox_logp_N, behaviour_logp_N)
+    return prox_logp_N, torch.where(_within(rho_N, window), rho_N, 0.0)
+
+
+REUSE_CORRECTIONS: dict[str, Callable[..., Anchored]] = {"clip": _clip, "truncate": _truncate, "mask": _mask}
+
+
+# --- whole episodes -------------------------------------------------------------------------------
+
+
+def is_on_policy(
+    threshold: float | None,
+    logp_N: torch.Tensor,
+    behaviour_logp_N: torch.Tensor,
+    advantage_N: torch.Tensor,
+    episode_N: torch.Tensor,
+) -> torch.Tensor:
+    """Return which tokens to keep, bool [N]; bad episodes that the policy has moved away from are masked.
+
+        masked iff mean_t A_t < 0 and mean_t (behaviour_logp_t - logp_t) > threshold
+
+    Args:
+        threshold: nats per token, > 0; None keeps all.
+        logp_N: log-probs under the policy in training, nats.
+        behaviour_logp_N: log-probs reported by the engine, nats.
+        advantage_N: advantage of each token.
+        episode_N: episode of each token; episodes must be whole.
+    """
+    if threshold is None:
+        return torch.ones_like(logp_N, dtype=torch.bool)
+    is_bad_N = episode_mean(advantage_N, episode_N) < 0
+    return ~(is_bad_N & (episode_mean(behaviour_logp_N - logp_N, episode_N) > threshold))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.batch.estimators import EPSILON
+from rllib_srl.batch.advantages import EPSILON
 from rllib_srl.types import Group, History
 
 MAX_SILENT = 8
@@ -72,7 +72,7 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
         reward_sum=reward_sum,
-        # Same threshold as `batch.estimators.has_signal`: rounding errors of equal rewards are no variance.
+        # Same threshold as `batch.advantages.has_signal`: rounding errors of equal rewards are no variance.
         variance=squares / size if len(rewards_G) and np.ptp(rewards_G) > 1e-8 else 0.0,
         abs_advantage=float(np.abs(centred_G).sum() / size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),

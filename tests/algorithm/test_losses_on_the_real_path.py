@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.batch.estimators import EPSILON, has_signal
+from rllib_srl.batch.advantages import EPSILON, has_signal
 from tests.small_worlds import Even, small_config, watch
 
 
@@ -73,7 +73,7 @@ def talk(config):
 
 @pytest.mark.slow
 def test_the_length_penalty_reaches_the_advantages(talk, build, monkeypatch):
-    monkeypatch.setattr("rllib_srl.batch.advantage_estimator.OVERLONG_SHARE", 1.0)
+    monkeypatch.setattr("rllib_srl.batch.advantages.OVERLONG_SHARE", 1.0)
     algo = build(talk, overlong_penalty=1.0, advantage="mean_only", longest_answer=12)
     shards = captured(algo)
     algo.train()

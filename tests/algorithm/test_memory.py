@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl.batch.estimators import has_signal
+from rllib_srl.batch.advantages import has_signal
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
 from rllib_srl.types import StopReason

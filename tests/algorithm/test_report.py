@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.run_log import METRICS, PARTS

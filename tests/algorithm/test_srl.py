@@ -11,7 +11,7 @@ import pytest
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rllib_srl.batch.estimators import group as group_rule
+from rllib_srl.batch.advantages import group as group_rule
 from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
 from tests.flat_settings import grouped

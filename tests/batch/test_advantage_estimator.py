@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.batch.advantage_estimator import AdvantageEstimator
-from rllib_srl.batch.loss_weights import token_scales
+from rllib_srl.batch.advantages import AdvantageEstimator, overlong
 from rllib_srl.batch.parts import PartRef, part_meta, part_of
-from rllib_srl.batch.shaping import overlong
-from rllib_srl.batch.shard import build_shards, fetched
+from rllib_srl.batch.shard import build_shards, fetched, token_scales
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, ListedRef, Prompt
 from tests.small_learner import GROUPS, make_group

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rllib_srl.batch.estimators import (
+from rllib_srl.batch.advantages import (
     ADVANTAGES,
     GROUP_NORMALISED,
     group,
@@ -86,4 +86,4 @@ def test_bad_input_is_named():
 def test_a_registered_rule_and_one_by_import_path_are_called_with_the_rewards_of_a_group(monkeypatch):
     monkeypatch.setitem(ADVANTAGES, "mine", lambda rewards_G: 2 * rewards_G)
     assert group_relative([np.array([1.0, 0.25])], "mine")[0].tolist() == [2.0, 0.5]
-    assert group_relative([np.array([1.0, 0.0])], "rllib_srl.batch.estimators:mean_only")[0].tolist() == [0.5, -0.5]
+    assert group_relative([np.array([1.0, 0.0])], "rllib_srl.batch.advantages:mean_only")[0].tolist() == [0.5, -0.5]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.batch.advantage_estimator import AdvantageEstimator
-from rllib_srl.batch.estimators import group_relative
+from rllib_srl.batch.advantages import AdvantageEstimator, group_relative
 from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import History

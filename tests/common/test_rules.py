@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rllib_srl import contrib
-from rllib_srl.batch.estimators import ADVANTAGES, group_relative
+from rllib_srl.batch.advantages import ADVANTAGES, group_relative
 from rllib_srl.common.rules import RuleError, Rules, contrib_files, import_path
 from rllib_srl.losses.clip import CLIP_RULES
 

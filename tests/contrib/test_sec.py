@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_srl.batch.estimators import group, has_signal
+from rllib_srl.batch.advantages import group, has_signal
 from rllib_srl.contrib.sec import SEC
 from rllib_srl.curriculum.planner import Plan
 from rllib_srl.types import GroupMeta

@@ -11,7 +11,7 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.batch.advantage_estimator import AdvantageBatch
+from rllib_srl.batch.advantages import AdvantageBatch
 from rllib_srl.curriculum.curriculum import weighted
 from rllib_srl.curriculum.planner import (
     Planner,

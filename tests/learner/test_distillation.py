@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.batch.advantage_estimator import AdvantageEstimator
+from rllib_srl.batch.advantages import AdvantageEstimator
 from rllib_srl.learner.regularisers.distillation import Distillation
 from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.losses.settings import LossSettings

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.learner.objective import SUMS, first_pass, played_loss, reused_loss, statistics
-from rllib_srl.losses.corrections import CORRECTIONS, REUSE_CORRECTIONS
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.ratio import RATIO_LEVELS
+from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS, REUSE_CORRECTIONS
 from rllib_srl.losses.settings import LossSettings
 
 CLIPS = ("symmetric", "higher", "dual", "two_sided", "cispo", "sapo", "none", "bapo")

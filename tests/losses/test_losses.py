@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from rllib_srl.losses.bapo import bounds_of, masses, path_of
 from rllib_srl.losses.clip import CLIP_RULES, Tokens
-from rllib_srl.losses.corrections import (
+from rllib_srl.losses.kl import KL_REWARDS, k1, k2, k3, k3_k2
+from rllib_srl.losses.ratio import (
     CORRECTIONS,
+    RATIO_LEVELS,
     REUSE_CORRECTIONS,
     correction_of,
-    importance_correction,
+    episode_mean,
     is_on_policy,
+    ratio_of,
 )
-from rllib_srl.losses.episodes import episode_mean
-from rllib_srl.losses.kl import KL_REWARDS, k1, k2, k3, k3_k2
-from rllib_srl.losses.ratio import RATIO_LEVELS, ratio_of
 from rllib_srl.losses.settings import LossSettings
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
@@ -170,15 +170,9 @@ def test_each_correction_by_hand(name):
     assert not weight_N.requires_grad
 
 
-def test_truncated_importance_correction():
-    free = importance_correction(OLD, ENGINE, float("inf"))
-    torch.testing.assert_close(free, torch.tensor([1, 2.459603, 1, 1, 4.481689, 1]), atol=1e-5, rtol=0)
-    assert importance_correction(OLD, ENGINE, 2.0).tolist() == [1, 2, 1, 1, 2, 1]
-    assert not importance_correction(OLD.clone().requires_grad_(), ENGINE, 2.0).requires_grad
-
-
 def test_correction_stays_finite_when_the_engine_gave_no_chance():
-    assert torch.isfinite(importance_correction(torch.tensor([0.0]), torch.tensor([-1e4]), float("inf"))).all()
+    prox_N, behaviour_N = torch.tensor([0.0]), torch.tensor([-1e4])
+    assert torch.isfinite(REUSE_CORRECTIONS["truncate"](prox_N, behaviour_N, (0.5, float("inf")))[1]).all()
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
@@ -203,6 +197,7 @@ def test_no_window_swallows_what_is_not_a_number(name):
 def test_corrections_of_reused_tokens(correction, expected):
     anchor_N, weight_N = REUSE_CORRECTIONS[correction](OLD, ENGINE, (0.5, 2.0))
     close(weight_N * surrogate("higher", anchor=anchor_N)[0], expected)
+    assert not REUSE_CORRECTIONS[correction](OLD.clone().requires_grad_(), ENGINE, (0.5, 2.0))[1].requires_grad
 
 
 def test_a_mask_looks_at_both_ends_and_a_truncation_at_one():

@@ -1,32 +1,138 @@
-"""Estimate advantages from the rewards of a batch and select the groups to train on.
+"""Compute advantages from the rewards of a batch and select the groups to train on: pure NumPy, before any sharding.
 
     played groups   shaped rewards ── rule ──> advantages
     reused groups   their rewards  ── rule ──> advantages
+
+    rule             advantage                                       sums to 0 over the group
+    group            (r - mean) / (std + 1e-4), unbiased std         yes
+    mean_only        r - mean                                        yes
+    batch            (r - mean) / (std of the whole batch + 1e-4)    yes
+    leave_one_out    r - mean of the others                          yes
+    posterior        r - mean of history, domain and the others      no: see `posterior.py`
+    gae              r; the learner computes token advantages        no, see `learner/critic.py`
+    none             0: rewards do not count                         yes; for distillation
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
 its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged in the same way, by the
 history of their prompts as the policy in training finds it, without themselves, and in units of the groups just played.
 
-Pure NumPy on the driver, before any sharding. It uses metadata only, never tokens.
+To add a rule that needs one group only, register a function, `ADVANTAGES["mine"] = rule`, or name its import path,
+`advantage="module:rule"`; it is called with the rewards of a group, float64 [G], and returns as many advantages.
 
-Source: Li et al. 2025 (RePO), arXiv 2506.09340 (separate advantages for played and reused groups).
+Sources: Shao et al. 2024, arXiv 2402.03300 section 4.1.2 (group); Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783 section
+3.2 (mean_only); Liu et al. 2025 (Lite-PPO), arXiv 2508.08221 (batch); Ahmadian et al. 2024, arXiv 2402.14740 section 3
+(leave_one_out); Li et al. 2025 (RePO), arXiv 2506.09340 (separate advantages for played and reused groups);
+Yu et al. 2025 (DAPO), arXiv 2503.14476 eq. 13 (length penalty).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rllib_srl.batch.estimators import group_relative, trains
 from rllib_srl.batch.parts import part_meta, rewarded_part
 from rllib_srl.batch.posterior import NO_HISTORY, Scale, posterior, scale_of, scaled, surprises
-from rllib_srl.batch.shaping import overlong
+from rllib_srl.common.rules import Rules
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, History
 
+EPSILON = 1e-4  # TRL's value; verl uses 1e-6
 OVERLONG_SHARE = 0.2  # of longest_answer, over which the length penalty rises, as in DAPO
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def group(rewards_G: np.ndarray) -> np.ndarray:
+    """Return (r - mean) / (std + 1e-4), with the unbiased standard deviation of the group."""
+    advantage_G: np.ndarray = (rewards_G - rewards_G.mean()) / (rewards_G.std(ddof=1) + EPSILON)
+    return advantage_G
+
+
+def mean_only(rewards_G: np.ndarray) -> np.ndarray:
+    """Return r - mean, without division: a prompt weighs by the spread of its rewards."""
+    advantage_G: np.ndarray = rewards_G - rewards_G.mean()
+    return advantage_G
+
+
+def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
+    """Return r - mean of the other episodes = (r - mean) G / (G - 1): the baseline excludes the episode itself."""
+    return mean_only(rewards_G) * (len(rewards_G) / (len(rewards_G) - 1))
+
+
+# "batch" needs more than the group; `group_relative` adds that part. So does "posterior", which `posterior.py`
+# computes; without history and scale it is "leave_one_out".
+ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
+    "advantage",
+    {
+        "group": group,
+        "mean_only": mean_only,
+        "batch": mean_only,
+        "leave_one_out": leave_one_out,
+        "posterior": leave_one_out,
+        "gae": lambda rewards_G: rewards_G,
+        "none": lambda rewards_G: np.zeros(len(rewards_G)),
+    },
+)
+GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
+
+
+def has_signal(rewards_G: np.ndarray) -> bool:
+    """Return whether the rewards of a group differ; equal rewards give zero advantages and no gradient."""
+    return bool(np.ptp(rewards_G) > 1e-8)
+
+
+def trains(rewards_G: np.ndarray, rule: str) -> bool:
+    """Return whether a group is trained on; with "gae" equal rewards are a signal too."""
+    return rule == "gae" or has_signal(rewards_G)
+
+
+def group_relative(
+    rewards_PG: Sequence[np.ndarray],
+    rule: str = "group",
+    *,
+    batch_rewards: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """Return the advantages of each group.
+
+    Args:
+        rewards_PG: rewards of each group; groups may differ in size, each has at least 2 episodes.
+        rule: a name of `ADVANTAGES`.
+        batch_rewards: rewards whose standard deviation "batch" divides by; None: `rewards_PG`.
+
+    Raises:
+        ValueError: an unknown rule, a user's rule that raises an exception, or a group of fewer than two episodes.
+    """
+    for rewards_G in rewards_PG:
+        if len(rewards_G) < 2 and rule != "none":
+            raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
+    rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
+    advantages = [ADVANTAGES.call(rule, rewards_G) for rewards_G in rewards_PG]
+    if not rewards_PG:
+        return []
+    if rule == "batch":
+        spread = np.concatenate([np.asarray(one, np.float64) for one in batch_rewards or rewards_PG]).std(ddof=1)
+        return [advantage_G / (spread + EPSILON) for advantage_G in advantages]
+    return advantages
+
+
+def overlong(num_tokens_G: np.ndarray, longest: int, share: float, factor: float) -> np.ndarray:
+    """Return min(0, (longest - cache - n) / cache) * factor for n written tokens, cache = share * longest.
+
+    The penalty does not grow beyond `longest`.
+
+    Args:
+        num_tokens_G: number of tokens the policy wrote in each episode.
+        longest: maximum tokens an episode may write.
+        share: share of `longest` over which the penalty rises, in (0, 1].
+        factor: penalty at `longest`, at least 0.
+    """
+    cache = share * longest
+    return factor * np.clip((longest - cache - np.asarray(num_tokens_G, np.float64)) / cache, -1.0, 0.0)
+
+
+# --- a batch ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
