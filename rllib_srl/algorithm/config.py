@@ -529,7 +529,7 @@ class SRLConfig(AlgorithmConfig):
         Raises:
             ActorFailure: a remote learner died, or they found no places or did not start within `start_timeout_s`.
         """
-        from rllib_srl.learner.group.starting import started
+        from rllib_srl.learner.group.learners import started
 
         packed = None
         if placement_group is None:

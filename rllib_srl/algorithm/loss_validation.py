@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rllib_srl.batch.advantages import ADVANTAGES, GROUP_NORMALISED
+from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_model import PRESET, Clash, clashes
 from rllib_srl.losses.clip import CLIP_RULES
@@ -87,13 +87,8 @@ def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
 
 
 def _of_advantages(loss: LossSettings, config: Any) -> Iterator[Clash]:
-    is_grouped = loss.advantage in GROUP_NORMALISED
-    why = ": with other estimators the group is the baseline, and advantages have no value per token"
-    is_idle = loss.use_critic and loss.advantage != "gae"
-    yield is_idle, "use_critic advantage", "advantage = 'gae'" + (why if is_grouped else "")
-    if loss.dynamic_sampling_tries and loss.advantage in ("gae", "posterior"):
-        verb = "have" if loss.advantage == "gae" else "can have"
-        yield True, "dynamic_sampling_tries advantage", f"0: with it, groups of equal rewards {verb} a signal"
+    is_sampled = loss.dynamic_sampling_tries and loss.advantage == "posterior"
+    yield is_sampled, "dynamic_sampling_tries advantage", "0: with it, groups of equal rewards can have a signal"
     has_no_reward = loss.advantage == "none"
     is_taught = isinstance(config.regularisers, Mapping) and "distill" in config.regularisers
     yield has_no_reward and not is_taught, "advantage", "a teacher, .distill(teacher=...): nothing else is learned"

@@ -22,7 +22,6 @@ GRPO = "GRPO learns nothing from equal rewards"
 TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
     "posterior": "The baseline from history trains on these only where a result differs from what is predicted",
     "none": "Distillation learns from them as from others",
-    "gae": "They are trained on, but do not tell better answers to a prompt from worse ones",
 }
 
 

@@ -222,8 +222,6 @@ def _sharded(config: Any) -> Iterator[Clash]:
     if config.fsdp_sequence_parallel > 1:
         tries = "True: only the tokens of tries are split"
         yield config.prefix_sharing is False, "fsdp_sequence_parallel prefix_sharing", tries
-        apart = "False: no learner has the hidden states of all tokens"
-        yield loss.use_critic, "fsdp_sequence_parallel use_critic", apart
     yield config.lora_rank, "fsdp lora_rank", "one of the two: adapters are too small to shard"
     yield num < 2, "fsdp num_learners", "at least 2"
     yield config.colocate, "fsdp colocate", "one of the two: shards cannot be moved off the GPU"

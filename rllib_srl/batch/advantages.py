@@ -9,7 +9,6 @@
     batch            (r - mean) / (std of the whole batch + 1e-4)    yes
     leave_one_out    r - mean of the others                          yes
     posterior        r - mean of history, domain and the others      no: see `posterior.py`
-    gae              r; the learner computes token advantages        no, see `learner/critic.py`
     none             0: rewards do not count                         yes; for distillation
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
@@ -71,7 +70,6 @@ ADVANTAGES: Rules[Callable[[np.ndarray], np.ndarray]] = Rules(
         "batch": mean_only,
         "leave_one_out": leave_one_out,
         "posterior": leave_one_out,
-        "gae": lambda rewards_G: rewards_G,
         "none": lambda rewards_G: np.zeros(len(rewards_G)),
     },
 )
@@ -81,11 +79,6 @@ GROUP_NORMALISED = ("group", "batch", "mean_only", "leave_one_out")
 def has_signal(rewards_G: np.ndarray) -> bool:
     """Return whether the rewards of a group differ; equal rewards give zero advantages and no gradient."""
     return bool(np.ptp(rewards_G) > 1e-8)
-
-
-def trains(rewards_G: np.ndarray, rule: str) -> bool:
-    """Return whether a group is trained on; with "gae" equal rewards are a signal too."""
-    return rule == "gae" or has_signal(rewards_G)
 
 
 def group_relative(
@@ -242,7 +235,7 @@ class AdvantageEstimator:
             return [pair for pair in zip(reused, advantages, strict=True) if self._is_surprise(pair[1])]
         rule = settings.advantage
         pairs = zip(reused, group_relative(rewards, rule), strict=True)
-        return [(group, a) for group, a in pairs if trains(group.rewards_G, rule)]
+        return [(group, a) for group, a in pairs if has_signal(group.rewards_G)]
 
     def _played(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> list[np.ndarray]:
         """Return the advantages of played groups from their rewards."""
@@ -256,7 +249,7 @@ class AdvantageEstimator:
         if self._trains_all:
             return [True] * len(rewards)
         if not self.uses_history:
-            return [trains(rewards_G, self.settings.advantage) for rewards_G in rewards]
+            return [has_signal(rewards_G) for rewards_G in rewards]
         return [self._is_surprise(advantage_G) for advantage_G in self._played(rewards, histories)]
 
     def _is_surprise(self, advantage_G: np.ndarray) -> bool:

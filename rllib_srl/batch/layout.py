@@ -201,7 +201,7 @@ class MicroBatch(TypedDict, Generic[Array]):
     trie: Trie | None
     predictor: Array  # [N]
     target: Array  # [N]
-    advantage: Array  # [N]; with "gae" the return of the episode until the first pass
+    advantage: Array  # [N]
     scale: Array  # [N]
     behaviour_logp: Array  # [N], nats
     episode: Array  # [N], `Episode.index` of each loss token
@@ -209,7 +209,6 @@ class MicroBatch(TypedDict, Generic[Array]):
     temperature: NotRequired[float]
     sequence: NotRequired[Any]  # DeviceMesh of the learners over which the tokens are split; with a trie only
     is_reused: NotRequired[bool]
-    with_hidden: NotRequired[bool]  # whether the forward pass returns hidden states
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`
     stage_logp: NotRequired[Array]  # [N], nats; under the policy at the end of the last stage
@@ -222,9 +221,8 @@ class MicroBatch(TypedDict, Generic[Array]):
     stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
     stored_sampled: NotRequired[Array]  # [N], nats, those of `target`
     is_noted: NotRequired[bool]  # whether the KL of these answers was reported
-    prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next two
+    prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next one
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
-    value_target: NotRequired[Array]  # [N]; with "gae"
     bapo_bounds: NotRequired[tuple[float, float]]
     stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass
 

@@ -92,7 +92,6 @@ OURS = {
     "loss": "loss_mode",
     "advantage": "adv_estimator advantage_estimator",
     "advantage; 'mean_only' does not divide by the standard deviation": "norm_adv_by_std_in_grpo",
-    "advantage; {'name': 'gae', 'gae_lambda': ...}": "lam lambda",
     "num_gpus_per_env_runner num_gpus_per_learner": "n_gpus_per_node num_gpus",
     "num_env_runners num_learners": "nnodes",
     "max_turns": "multi_turn.max_turns max_assistant_turns",

@@ -1,1 +1,1 @@
-"""The GRPO Learner, its model and optimiser, critic and reference policy."""
+"""The GRPO Learner, its model and optimiser, and reference policy."""

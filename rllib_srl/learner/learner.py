@@ -1,8 +1,8 @@
 """Train the policy with GRPO: sum gradients over micro-batches and learners, one optimiser step per epoch.
 
-    shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py, scoring.py
-    log-probs without gradient, if the loss needs whole-batch statistics         batch_statistics.py
-    for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py, critic.py
+    shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py
+    log-probs without gradient, if the loss needs whole-batch statistics         objective.py
+    for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py
     likewise for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
     norm of their gradient over all learners                                     gradients.py
     for each played micro-batch: forward, loss, backward, added to the same gradient
@@ -33,21 +33,26 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
 from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.learner.batch_statistics import set_batch_statistics
-from rllib_srl.learner.critic import CRITIC_LR, Critic, set_token_advantages
-from rllib_srl.learner.diagnostics import GroupDiagnostics
 from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
 from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
-from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
+from rllib_srl.learner.objective import (
+    SUMS,
+    GroupDiagnostics,
+    Sums,
+    first_pass,
+    played_loss,
+    reused_loss,
+    set_batch_statistics,
+    statistics,
+)
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.regularisers.regularisers import Regularisers
 from rllib_srl.learner.regularisers.rule import Training
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
-from rllib_srl.learner.sharing_check import is_sharing_exact
 from rllib_srl.learner.training_state import TrainingState
-from rllib_srl.learner.trie_attention import num_graphs
+from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.types import Target
 
@@ -64,7 +69,6 @@ class GRPOTorchLearner(TorchLearner):
 
     Attributes:
         scorer: forward passes of the policy.
-        critic: value head; None without `use_critic`.
         reference: anchor of the KL; None without a KL term.
         regularisers: terms that keep the policy near what it has learned.
         retention: stored answers that are held; None with `replay_retain` = 0.
@@ -73,7 +77,6 @@ class GRPOTorchLearner(TorchLearner):
     """
 
     scorer: Scorer
-    critic: Critic | None
     reference: Reference | None
     regularisers: Regularisers
     retention: StoredAnswers | None
@@ -97,11 +100,6 @@ class GRPOTorchLearner(TorchLearner):
         how = config.compute_dtype, split, config.flat().fsdp_gather_dtype
         frozen = partial(Reference.of, self.policy, device, *how)
         self.reference = frozen() if settings.needs_reference else None
-        self.critic = None
-        if settings.use_critic:
-            hidden_size = int(self.model.config.hidden_size)
-            over = config.num_learners, config.learners_per_shard
-            self.critic = Critic(hidden_size, CRITIC_LR, device, *over)
         parameters = dict(self.policy.saved_parameters())
         own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded, frozen)
         self.regularisers = Regularisers(config.made_regularisers(), own)
@@ -114,7 +112,7 @@ class GRPOTorchLearner(TorchLearner):
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
         self._save_error: Exception | None = None
-        is_exact = config.prefix_sharing and is_sharing_exact(self.scorer, self.model, config.max_episode_tokens)
+        is_exact = config.prefix_sharing and is_sharing_exact(self.scorer.score, self.model, config.max_episode_tokens)
         self.can_share_prefixes = bool(is_exact)
         if config.sequence_parallel > 1 and not self.can_share_prefixes:
             raise ValueError(
@@ -207,7 +205,6 @@ class GRPOTorchLearner(TorchLearner):
             batch["ref_logp"] = self.reference.logp(batch)
         self.regularisers.prepare(batch, is_reused)
         batch["is_reused"] = is_reused
-        batch["with_hidden"] = self.critic is not None
         return batch
 
     def _has_kl(self, is_reused: bool) -> bool:
@@ -300,9 +297,6 @@ class GRPOTorchLearner(TorchLearner):
                 loss = self.compute_loss_for_module(
                     module_id=DEFAULT_MODULE_ID, config=self.config, batch=one, fwd_out=fwd_out
                 )
-                if self.critic is not None:
-                    value_loss, one["stats"]["value_loss"] = self.critic.loss(one, fwd_out)
-                    loss = loss + value_loss
                 loss = self.regularisers.loss(one, loss, fwd_out)
                 loss.backward()
                 for name, value in one.pop("stats").items():
@@ -317,15 +311,13 @@ class GRPOTorchLearner(TorchLearner):
         return fwd_out
 
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
-        """Store what stays fixed for all epochs: `prox_logp`, token advantages, diagnostics; no extra pass."""
+        """Store what stays fixed for all epochs: `prox_logp`, targets, drift; no extra pass."""
         first_pass(one, fwd_out["logp"], self.settings.max_logp_gap)
         if self.retention is not None:
             self.retention.keep(one, fwd_out)
         if one["is_reused"]:
             noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
             self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
-        if self.settings.advantage == "gae":
-            set_token_advantages(one, fwd_out, self.critic, self.settings.gae_lambda)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
@@ -365,8 +357,6 @@ class GRPOTorchLearner(TorchLearner):
         """Step the optimiser; a non-finite gradient skips the step on every learner and is counted."""
         is_finite = bool(torch.isfinite(self._norm(list(gradients_dict.values()))))
         self._log("num_nonfinite_gradients", 0 if is_finite else 1)
-        if self.critic is not None:
-            self.critic.step(is_finite)
         if not is_finite:
             return
         set_gradients((self._params[ref] for ref in gradients_dict), gradients_dict.values())
@@ -461,10 +451,8 @@ class GRPOTorchLearner(TorchLearner):
     # --- state and checkpoints ------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state plus that of the value head, of a reference that moves and of regularisers."""
+        """Return RLlib's state plus that of a reference that moves and of regularisers."""
         state = super().get_state(*args, **kwargs)
-        if self.critic is not None:
-            state["critic"] = self.critic.get_state()
         # "base" is loaded from the model's files.
         if self.reference is not None and self.settings.kl_reference != "base":
             state["reference"] = self.reference.get_state()
@@ -476,8 +464,6 @@ class GRPOTorchLearner(TorchLearner):
         """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
         self._weights_seq_no = -1
         super().set_state(state)
-        if "critic" in state and self.critic is not None:
-            self.critic.set_state(state["critic"])
         if "reference" in state and self.reference is not None:
             self.reference.set_state(state["reference"])
         self.regularisers.set_state(state.get("regularisers", {}))

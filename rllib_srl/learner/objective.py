@@ -1,4 +1,4 @@
-"""Compute the loss of one micro-batch and the sums for its metrics: pure torch functions.
+"""Compute the loss of one micro-batch and the sums for its metrics.
 
     played    sum_N scale * (kept * correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
     reused    sum_N scale * (kept * weight * surrogate + kl_coeff * ratio * kl, if kl_on_reused)
@@ -18,15 +18,20 @@ Source: Li et al. 2025 (RePO), arXiv 2506.09340 (separate loss for replayed grou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
+from rllib_srl.learner.gradients import summed
+from rllib_srl.losses.bapo import bounds_of, masses
 from rllib_srl.losses.clip import CLIP_RULES, Surrogate, Tokens
 from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES
 from rllib_srl.losses.ratio import REUSE_CORRECTIONS, correction_of, episode_mean, is_on_policy, ratio_of
 from rllib_srl.losses.settings import LossSettings
+from rllib_srl.types import Group
 
 Sums = dict[str, Any]  # name -> number or scalar tensor; a sum over tokens or episodes
 PLAYED_MEANS = (
@@ -37,7 +42,7 @@ PLAYED_COUNTS = ("num_tokens", "num_computed_tokens")
 REUSED_MEANS = ("reuse/clip_fraction", "reuse/ratio")  # over tokens that are kept
 REUSED_COUNTS = ("reuse/num_tokens", "reuse/num_computed_tokens", "reuse/num_episodes", "reuse/num_left_out")
 OTHER_SUMS = ("reuse/loss", "reuse/drift", "reuse/kept", "reuse/weight", "reuse/squared_weight", "reuse/kl")
-TOTALS = ("total_loss", "value_loss", "num_nonfinite_logps")
+TOTALS = ("total_loss", "num_nonfinite_logps")
 SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUMS, *TOTALS)
 
 
@@ -223,10 +228,83 @@ def statistics(sums: dict[str, float]) -> dict[str, float]:
         **{name: sums[name] / num_played for name in PLAYED_MEANS},
         **{name: sums[name] for name in (*PLAYED_COUNTS, *REUSED_COUNTS, "total_loss", "num_nonfinite_logps")},
         **{name: sums[name] / num_kept for name in REUSED_MEANS},
-        "value_loss": sums["value_loss"] / max(1.0, sums["num_tokens"] + sums["reuse/num_tokens"]),
         "reuse/loss": sums["reuse/loss"] / num_reused,
         "reuse/kl": sums["reuse/kl"] / num_reused,
         "reuse/drift": sums["reuse/drift"] / num_reused,
         "reuse/ess": sums["reuse/weight"] ** 2 / squares if squares > 0 else 0.0,
         "reuse/left_out": sums["reuse/num_left_out"] / max(1.0, sums["reuse/num_episodes"]),
     }
+
+
+# --- before the gradient, and beside it -----------------------------------------------------------
+
+Scored = Sequence[tuple[MicroBatch[torch.Tensor], torch.Tensor]]  # micro-batches and their log-probs
+
+
+def set_batch_statistics(
+    scored: Scored, settings: LossSettings, num_learners: int, device: torch.device
+) -> dict[str, float]:
+    """Set BAPO's clip bounds, from sums over the whole batch, on each micro-batch; return metrics. A collective.
+
+    It costs one more forward pass a step (`LossSettings.needs_batch_statistics`).
+
+    Args:
+        scored: micro-batches after their first pass, with log-probs under the policy in training (nats, no gradient);
+            a learner without micro-batches must call this too.
+        settings: loss settings.
+        num_learners: number of learners.
+        device: device on which they communicate.
+    """
+    total_K2 = masses(settings, *(torch.zeros(0) for _ in range(3)))
+    for batch, logp_N in scored:
+        anchor_logp_N, _ = anchor_of(batch, settings)
+        ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
+        total_K2 = total_K2.to(ratio_N.device)
+        total_K2 = total_K2 + masses(settings, ratio_N, batch["advantage"], batch["behaviour_logp"])
+    bounds, num_steps = bounds_of(settings, summed([total_K2.to(device)], num_learners)[0].cpu())
+    for batch, _ in scored:
+        batch["bapo_bounds"] = bounds
+    return {"bapo_low": bounds[0], "bapo_high": bounds[1], "bapo_steps": float(num_steps)}
+
+
+class GroupDiagnostics:
+    """Drift of reused episodes by group, from an update's own first pass. Invariant: each is added at most once.
+
+    A micro-batch holds whole episodes, but may split groups.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        """Number the episodes as `batch.layout.episodes_of` does."""
+        self._ids = [group.group_id for group in groups]
+        self._group_of_B = np.repeat(np.arange(len(groups)), [group.size for group in groups])
+        # By group: sum |prox - behaviour|, sum -prox, tokens, episodes left out.
+        self._drift: dict[int, np.ndarray] = {}
+
+    def add_drift(
+        self, episode_N: np.ndarray, prox_logp_N: np.ndarray, behaviour_logp_N: np.ndarray, is_kept_N: np.ndarray
+    ) -> None:
+        """Add the log-probs of reused tokens.
+
+        Args:
+            episode_N: `Episode.index` of each token.
+            prox_logp_N: log-probs under the learner at the start of the update, nats.
+            behaviour_logp_N: stored log-probs, nats.
+            is_kept_N: whether the token's episode is trained on.
+        """
+        for b in np.unique(episode_N):
+            at_N = episode_N == b
+            prox, behaviour = prox_logp_N[at_N].astype(np.float64), behaviour_logp_N[at_N].astype(np.float64)
+            sums = [np.abs(prox - behaviour).sum(), -prox.sum(), at_N.sum(), not is_kept_N[at_N].any()]
+            p = int(self._group_of_B[b])
+            self._drift[p] = self._drift.get(p, np.zeros(4)) + np.array(sums, np.float64)
+
+    def take_drift(self) -> dict[str, dict[str, float]]:
+        """Return and clear `drift`, `nll` and `num_over_gap`, by group id.
+
+        `drift` and `nll` are token means in nats, of |prox - behaviour| and -prox; `num_over_gap` counts episodes.
+        """
+        taken, self._drift = self._drift, {}
+        return {
+            self._ids[p]: {"drift": gap / num, "nll": nll / num, "num_over_gap": int(left_out)}
+            for p, (gap, nll, num, left_out) in ((p, row.tolist()) for p, row in taken.items())
+        }

@@ -86,7 +86,7 @@ class CausalLMModule(TorchRLModule):
     def _forward(self, batch: MicroBatch[torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
         if self.awaits_shards:
             raise RuntimeError("the weights lie in the checkpoint's learner_shards; restore it whole, through SRL")
-        return token_logps(self.model, batch, batch.get("with_hidden", False))
+        return token_logps(self.model, batch)
 
     def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the trained parameters by name, fp32 numpy arrays; {} with `inference_only` (see the module).

@@ -17,8 +17,6 @@ from torch.overrides import TorchFunctionMode
 from rllib_srl.batch.layout import MicroBatch, bare_episode, micro_batch
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.fsdp.sequence_parallel import of_all, own_range, own_tokens
-from rllib_srl.learner.fsdp.sharding import is_spread
-from rllib_srl.learner.fsdp.tensor_parallel import split_token_scores
 from rllib_srl.learner.head import Scale, token_scores, top_tokens
 from rllib_srl.learner.trie_attention import register
 
@@ -53,9 +51,7 @@ def autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager
     return nullcontext()
 
 
-def token_logps(
-    model: Any, batch: MicroBatch[torch.Tensor], with_hidden: bool = False
-) -> dict[str, torch.Tensor]:
+def token_logps(model: Any, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Compute the log-probs of the target tokens; the head runs only on rows that predict a target.
 
     Args:
@@ -63,13 +59,11 @@ def token_logps(
         batch: `token_ids`, `position_ids`, `trie` (R is 1) or `attention_mask`, `predictor`, `target`, `temperature`
             (> 0); `num_top` asks for the likeliest tokens where `top_at` [M] says, `stored_tokens` [N, k] for the
             log-probs of given ones.
-        with_hidden: also return the hidden states, for the critic.
 
     Returns:
-        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `with_hidden` also
-        `hidden` [U, D], the detached last hidden states of the U distinct predictors, and `row` [N], the index in [0,
-        U) of each token's predictor; neither is a copy. With `num_top` also `top_tokens` and `top_logp` [M, k], without
-        gradient; with `stored_tokens` also `stored_logp` [N, k], with gradient.
+        `logp` and `entropy`, fp32 [N], nats, of softmax(logits / temperature), with gradients. With `num_top` also
+        `top_tokens` and `top_logp` [M, k], without gradient; with `stored_tokens` also `stored_logp` [N, k], with
+        gradient.
 
     Raises:
         ValueError: the head has a bias.
@@ -89,9 +83,8 @@ def token_logps(
         raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
     scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
     weight_VD: Any = head.weight
-    # Split by vocabulary with tensor parallelism; FSDP2 has gathered the rest.
-    score: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    score = split_token_scores if is_spread(weight_VD) else token_scores
+    # A head that is split by vocabulary has its own function (`fsdp.tensor_parallel`).
+    score: Callable[..., tuple[torch.Tensor, torch.Tensor]] = getattr(head, "token_scores", token_scores)
     out = {}
     if "stored_tokens" in batch:  # one pass of the head for all of them
         stored_Nk = batch["stored_tokens"]
@@ -108,8 +101,7 @@ def token_logps(
         out |= {"top_tokens": tokens_Uk[at_M], "top_logp": logp_Uk[at_M]}
     if mesh is not None:
         logp_N, entropy_N = (of_all(one, is_own_N, mesh) for one in (logp_N, entropy_N))
-    out |= {"logp": logp_N, "entropy": entropy_N}
-    return out | {"hidden": hidden_UD.detach(), "row": row_N} if with_hidden else out
+    return out | {"logp": logp_N, "entropy": entropy_N}
 
 
 def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
@@ -174,7 +166,7 @@ class Scorer:
         """Return the output of `token_logps`, with gradients unless they are disabled.
 
         Args:
-            batch: from `tensors`; `with_hidden` asks for hidden states.
+            batch: from `tensors`.
             is_exact: compute in fp32, whatever the compute dtype is.
             weights: by name of a parameter of the policy's model, in place of that parameter in this pass.
         """

@@ -14,6 +14,7 @@ Source: Dao et al. 2022 (FlashAttention), arXiv 2205.14135, appendix B (merging 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,9 +24,13 @@ import torch
 from rllib_srl.batch.trie import Cover, Rectangle, Squares, Trie
 from rllib_srl.learner.fsdp.sequence_parallel import to_heads, to_tokens
 
+logger = logging.getLogger(__name__)
+
 NAME = "srl_trie"  # name of the attention function in transformers' registry
 HIDDEN = -1e30  # added to masked scores; finite, so that a fully masked row of a rectangle merges with weight 0
 BLOCK = 128  # rows and keys of one block of flex-attention's masks; torch's default
+SHARING_TOLERANCE = 1e-3  # largest allowed |log-prob difference| of trie and padded layout in fp32, nats
+CHECK_TOKENS = 192  # the check's longest stream has this many tokens beyond the sliding window
 MAX_GRAPHS = 64  # of flex-attention in one process; a model needs about 6: gradients or not, by dtype and window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -323,3 +328,55 @@ def _flex(
         trie.block_masks[place] = block_mask(trie, window, query.device)
     is_shared = query.shape[1] != key.shape[1]
     return compiled_flex(query, key, value, block_mask=trie.block_masks[place], scale=scaling, enable_gqa=is_shared)
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+def is_sharing_exact(score: Callable[..., list[np.ndarray]], model: Any, max_tokens: int) -> bool:
+    """Return whether a trie and padding give the same log-probs under the real weights; log a warning if not.
+
+    Args:
+        score: `Scorer.score` of the model.
+        model: the Hugging Face model.
+        max_tokens: maximum tokens of an episode.
+    """
+    config = model.config.get_text_config()
+    streams = check_streams(int(config.vocab_size), _window(config), max_tokens)
+    try:
+        shared = score(streams, share_prefixes=True, is_exact=True)
+        padded = [score([stream], is_exact=True)[0] for stream in streams]
+        gap = max(float(np.abs(a - b).max()) for a, b in zip(shared, padded, strict=True))
+        reason = f"its log-probs differ by {gap:.3g} nats"
+    except (TypeError, ValueError, RuntimeError) as error:  # the architecture does not support a trie
+        gap, reason = float("inf"), f"{type(error).__name__}: {error}"
+    if gap <= SHARING_TOLERANCE:
+        return True
+    logger.warning(
+        "prefix sharing is off for %s: %s; training goes on with padding, slower and correct",
+        type(model).__name__,
+        reason,
+    )
+    return False
+
+
+def check_streams(vocab_size: int, window: int | None, longest: int) -> list[list[int]]:
+    """Return random token streams that exercise every kind of rectangle of a trie and exceed the sliding window.
+
+    Args:
+        vocab_size: token ids are in [0, vocab_size).
+        window: window of the widest sliding layer, tokens; None if there is none.
+        longest: maximum tokens of an episode, and of a stream.
+    """
+    length = min(longest, CHECK_TOKENS + (window or 0))
+    ids = np.random.default_rng(0).integers(0, vocab_size, (5, length))
+    fork, early = max(1, 5 * length // 8), max(1, length // 4)
+    branches = [ids[0], np.concatenate([ids[0][:fork], ids[1][: max(1, length // 6)]])]
+    branches += [np.concatenate([ids[0][:fork], ids[1][:1], ids[2][:2]]), ids[4][: max(2, length // 8)]]
+    branches.append(np.concatenate([ids[0][:early], ids[3][: max(1, length // 8)]]))
+    return [branch.tolist() for branch in branches]
+
+
+def _window(config: Any) -> int | None:
+    is_sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return int(config.sliding_window) if is_sliding and config.sliding_window else None

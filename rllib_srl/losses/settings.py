@@ -24,7 +24,7 @@ class LossSettings(Settings):
 
     # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
     advantage: Any = setting(
-        "group", "group mean_only batch leave_one_out posterior gae none, docs/losses.md", of="advantage.name",
+        "group", "group mean_only batch leave_one_out posterior none, docs/losses.md", of="advantage.name",
         is_head=True, is_preset=True
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
@@ -128,8 +128,6 @@ class LossSettings(Settings):
         "rms", 'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"', of="advantage.scale",
         rules="posterior"
     )
-    gae_lambda: float = setting(1.0, "lambda, in [0, 1]", of="advantage.gae_lambda", rules="gae", ge=0, le=1)
-    use_critic: bool = setting(False, "train a value head, for gae", of="advantage.use_critic")
     overlong_penalty: float = setting(
         0.0, "maximum length penalty, reached at longest_answer tokens; 0: none", ge=0, is_preset=True
     )

@@ -48,7 +48,7 @@ FAULTS = [
     ("max_episode_tokens", 7, "expected an integer of at least 8"),
     ("group_size", 8.0, "group_size = 8.0; expected an integer of at least 2"),
     ("group_size", True, "group_size = True; expected an integer of at least 2"),
-    ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'gae', 'group'"),
+    ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'group'"),
     ("temperature", 0.0, "temperature = 0.0; expected a number in [0.01, 100]"),
     ("temperature", 0.001, "expected a number in [0.01, 100]"),
     ("clip_low", 0, "expected a number in (0, 1]"),

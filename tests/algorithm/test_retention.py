@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from rllib_srl.learner.group import retention_watch
+from rllib_srl.learner.group import retention
 from rllib_srl.learner.group.retention import Retention, means_of
 from rllib_srl.types import GroupMeta, Prompt
 from tests.algorithm.test_resume import assert_same, go_on
@@ -56,7 +56,7 @@ def test_a_domain_is_held_once_its_stage_is_over(config, build):
 
 @pytest.mark.slow
 def test_gradients_are_compared_every_tenth_iteration(config, build, caplog, monkeypatch):
-    monkeypatch.setattr(retention_watch, "CONFLICT", 1.0)  # so that every pair of domains is one
+    monkeypatch.setattr(retention, "CONFLICT", 1.0)  # so that every pair of domains is one
     algo = build(retaining(config, **FRESH))
     found = [algo.train()["retention"] for _ in range(20)]
     assert [i for i in range(20) if np.isfinite(found[i].get("cosine", np.nan))] == [9, 19]
@@ -146,17 +146,17 @@ def group_of(seed, domain, origin):
 def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     settings = retaining_settings(retain_window=2)
     memory = Memory()
-    retention = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "2"})
+    term = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "2"})
     old = group_of(1, "a", "fresh")
-    retention.draw([old], 1)
+    term.draw([old], 1)
     assert memory.asked == (3, 1, ["a"], [old.prompt.key])
     revisit, new = group_of(2, "a", "revisit"), group_of(3, "b", "fresh")
-    retention.draw([revisit, new], 2)
+    term.draw([revisit, new], 2)
     assert memory.asked[2] == ["a", "b"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
-    retention.draw([revisit, new], 3)
+    term.draw([revisit, new], 3)
     assert memory.asked[2] == ["b"]  # a was fresh two iterations ago; that it is revisited does not count
     again = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "3", "new": "4"})
-    again.set_state(retention.get_state())
+    again.set_state(term.get_state())
     again.draw([new], 4)
     assert memory.asked[2] == ["b"] and memory.dropped == ["odd"]
     again.draw([new], 5)

@@ -58,13 +58,14 @@ def test_turns_are_runs_of_written_tokens():
     assert replace(group, loss_mask_N=np.zeros_like(mask_N)).num_turns_G().tolist() == [0, 0]
 
 
-def test_groups_without_signal_are_left_out_unless_the_rule_looks_beyond_them():
+def test_groups_without_signal_are_left_out_unless_all_are_trained_on():
     groups = [meta_of([1, 0], "a"), meta_of([1, 1], "b")]
     compared = compare(groups, advantage="mean_only")
     assert [g.prompt.prompt_id for g in compared.groups] == ["a"]
     assert [a.tolist() for a in compared.played] == [[0.5, -0.5], [0, 0]]
-    beyond = compare(groups, advantage="gae")
-    assert [a.tolist() for a in beyond.advantages] == [[1, 0], [1, 1]]
+    taught = AdvantageEstimator(LossSettings.made(advantage="none"), trains_all=True)
+    beyond = taught.estimate(groups, taught.shaped_rewards(groups), None, [])
+    assert [a.tolist() for a in beyond.advantages] == [[0, 0], [0, 0]]
 
 
 def test_the_kl_is_taken_off_but_decides_nothing():

@@ -16,7 +16,6 @@ from rllib_srl.batch.advantages import (
     has_signal,
     leave_one_out,
     mean_only,
-    trains,
 )
 
 REWARDS = arrays(np.float64, st.integers(2, 16), elements=st.floats(0, 1, width=32))
@@ -43,17 +42,6 @@ def test_batch_divides_by_the_spread_of_all_groups():
     np.testing.assert_allclose(two, np.array([1, 1, -2]) / 3 / 0.547823, atol=1e-6)
     (apart,) = group_relative([np.array([1.0, 0.0])], "batch", batch_rewards=[np.array([1.0, 0.0, 1, 1, 0])])
     np.testing.assert_allclose(apart, one)
-
-
-def test_gae_hands_the_return_on():
-    assert group_relative([np.array([1.0, 0.25])], "gae")[0].tolist() == [1.0, 0.25]
-
-
-def test_which_groups_train_depends_on_what_the_rule_looks_at():
-    equal = np.array([0.5, 0.5])
-    wanted = {rule: rule == "gae" for rule in ADVANTAGES}
-    assert {rule: trains(equal, rule) for rule in ADVANTAGES} == wanted
-    assert all(trains(np.array([0.5, 0.6]), rule) for rule in ADVANTAGES)
 
 
 @pytest.mark.parametrize("rule", sorted(GROUP_NORMALISED))

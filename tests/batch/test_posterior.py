@@ -197,7 +197,6 @@ BAD = [
         "advantage.prior_weight = 0 with group_size = 1; expected more than 0",
     ),
     ({"loss": "dapo"}, "dynamic_sampling_tries = 10 with advantage = 'posterior'; expected 0"),
-    ({"advantage": {"name": "posterior", "use_critic": True}}, "use_critic = True"),
     ({"advantage": "group", "group_size": 1}, "group_size = 1; expected an integer of at least 2, or advantage"),
 ]
 

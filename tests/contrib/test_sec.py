@@ -56,8 +56,8 @@ def test_values_and_shares_by_hand():
 
 
 def test_an_advantage_that_is_not_of_a_group_is_refused():
-    with pytest.raises(ValueError, match=r"contrib.sec with advantage = 'gae'; expected one of group"):
-        step(SEC(), [("a", [1, 0])], advantage="gae")
+    with pytest.raises(ValueError, match=r"contrib.sec with advantage = 'none'; expected one of group"):
+        step(SEC(), [("a", [1, 0])], advantage="none")
 
 
 @pytest.mark.slow

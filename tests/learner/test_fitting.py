@@ -190,7 +190,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora = 4; expected one of the"),
     ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
     ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
-    ({"fsdp": {"sequence_parallel": 2}, "use_critic": True}, "with advantage.use_critic = True; expected False"),
     ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
     ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
     ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),

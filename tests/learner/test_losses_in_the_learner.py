@@ -37,7 +37,7 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
     config = small_config(random_llama_dir, tmp_path_factory.mktemp("names"))
     config.learners(learner_class=Recording).env_runners(max_episode_tokens=128, max_turns=2, max_turn_tokens=9)
     config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl=1.0)
-    config.training(advantage={"name": "gae", "use_critic": True}).replay(max_logp_gap=None, capacity=100)
+    config.replay(max_logp_gap=None, capacity=100)
     group = learner_group(config)
     torch.manual_seed(3)
     with torch.no_grad():
@@ -51,25 +51,24 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
 def gradient(learners):
     """Return a function: settings -> the learner's gradient, its statistics, and a function that gives the slow one."""
     learner = learners._learner
-    kept, critic = learner.config, learner.critic
+    kept = learner.config
 
     def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
-        off = {"advantage": "preset", "use_critic": False, "kl_coeff": 0.0}
+        off = {"kl_coeff": 0.0}
         if given.get("clip_rule") in WITHOUT_CLIP_BOUNDS:
             given |= dict.fromkeys(("clip_low", "clip_high"), "preset")
         learner.config = kept.copy(copy_frozen=False).training(**grouped({**off, **given}))
         learner.config.replay(**grouped(replay, "replay_"))
         assert faults_of(learner.config) == []
         settings = learner.config.loss_settings()
-        learner.critic = critic if settings.use_critic else None
         arguments = (settings.aggregation, settings.longest_answer)
         names = dict(zip(("aggregation", "longest"), arguments, strict=True))
         (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
         return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
 
     yield run
-    learner.config, learner.settings, learner.critic = kept, kept.loss_settings(), critic
+    learner.config, learner.settings = kept, kept.loss_settings()
 
 
 def slowly(learner, settings, played, stored, reuse_coeff, bounds):
@@ -121,7 +120,6 @@ PLAYED = [
     ("kl_estimator k2", BARE, {"kl_coeff": 1.0, "kl_estimator": "k2"}),
     ("kl_estimator k3", BARE, {"kl_coeff": 1.0, "kl_estimator": "k3"}),
     ("kl_estimator k3_k2", {**BARE, "kl_coeff": 1.0, "kl_estimator": "k3"}, {"kl_estimator": "k3_k2"}),
-    ("gae_lambda", {**BARE, "advantage": "gae"}, {"gae_lambda": 0.5}),
 ]
 
 
@@ -230,30 +228,6 @@ def one_turn_only(group):
     return mask_N
 
 
-def test_a_critic_that_knows_nothing_changes_nothing_and_one_that_does_takes_its_value_off(gradient, learners):
-    """With lambda = 1 the advantage is the return less the value: the slow loss with each advantage less V by hand."""
-    critic = learners._learner.critic
-    state = {name: one.clone() for name, one in critic.head.state_dict().items()}
-    torch.nn.init.zeros_(critic.head.weight)
-    torch.nn.init.zeros_(critic.head.bias)
-    plain, *_ = gradient(advantage="gae", **BARE)
-    ignorant, stats, _ = gradient(advantage="gae", use_critic=True, **BARE)
-    assert relative_gap(ignorant, plain) < 1e-6
-    # V = 0: the mean of return^2 / 2 over tokens
-    squares = [(advantages_of(g)[i] ** 2) * n for g in GROUPS for i, n in enumerate(g.num_loss_tokens_G())]
-    assert stats["value_loss"] == pytest.approx(0.5 * sum(squares) / 52, rel=1e-5)
-    assert float(critic.head.bias.detach()) != 0 and all(p.grad is None for p in critic.head.parameters())
-    torch.nn.init.zeros_(critic.head.weight)
-    torch.nn.init.constant_(critic.head.bias, 0.4)
-    shifted, *_ = gradient(advantage="gae", use_critic=True, **BARE)
-    learner = learners._learner
-    less = [advantages_of(group) - 0.4 for group in GROUPS]
-    learner.config, learner.critic = learner.config.copy(copy_frozen=False).training(advantage="gae"), None
-    (wanted,), _ = update(learners, GROUPS, advantages=less)
-    assert relative_gap(shifted, wanted) < 1e-5 and relative_gap(shifted, plain) > 1e-2
-    critic.head.load_state_dict(state)
-
-
 @pytest.mark.parametrize("given", [{}, {"correction": "mis_po"}, {"correction": "mis"}, {"off_policy_mask": 0.1}])
 @pytest.mark.parametrize("side", ["played", "stored"])
 def test_a_log_prob_that_is_not_finite_skips_the_step_and_is_counted(gradient, given, side):
@@ -286,7 +260,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
         for name, parameter in learner.reference.model.named_parameters():
             torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
         state = learner.get_state()
-        assert {"critic", "reference"} <= set(state)
+        assert "reference" in state
         learner.follow_policy(1.0)
         learner.set_state(state)
         for name, parameter in learner.reference.model.named_parameters():
@@ -304,8 +278,7 @@ def test_a_reference_follows_the_policy_and_is_saved(learners):
 @pytest.mark.parametrize("given", [
     {"loss": "bapo"},
     {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
-    {"advantage": "gae", "use_critic": True, "gae_lambda": 0.9, "correction": "none"},
-], ids=["batch statistics", "gspo", "critic"])  # fmt: skip
+], ids=["batch statistics", "gspo"])  # fmt: skip
 def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here, given):
     """Also where the second learner has no group at all, and must join every sum all the same."""
     runs = []
@@ -323,5 +296,5 @@ def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_her
     for (found, stats), ((wanted,), wanted_stats) in zip(runs[1], runs[0], strict=True):
         for gradients in found:
             assert relative_gap(gradients, wanted) < 1e-5
-        for name in {"bapo_low", "bapo_high", "value_loss"} & set(stats):
+        for name in {"bapo_low", "bapo_high"} & set(stats):
             assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5), name

@@ -12,10 +12,11 @@ NUM_ITERATIONS = 8
 
 
 class Lottery(Even):
-    """Pays by prompt, whatever the answer, so that iterations are good and bad by chance."""
+    """Pays by prompt, and little by answer, so that iterations are good and bad by chance and groups have a signal."""
 
     def step(self, action):
-        return "", int(self.prompt_id.rsplit(" ", 1)[1]) // 2 % 5 / 4, True, False, {}
+        luck, little = int(self.prompt_id.rsplit(" ", 1)[1]) // 2 % 5 / 4, sum(map(ord, action)) % 2 / 100
+        return "", luck + little, True, False, {}
 
 
 def expected_references(kind, policies, means):
@@ -41,7 +42,7 @@ def expected_references(kind, policies, means):
 @pytest.mark.parametrize("kind", ["base", "ema", "last_good"])
 def test_the_kl_is_that_against_the_reference(kind, random_llama_dir, tmp_path, ray_here, build):
     config = small_config(random_llama_dir, tmp_path)
-    config.environment("tests.learner.test_moving_references:Lottery").training(advantage="gae")
+    config.environment("tests.learner.test_moving_references:Lottery")
     kl = {"coeff": 0.05, "estimator": "k3", "reference": kind, "reference_every": 2, "reference_rate": 0.25}
     algo = build(config.training(kl=kl, lr=3e-3))
     model = algo.learner_group._learner.model

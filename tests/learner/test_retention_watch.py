@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.learner.group.retention_watch import LEAST_GROUPS, MARGIN, RATE, UPDATES, RetentionWatch
+from rllib_srl.learner.group.retention import LEAST_GROUPS, MARGIN, RATE, UPDATES, RetentionWatch
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.small_learner import make_group

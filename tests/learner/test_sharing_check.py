@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rllib_srl.batch.trie import Trie
-from rllib_srl.learner.sharing_check import check_streams
+from rllib_srl.learner.trie_attention import check_streams
 from tests.batch.test_trie import FAMILIES, SIZES, WINDOW
 from tests.engine.small_llama import make_byte_tokenizer
 from tests.flat_settings import grouped
@@ -50,7 +50,7 @@ def test_a_model_that_shares_wrongly_pads(random_llama_dir, tmp_path, ray_here, 
     (wanted,), stats = update(learner_of(random_llama_dir, tmp_path, prefix_sharing=False), GROUPS)
     assert stats["is_prefix_sharing"] == 0
     monkeypatch.setattr(Trie, "of", staticmethod(broken))
-    with caplog.at_level(logging.WARNING, "rllib_srl.learner.sharing_check"):
+    with caplog.at_level(logging.WARNING, "rllib_srl.learner.trie_attention"):
         group = learner_of(random_llama_dir, tmp_path)
     assert f"prefix sharing is off for LlamaForCausalLM: {reason}" in caplog.text
     (found,), stats = update(group, GROUPS)

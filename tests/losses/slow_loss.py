@@ -118,7 +118,7 @@ def episode_loss(
         drift = float(np.mean([abs(p - b) for p, b in zip(prox, one.behaviour, strict=True)]))
         if settings.max_logp_gap is not None and drift > settings.max_logp_gap:
             return torch.zeros(())
-    a = advantages(settings, one)
+    a = [one.advantage] * one.num
     gaps = [x - y for x, y in zip(one.logp, anchor, strict=True)]
     away = float(np.mean([b - p for b, p in zip(one.behaviour, prox, strict=True)]))
     is_out = settings.off_policy_mask is not None and np.mean(a) < 0 and away > settings.off_policy_mask
@@ -144,13 +144,6 @@ def episode_loss(
 def kl(estimator: str, d: torch.Tensor) -> torch.Tensor:
     """Return the KL loss of one token; for k3_k2 the gradient is that of k2, all this is compared by."""
     return {"k1": 0 * d, "k2": d * d / 2, "k3": torch.exp(-d) + d - 1, "k3_k2": d * d / 2}[estimator]
-
-
-def advantages(settings: LossSettings, one: Told) -> list[float]:
-    """Return the advantage of each token; without a value head GAE is lambda^(tokens left) times the return."""
-    if settings.advantage != "gae":
-        return [one.advantage] * one.num
-    return [settings.gae_lambda ** (one.num - 1 - t) * one.advantage for t in range(one.num)]
 
 
 def scales(settings: LossSettings, episodes: Sequence[Told], reuse_coeff: float) -> list[float]:

@@ -91,6 +91,7 @@ def split(model: Any, mesh: DeviceMesh) -> None:
         head.weight = tokens.weight
     else:  # nothing calls the head: `split_token_scores` reads its rows
         _distribute(head, mesh, {"weight": 0})
+    head.token_scores = split_token_scores  # for `rl_module.token_logps`
     for owner in model.modules():
         if any(not is_spread(one) for one in owner.parameters(recurse=False)):
             parallelize_module(owner, mesh, _style(WHOLE))

@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -298,3 +300,37 @@ def _collect(group: LearnerGroup, timeout_s: float) -> list[Any]:
         who = ", ".join(map(str, sorted(waiting)))
         raise LearnerFailure(f"learner {who} gave no answer within {timeout_s:g} s while updating")
     return [results[index] for index in sorted(results)]
+
+
+def started(build: Callable[[], LearnerGroup], num: int, timeout_s: float) -> LearnerGroup:
+    """Start a group in a daemon thread, which is abandoned on a timeout: RLlib waits for its learners without one.
+
+    Args:
+        build: RLlib's function that starts `num` learners.
+        num: of remote learners.
+        timeout_s: timeout of the start.
+
+    Raises:
+        LearnerFailure: a learner died, or the learners did not start in time.
+        Exception: raised by a learner's constructor.
+    """
+    future: Future[LearnerGroup] = Future()
+
+    def start() -> None:
+        try:
+            future.set_result(build())
+        except BaseException as error:  # any: it is raised below
+            future.set_exception(error)
+
+    thread = threading.Thread(target=start, name="start-learners", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not future.done():
+        raise LearnerFailure(f"{num} learner{'s' * (num > 1)} did not start within {timeout_s:g} s")
+    try:
+        return future.result()
+    except Exception as error:
+        # Ray 2.60 raises None after the death of a learner that starts; the death is then the context of the TypeError.
+        if any(isinstance(one, RayActorError) for one in (error, error.__context__)):
+            raise LearnerFailure("a learner died while starting") from error
+        raise

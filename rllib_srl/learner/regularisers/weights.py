@@ -3,7 +3,7 @@
     gradient of the whole batch, summed over learners  +  coeff * importance * (weight - anchor)  -> clip -> step
 
 The term is added after the sum over learners, to each learner's own rows: learners, shards and micro-batches do not
-change it. Trained weights only: with LoRA the adapters (docs/design/0004-learner.md), never the critic's head.
+change it. Trained weights only: with LoRA the adapters (docs/design/0004-learner.md).
 """
 
 from __future__ import annotations
