@@ -47,8 +47,6 @@ from rllib_srl.learner.objective import (
     statistics,
 )
 from rllib_srl.learner.reference import Reference
-from rllib_srl.learner.regularisers.regularisers import Regularisers
-from rllib_srl.learner.regularisers.rule import Training
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.training_state import TrainingState
@@ -57,6 +55,7 @@ from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.types import Target
 
 if TYPE_CHECKING:  # loaded if a run asks for it
+    from rllib_srl.learner.regularisers.regularisers import Regularisers
     from rllib_srl.learner.retention import Conflict, HeldReport, StoredAnswers
 
 TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
@@ -70,7 +69,7 @@ class GRPOTorchLearner(TorchLearner):
     Attributes:
         scorer: forward passes of the policy.
         reference: anchor of the KL; None without a KL term.
-        regularisers: terms that keep the policy near what it has learned.
+        regularisers: terms that keep the policy near what it has learned; None without any.
         retention: stored answers that are held; None with `replay_retain` = 0.
         conflict: compares their gradient with the rest; set if they are held.
         can_share_prefixes: whether micro-batches are tries; False pads.
@@ -78,7 +77,7 @@ class GRPOTorchLearner(TorchLearner):
 
     scorer: Scorer
     reference: Reference | None
-    regularisers: Regularisers
+    regularisers: Regularisers | None
     retention: StoredAnswers | None
     conflict: Conflict
     can_share_prefixes: bool
@@ -100,9 +99,14 @@ class GRPOTorchLearner(TorchLearner):
         how = config.compute_dtype, split, config.flat().fsdp_gather_dtype
         frozen = partial(Reference.of, self.policy, device, *how)
         self.reference = frozen() if settings.needs_reference else None
-        parameters = dict(self.policy.saved_parameters())
-        own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded, frozen)
-        self.regularisers = Regularisers(config.made_regularisers(), own)
+        self.regularisers = None
+        if named := config.made_regularisers():
+            from rllib_srl.learner.regularisers.regularisers import Regularisers
+            from rllib_srl.learner.regularisers.rule import Training
+
+            parameters = dict(self.policy.saved_parameters())
+            own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded, frozen)
+            self.regularisers = Regularisers(named, own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
         sends_adapter = config.flat().sends_adapter()
         self._sender = WeightSender(
@@ -172,13 +176,15 @@ class GRPOTorchLearner(TorchLearner):
             self._diagnostics = GroupDiagnostics(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             episodes = self._of_some_turns(episodes)
-            self.regularisers.begin(groups, shard.origins)
+            if self.regularisers is not None:
+                self.regularisers.begin(groups, shard.origins)
             sizes = [group.size for group in groups]
             is_reused_B = np.repeat(shard.is_reused_P, sizes)
             for is_reused in (True, False):
                 side = [episode for episode in episodes if is_reused_B[episode.index] == is_reused]
                 passes = micro_batches(side, self.config.micro_batch_tokens, self.can_share_prefixes)
-                are_scored = self._has_kl(is_reused) or (self.regularisers.run_passes and not is_reused)
+                has_others = self.regularisers is not None and self.regularisers.run_passes and not is_reused
+                are_scored = self._has_kl(is_reused) or has_others
                 num_empty = self._num_empty(len(passes)) if are_scored else 0
                 self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
                 self._run_empty_of_reference(num_empty, also_others=not is_reused)
@@ -203,7 +209,8 @@ class GRPOTorchLearner(TorchLearner):
         batch = self.scorer.tensors(one, self.config.temperature)
         if self.reference is not None and self._has_kl(is_reused):
             batch["ref_logp"] = self.reference.logp(batch)
-        self.regularisers.prepare(batch, is_reused)
+        if self.regularisers is not None:
+            self.regularisers.prepare(batch, is_reused)
         batch["is_reused"] = is_reused
         return batch
 
@@ -228,7 +235,7 @@ class GRPOTorchLearner(TorchLearner):
         for _ in range(num_empty):
             if self.reference is not None:
                 self.reference.logp(self._empty_pass())
-            if also_others:
+            if also_others and self.regularisers is not None:
                 self.regularisers.idle(self._empty_pass())
 
     def _empty_passes(self, num_passes: int) -> list[MicroBatch[torch.Tensor]]:
@@ -242,7 +249,8 @@ class GRPOTorchLearner(TorchLearner):
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        self._state.forget_gathered()
+        if self._is_sharded:
+            self._state.forget_gathered()
         with self._timed("batch_statistics_s"):
             batch_stats = self._set_batch_statistics()
         sums = self._accumulate_gradients()
@@ -250,9 +258,11 @@ class GRPOTorchLearner(TorchLearner):
             gradients = self._summed_gradients()
         self._compare(gradients)
         with self._timed("reduce_s"):
-            gradients, penalties = self.regularisers.add_to(gradients)
             sums = self._sums_over_learners(sums)
-            stats = statistics(sums) | penalties | self.regularisers.metrics(sums)
+            stats = statistics(sums)
+            if self.regularisers is not None:
+                gradients, values = self.regularisers.add_to(gradients, sums)
+                stats |= values
             if self.retention is not None:
                 norm = float(self._norm(gradients)) if self._has_held else 0.0
                 stats["retention/gradient_share"] = self._held_norm / norm if norm else 0.0
@@ -272,7 +282,8 @@ class GRPOTorchLearner(TorchLearner):
 
     def _accumulate_gradients(self) -> Sums:
         """Run all micro-batches, reused ones first; return the sums for the metrics."""
-        sums: Sums = dict.fromkeys((*SUMS, *self.regularisers.sums), 0.0)
+        names = SUMS if self.regularisers is None else (*SUMS, *self.regularisers.sums)
+        sums: Sums = dict.fromkeys(names, 0.0)
         reused_norm = 0.0
         if self._has_reused:
             self._run(self._micro_batches[True], sums)
@@ -297,7 +308,8 @@ class GRPOTorchLearner(TorchLearner):
                 loss = self.compute_loss_for_module(
                     module_id=DEFAULT_MODULE_ID, config=self.config, batch=one, fwd_out=fwd_out
                 )
-                loss = self.regularisers.loss(one, loss, fwd_out)
+                if self.regularisers is not None:
+                    loss = self.regularisers.loss(one, loss, fwd_out)
                 loss.backward()
                 for name, value in one.pop("stats").items():
                     sums[name] = sums[name] + value
@@ -415,6 +427,8 @@ class GRPOTorchLearner(TorchLearner):
             domains: those that ended.
             shard: this learner's part of their groups; its advantages are not read.
         """
+        if self.regularisers is None:
+            return 0
         groups = shard.groups()
         episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
         return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
@@ -456,7 +470,7 @@ class GRPOTorchLearner(TorchLearner):
         # "base" is loaded from the model's files.
         if self.reference is not None and self.settings.kl_reference != "base":
             state["reference"] = self.reference.get_state()
-        if kept := self.regularisers.get_state():
+        if self.regularisers is not None and (kept := self.regularisers.get_state()):
             state["regularisers"] = kept
         return state
 
@@ -466,7 +480,8 @@ class GRPOTorchLearner(TorchLearner):
         super().set_state(state)
         if "reference" in state and self.reference is not None:
             self.reference.set_state(state["reference"])
-        self.regularisers.set_state(state.get("regularisers", {}))
+        if self.regularisers is not None:
+            self.regularisers.set_state(state.get("regularisers", {}))
 
     def _get_optimizer_state(self) -> dict[str, Any]:
         return self._state.gathered_optimizers() if self.config.is_sharded else super()._get_optimizer_state()

@@ -77,7 +77,7 @@ def _overrides(one: Regulariser, method: str) -> bool:
 
 
 class Regularisers:
-    """All regularisers of one learner. Invariant: without any, no method changes, computes or logs anything."""
+    """The regularisers of one learner, as its update sees them; `Regulariser` says what each method is for."""
 
     def __init__(self, regularisers: Mapping[str, Regulariser], training: Training) -> None:
         """Start them with the weights of the model's files; call it before a checkpoint is loaded.
@@ -96,7 +96,7 @@ class Regularisers:
         self.sums = tuple(key for name in self._in_loss for key in (name, f"{name}_tokens"))
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
-        """Note the groups of the next update; episodes are numbered as `episodes_of` does."""
+        """Note the groups of the next update."""
         for one in self._all.values():
             one.begin(groups, origins)
 
@@ -125,8 +125,15 @@ class Regularisers:
                 batch["stats"] |= {name: term.total, f"{name}_tokens": term.num_tokens}
         return loss
 
-    def add_to(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, float]]:
-        """Return the gradients, summed over learners, with the pulls added, and each penalty for the metrics."""
+    def add_to(
+        self, gradients: Sequence[torch.Tensor], sums: Mapping[str, float]
+    ) -> tuple[list[torch.Tensor], dict[str, float]]:
+        """Return the gradients with the pulls added, and the metrics of pulls and of terms of the loss.
+
+        Args:
+            gradients: summed over learners.
+            sums: of `self.sums`, over all learners.
+        """
         result, penalties = list(gradients), {}
         for name, one in self._pulls.items():
             result, penalties[name] = one.pull(result)
@@ -134,14 +141,10 @@ class Regularisers:
             totals = torch.tensor(list(penalties.values()), dtype=torch.float64, device=self._training.device)
             torch.distributed.all_reduce(totals)
             penalties = dict(zip(penalties, totals.tolist(), strict=True))
-        return result, penalties
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the values of the terms of the loss, given the sums of `self.sums` over all learners."""
         means = {name: sums[name] for name in self.sums}
         for name in self._in_loss:
             means[name] /= max(1.0, means[f"{name}_tokens"])
-        return means
+        return result, penalties | means
 
     def end_stages(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
