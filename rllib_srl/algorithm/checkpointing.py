@@ -2,7 +2,7 @@
 
     checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/snapshot.db, manifest.json
                   learner_group/learner/rl_module/default_policy/weights.safetensors
-                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_files.py`)
+                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_state.py`)
 
 Restoring syncs the restored weights to every engine and resets the memory to the snapshot.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
@@ -39,8 +39,7 @@ from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.engine.model_dir import vocabulary_digest
-from rllib_srl.learner.fsdp.sharded_files import SHARDS, ShardedFiles
-from rllib_srl.learner.fsdp.sharded_state import load_sharded
+from rllib_srl.learner.fsdp.sharded_state import SHARDS, load_sharded, read_index
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.reference import ReferenceClock
@@ -244,7 +243,7 @@ class SavedAlgorithm(Algorithm):
         if self.config.is_sharded:
             shards = Path(saved).absolute() / SHARDS
             self.learners.save_shards(str(shards), self.config.sync_timeout_s)
-            ShardedFiles(shards)  # raises if a learner wrote to a disk that this process cannot read
+            read_index(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}

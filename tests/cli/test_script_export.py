@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_srl.algorithm.checkpointing import MODULE
@@ -17,7 +18,7 @@ from rllib_srl.cli import evaluate, export
 from rllib_srl.cli.shared.model_card import Facts, card, publishable
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sharded_files import SHARDS, write_index, write_shard
+from rllib_srl.learner.fsdp.sharded_state import INDEX, SHARDS
 from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.storage.checkpoints import seal
@@ -94,15 +95,15 @@ def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None
     place = run_of(run, policy) / "checkpoint_000003"
     (place / MODULE / WEIGHTS).unlink()
     weights = {f"weights/{name}": one.detach() - 0.5 for name, one in policy.saved_parameters()}
-    for rank in range(2):  # the second learner has the larger part
-        rows = {n: one[: len(one) // 3] if rank == 0 else one[len(one) // 3 :] for n, one in weights.items()}
-        write_shard(place / SHARDS, rank, rows)
-    write_index(place / SHARDS, 2, {name: one.shape for name, one in weights.items()}, {})
+    writer = HuggingFaceStorageWriter(str(place / SHARDS), save_distributed=True)
+    save(weights, storage_writer=writer, no_dist=True)
+    tensors = {name: [list(one.shape), str(one.dtype)] for name, one in weights.items()}
+    (place / SHARDS / INDEX).write_text(json.dumps({"num_shards": 1, "tensors": tensors, "optimizers": {}}))
     seal(place, {"iteration": 3, "has_learner_shards": True})
     assert export.main([str(run), str(out), "--debug"]) == 0
     exported = load_file(out / "model.safetensors")
     assert all(np.array_equal(one, weights[f"weights/model.{name}"].numpy()) for name, one in exported.items())
-    (place / SHARDS / "shard_00001.safetensors").unlink()
+    next((place / SHARDS).glob("*.safetensors")).unlink()
     assert export.main([str(run), str(tmp_path / "damaged")]) == 1 and not (tmp_path / "damaged").exists()
 
 

@@ -70,7 +70,8 @@ def test_shards_of_two_restore_on_two_and_on_one(build, tmp_path):
     for _ in range(2):
         update(two, GROUPS)
     ask(two, Telling.save_shards, str(tmp_path))
-    sizes = [(tmp_path / f"shard_0000{rank}.safetensors").stat().st_size for rank in (0, 1)]
+    sizes = [file.stat().st_size for file in tmp_path.glob("*.safetensors")]
+    assert len(sizes) == 2
     assert abs(sizes[0] - sizes[1]) < 0.1 * sum(sizes)  # neither holds the whole
     wanted, *_ = ask(two, Telling.told)
     steps = [array for name, array in wanted[0].items() if name.endswith("/step")]
@@ -157,6 +158,20 @@ def test_shards_of_another_optimiser_or_model_change_nothing(shards, build):
     assert all(p.equal(before[name]) for name, p in other._learner.model.named_parameters())
 
 
-def test_a_directory_without_shards_is_named(build, tmp_path):
+def test_shards_that_are_missing_or_damaged_are_named(shards, build, tmp_path):
+    directory, _ = shards
+    other = build(0)
     with pytest.raises(CheckpointError, match="index.json cannot be read"):
-        ask(build(0), Telling.load_shards, str(tmp_path / "nowhere"))
+        ask(other, Telling.load_shards, str(tmp_path / "nowhere"))
+    (file,) = directory.glob("*.safetensors")
+    file.write_bytes(b"\x80\x04]\x94.")  # a pickle, which is never opened as one
+    with pytest.raises(CheckpointError, match="a shard in .* cannot be read"):
+        ask(other, Telling.load_shards, str(directory))
+    file.unlink()
+    with pytest.raises(CheckpointError, match="has 0 of 1 shards; expected all of them: learners on several machines"):
+        ask(other, Telling.load_shards, str(directory))
+
+
+def test_shards_hold_no_pickle(shards):
+    directory, _ = shards
+    assert {file.suffix for file in directory.iterdir()} == {".json", ".safetensors"}

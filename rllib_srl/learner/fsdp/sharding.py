@@ -5,7 +5,7 @@
     backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
     passes      a pass gathers weights from all learners, so all run equally many; the learner adds empty ones
     to engines  every learner is called and gathers (`whole`); learner 0 packs
-    checkpoint  each learner writes its rows (`sharded_state`); any number of learners can restore them
+    checkpoint  each learner writes its part (`sharded_state`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
 
 With tensor parallelism (`tensor_parallel.py`) the learners are a mesh of data x tensor: each matrix is split over the
@@ -203,52 +203,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return detached.to_local() if is_spread(detached) else detached
 
 
-def is_by_rows(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is whole, or split by rows over all learners; False with tensor parallelism."""
-    return not is_spread(tensor) or tensor.device_mesh.ndim == 1
-
-
-def rows_of_learner(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a tensor that this learner writes to a checkpoint; a collective with tensor parallelism."""
-    if is_by_rows(tensor):
-        return local(tensor)
-    found = _gathered(tensor)
-    start, stop = _even_rows(len(found), torch.distributed.get_world_size(), torch.distributed.get_rank())
-    return found[start:stop].clone()
-
-
-def _even_rows(num_rows: int, num_learners: int, rank: int) -> tuple[int, int]:
-    """Return the range [start, stop) of rows of one learner, as `torch.chunk` splits them."""
-    size = -(-num_rows // num_learners)
-    return min(rank * size, num_rows), min((rank + 1) * size, num_rows)
-
-
-def own_rows(parameter: torch.Tensor) -> tuple[int, int]:
-    """Return the range [start, stop) of rows that this learner reads of a checkpoint.
-
-    With tensor parallelism these are all rows: `of_rows` keeps this learner's part.
-
-    Raises:
-        RuntimeError: torch did not split the rows as `torch.chunk` does.
-    """
-    num_rows, num_own = parameter.shape[0], len(local(parameter))
-    if not is_spread(parameter) or not is_by_rows(parameter):
-        return 0, num_rows
-    start, stop = _even_rows(num_rows, parameter.device_mesh.size(), parameter.device_mesh.get_local_rank())
-    if not parameter.placements[0].is_shard(0) or num_own != stop - start:
-        raise RuntimeError(f"{num_own} of {num_rows} rows here, {parameter.placements}; expected FSDP2's even rows")
-    return start, stop
-
-
-def of_rows(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the sharding of `parameter`, built from the rows of `own_rows`."""
-    if is_by_rows(parameter):
-        return of_local(parameter, rows)
-    return _like(parameter, rows.to(local(parameter).device))
-
-
 def of_local(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the sharding of `parameter`, built from what this learner holds of it."""
+    """Return a tensor with the sharding of `parameter`, built from this learner's part of it."""
     rows = rows.to(local(parameter).device)
     if not is_spread(parameter):
         return rows
