@@ -107,7 +107,6 @@ def update(
     played: Sequence[Group],
     reused: Sequence[Group] = (),
     advantages: Sequence[np.ndarray] | None = None,
-    reuse_coeff: float = 1.0,
     weights: Sequence[float] = (),
     **scales: Any,
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
@@ -118,7 +117,6 @@ def update(
         played: groups of this iteration.
         reused: stored groups.
         advantages: of all groups, played ones first; None: those of `advantages_of`.
-        reuse_coeff: weight of the reused side.
         weights: importance weights of the reused groups; () are all 1.
         scales: further arguments of `build_shards`.
     """
@@ -127,7 +125,7 @@ def update(
     metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, group.config.num_shards
-    shards = build_shards(metas, advantages, num_shards, 30, reuse_coeff, **scales)
+    shards = build_shards(metas, advantages, num_shards, 30, **scales)
     if group.is_local:  # a test may have changed its config
         group._learner.settings = group._learner.config.loss_settings()
     results = Learners(group).update(shards, {}, num_epochs, 120)

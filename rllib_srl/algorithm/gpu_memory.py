@@ -34,7 +34,7 @@ ASLEEP = 1 * GIB  # what a sleeping engine keeps: CUDA's context and graphs
 CACHED = 0.5  # of the activations: blocks that torch keeps for reuse; .44 measured on an H100
 FREE = 0.03  # share of a card that is never counted on
 PROFILED_TOKENS = 8192  # tokens of one step of vLLM's profile run, at its default
-HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/head.py; two live at once
+HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/scoring.py; two live at once
 OPTIMIZER_BYTES = {
     "adamw": 8.0,
     "sgd": 0.0,

@@ -44,19 +44,6 @@ class Episode:
     scale: float = 1.0  # factor of the loss of each token
     starts: tuple[int, ...] = (0,)  # where its conversations begin; see `Group.starts`
 
-    def __post_init__(self) -> None:
-        """Check that the three arrays have the same length.
-
-        Raises:
-            ValueError: the lengths differ; the message names them.
-        """
-        num_tokens, num_marks, num_logps = map(len, (self.token_ids_T, self.loss_mask_T, self.behaviour_logp_T))
-        if not num_tokens == num_marks == num_logps:
-            raise ValueError(
-                f"episode {self.index} has {num_tokens} token_ids, {num_marks} loss_mask entries and "
-                f"{num_logps} behaviour_logp entries; expected as many of each"
-            )
-
     def streams(self) -> list[np.ndarray]:
         """Return the tokens of each conversation."""
         if len(self.starts) == 1:

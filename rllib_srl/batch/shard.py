@@ -10,8 +10,8 @@ The scale of each token's loss is fixed here for the whole batch, before any sha
     sequence_mean    1 / (B n)                                           B: its episodes with a loss token
     constant         1 / (B longest)                                     Dr.GRPO: no length bias
 
-    loss = L_played + reuse_coeff * L_reused      each side by its own N or B, so that more reused groups do not lower
-                                                  the weight of played groups (RePO)
+    loss = L_played + L_reused      each side by its own N or B, so that more reused groups do not lower the weight of
+                                    played groups (RePO)
 
 Sources: Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.3; Shao et al. 2024 (GRPO), arXiv 2402.03300 eq. 3;
 Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783 section 3.2; Li et al. 2025 (RePO), arXiv 2506.09340.
@@ -41,16 +41,14 @@ REUSE = "reuse"  # origin of a stored group that is trained on again; all other 
 class TrainingShard(MultiAgentBatch):
     """A `MultiAgentBatch` for one learner that holds references to groups instead of token columns.
 
-    Invariant: `num_tokens`, `num_reused_tokens`, `num_episodes` and the normalisation of `scales` cover the whole batch
-    over all learners, not this shard, so that sums over learners are sums over the batch. A shard may be empty.
+    Invariant: `num_reused_tokens` and the normalisation of `scales` cover the whole batch over all learners, not this
+    shard, so that sums over learners are sums over the batch. A shard may be empty.
     """
 
     def __init__(
         self,
         group_refs: Sequence[Any],
         advantages: Sequence[np.ndarray],
-        num_tokens: int,
-        num_episodes: int,
         fetch_timeout_s: float,
         *,
         origins: Sequence[str],
@@ -62,8 +60,6 @@ class TrainingShard(MultiAgentBatch):
         Args:
             group_refs: `GroupMeta.ref` of each group.
             advantages: advantages [G] of each group's episodes.
-            num_tokens: policy-written tokens of the played groups of all shards together.
-            num_episodes: episodes of all shards together, including reused ones.
             fetch_timeout_s: timeout of `groups`, seconds.
             origins: "fresh", "revisit" or "reuse" per group. They are passed separately because the `origin`
                 inside a stored group is the one it had when it was played.
@@ -74,8 +70,6 @@ class TrainingShard(MultiAgentBatch):
         super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))
         self.group_refs = list(group_refs)
         self.advantages = list(advantages)
-        self.num_tokens = num_tokens
-        self.num_episodes = num_episodes
         self.fetch_timeout_s = fetch_timeout_s
         self.origins = list(origins)
         self.scales = list(scales)
@@ -116,7 +110,6 @@ def build_shards(
     advantages: Sequence[np.ndarray],
     num_shards: int,
     fetch_timeout_s: float,
-    reuse_coeff: float = 1.0,
     aggregation: str = "token_mean",
     longest: int = 1,
 ) -> list[TrainingShard]:
@@ -133,20 +126,18 @@ def build_shards(
         advantages: one array [G] per group, computed before any sharding.
         num_shards: number of learners; 1 for a local learner.
         fetch_timeout_s: see `TrainingShard`.
-        reuse_coeff: weight of the reused groups' mean loss relative to the played groups', at least 0.
         aggregation: rule of `token_scales`.
         longest: see `token_scales`.
     """
     sides: dict[bool, list[int]] = {False: [], True: []}  # key: whether the group comes from the replay memory
     for p, group in enumerate(groups):
         sides[group.origin == REUSE].append(p)
-    num_tokens, num_reused_tokens = (_num_loss_tokens([groups[p] for p in sides[is_reused]]) for is_reused in sides)
+    num_reused_tokens = int(sum(groups[p].num_loss_tokens_G.sum() for p in sides[True]))
     scales = token_scales(
         [group.num_loss_tokens_G for group in groups],
         [group.origin == REUSE for group in groups],
         aggregation,
         longest,
-        reuse_coeff,
     )
     parts: list[list[int]] = [[] for _ in range(num_shards)]
     for side in sides.values():
@@ -156,8 +147,6 @@ def build_shards(
         TrainingShard(
             [groups[p].ref for p in part],
             [advantages[p] for p in part],
-            num_tokens,
-            sum(len(group.rewards_G) for group in groups),
             fetch_timeout_s,
             origins=[groups[p].origin for p in part],
             scales=[scales[p] * groups[p].weight for p in part],
@@ -167,16 +156,11 @@ def build_shards(
     ]
 
 
-def _num_loss_tokens(groups: Sequence[GroupMeta]) -> int:
-    return int(sum(group.num_loss_tokens_G.sum() for group in groups))
-
-
 def token_scales(
     num_tokens_PG: Sequence[np.ndarray],
     is_reused_P: Sequence[bool],
     rule: str = "token_mean",
     longest: int = 1,
-    reuse_coeff: float = 1.0,
 ) -> list[Scale]:
     """Return the scale of each group.
 
@@ -185,7 +169,6 @@ def token_scales(
         is_reused_P: whether a group belongs to the reused side.
         rule: "token_mean", "sequence_mean" or "constant".
         longest: maximum tokens an episode may write, for "constant".
-        reuse_coeff: weight of the reused side, at least 0.
     """
     sides = {
         side: [n for n, is_reused in zip(num_tokens_PG, is_reused_P, strict=True) if is_reused == side]
@@ -197,11 +180,10 @@ def token_scales(
     )
     scales: list[Scale] = []
     for num_tokens_G, is_reused in zip(num_tokens_PG, is_reused_P, strict=True):
-        weight = reuse_coeff if is_reused else 1.0
         if rule == "token_mean":
-            scales.append(weight / num_tokens[is_reused])
+            scales.append(1 / num_tokens[is_reused])
         elif rule == "constant":
-            scales.append(weight / (num_episodes[is_reused] * longest))
+            scales.append(1 / (num_episodes[is_reused] * longest))
         else:
-            scales.append(weight / (num_episodes[is_reused] * np.maximum(1, np.asarray(num_tokens_G, np.float64))))
+            scales.append(1 / (num_episodes[is_reused] * np.maximum(1, np.asarray(num_tokens_G, np.float64))))
     return scales

@@ -12,7 +12,7 @@
     reused       set by replay_reuse_correction, see `ratio`
 
 `scale` is fixed before any sharding (`batch/shard.py`), so any number of learners and any micro-batches give the
-same gradient. `presets` holds named combinations, `settings` every setting; docs/losses.md lists sources and tests.
+same gradient. `settings` holds every setting and named combinations; docs/losses.md lists sources and tests.
 
 Source: Schulman et al. 2017, arXiv 1707.06347 eq. 7; each module lists the sources of its part.
 """

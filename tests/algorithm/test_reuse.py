@@ -96,17 +96,17 @@ def metas(played, reused):
     return [GroupMeta.of(g, g) for g in played] + [replace(GroupMeta.of(g, g), origin="reuse") for g in reused]
 
 
-def shards_of(played, reused, num_shards, reuse_coeff=1.0):
+def shards_of(played, reused, num_shards):
     groups = metas(played, reused)
-    return build_shards(groups, [advantages_of(g.ref) for g in groups], num_shards, 30, reuse_coeff)
+    return build_shards(groups, [advantages_of(g.ref) for g in groups], num_shards, 30)
 
 
 def test_each_side_is_divided_by_its_own_tokens():
     # loss tokens: played 14 + 22 + 16 = 52, reused 8 + 16 = 24
-    (shard,) = shards_of(GROUPS, STORED, 1, reuse_coeff=0.5)
-    assert (shard.num_tokens, shard.num_reused_tokens, shard.num_episodes) == (52, 24, 15)
+    (shard,) = shards_of(GROUPS, STORED, 1)
+    assert shard.num_reused_tokens == 24
     assert shard.origins == ["fresh"] * 3 + ["reuse"] * 2
-    assert shard.scales == [1 / 52] * 3 + [0.5 / 24] * 2
+    assert shard.scales == [1 / 52] * 3 + [1 / 24] * 2
     assert shard.is_reused_P.tolist() == [False] * 3 + [True] * 2
 
 
@@ -114,13 +114,13 @@ def test_an_importance_weight_scales_its_own_group_and_no_other():
     groups = metas(GROUPS, STORED)
     groups[-2] = replace(groups[-2], weight=0.25)
     for rule in ("token_mean", "sequence_mean"):
-        arguments = (groups, [advantages_of(g.ref) for g in groups], 1, 30, 0.5, rule)
+        arguments = (groups, [advantages_of(g.ref) for g in groups], 1, 30, rule)
         (shard,) = build_shards(*arguments)
         (plain,) = build_shards([replace(g, weight=1.0) for g in groups], *arguments[1:])
         for at in (0, 1, 2, 4):
             assert np.array_equal(shard.scales[at], plain.scales[at])
         assert np.array_equal(shard.scales[3], 0.25 * plain.scales[3])
-    assert (shard.num_reused_tokens, shard.num_tokens) == (24, 52)
+    assert shard.num_reused_tokens == 24
 
 
 def test_shards_know_the_whole_batch_and_reuse_moves_no_played_group():
@@ -203,7 +203,7 @@ def test_what_another_policy_wrote_is_not(learners, learner, correction):
 def test_without_weight_reuse_changes_no_bit_and_with_weight_much(learners, learner):
     learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS)
-    weightless = gradient(learners, GROUPS, STORED, reuse_coeff=0.0)
+    weightless = gradient(learners, GROUPS, STORED, weights=(0.0, 0.0))
     assert all(np.array_equal(plain[name], weightless[name]) for name in plain)
     assert relative_gap(gradient(learners, GROUPS, STORED), plain) > 1e-2
 
@@ -239,11 +239,10 @@ def test_statistics_of_played_tokens_know_nothing_of_reused_ones(learners, learn
     assert both["total_loss"] == pytest.approx(both["loss"] + both["reuse/loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("reuse_coeff", [1.0, 0.3])
-def test_the_norm_is_that_of_the_reused_part_alone(learners, learner, reuse_coeff):
+def test_the_norm_is_that_of_the_reused_part_alone(learners, learner):
     learner.config.replay_max_logp_gap = None
-    _, stats = update(learners, GROUPS, STORED, reuse_coeff=reuse_coeff)
-    alone = gradient(learners, [], STORED, reuse_coeff=reuse_coeff)
+    _, stats = update(learners, GROUPS, STORED)
+    alone = gradient(learners, [], STORED)
     assert stats["reuse/gradient_norm"] == pytest.approx(length(alone), rel=1e-5)
     assert length(alone) > 1e-3
 

@@ -105,12 +105,12 @@ TOKENS = [np.array([2, 4]), np.array([1, 0]), np.array([5, 5])]  # the last is r
 
 
 @pytest.mark.parametrize("rule, expected", [
-    ("token_mean", [1 / 7, 1 / 7, 0.5 / 10]),
-    ("sequence_mean", [[1 / 6, 1 / 12], [1 / 3, 1 / 3], [0.05, 0.05]]),
-    ("constant", [1 / 24, 1 / 24, 0.5 / 16]),
+    ("token_mean", [1 / 7, 1 / 7, 1 / 10]),
+    ("sequence_mean", [[1 / 6, 1 / 12], [1 / 3, 1 / 3], [0.1, 0.1]]),
+    ("constant", [1 / 24, 1 / 24, 1 / 16]),
 ])  # fmt: skip
 def test_scales_by_hand(rule, expected):
-    scales = token_scales(TOKENS, [False, False, True], rule, 8, 0.5)
+    scales = token_scales(TOKENS, [False, False, True], rule, 8)
     for scale, wanted in zip(scales, expected, strict=True):
         np.testing.assert_allclose(scale, wanted)
 
@@ -130,8 +130,8 @@ def test_shards_and_order_leave_every_scale_as_it_is(rule, num_shards, seed):
     groups = [replace(GroupMeta.of(g, g), origin="reuse" if i == 2 else "fresh") for i, g in enumerate(GROUPS)]
     order = np.random.default_rng(seed).permutation(3)
     advantages = [np.zeros(g.size) for g in GROUPS]
-    shards = build_shards([groups[i] for i in order], [advantages[i] for i in order], num_shards, 30, 0.5, rule, 32)
+    shards = build_shards([groups[i] for i in order], [advantages[i] for i in order], num_shards, 30, rule, 32)
     found = {ref.group_id: scale for shard in shards for ref, scale in zip(shard.group_refs, shard.scales, strict=True)}
-    wanted = token_scales([g.num_loss_tokens_G for g in groups], [False, False, True], rule, 32, 0.5)
+    wanted = token_scales([g.num_loss_tokens_G for g in groups], [False, False, True], rule, 32)
     for group, scale in zip(groups, wanted, strict=True):
         np.testing.assert_allclose(found[group.group_id], scale)

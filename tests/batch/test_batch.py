@@ -162,8 +162,6 @@ def test_log_probs_and_tokens_of_different_lengths_are_named():
     group = group_of_two()
     with pytest.raises(ValueError, match="group g has 5 token_ids_N, 4 behaviour_logp_N and 5 loss_mask_N"):
         episodes_of([replace(group, behaviour_logp_N=group.behaviour_logp_N[:-1])], [np.zeros(2)])
-    with pytest.raises(ValueError, match="episode 3 has 2 token_ids, 2 loss_mask entries and 1 behaviour_logp"):
-        Episode(np.array([1, 2]), np.array([False, True]), np.zeros(1, np.float32), 0.0, 3)
 
 
 def two_conversations(g_starts=(0, 4), extra=None):

@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.losses.clip import CLIP_RULES
-from rllib_srl.losses.presets import PRESETS
+from rllib_srl.losses.settings import PRESETS
 from tests.flat_settings import grouped
 from tests.losses import slow_loss
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
@@ -53,7 +53,7 @@ def gradient(learners):
     learner = learners._learner
     kept = learner.config
 
-    def run(played=GROUPS, stored=(), reuse_coeff=1.0, **given):
+    def run(played=GROUPS, stored=(), **given):
         replay = {name.removeprefix("replay_"): given.pop(name) for name in list(given) if name.startswith("replay_")}
         off = {"kl_coeff": 0.0}
         if given.get("clip_rule") in WITHOUT_CLIP_BOUNDS:
@@ -64,14 +64,14 @@ def gradient(learners):
         settings = learner.config.loss_settings()
         arguments = (settings.aggregation, settings.longest_answer)
         names = dict(zip(("aggregation", "longest"), arguments, strict=True))
-        (got,), stats = update(learners, played, stored, reuse_coeff=reuse_coeff, **names)
-        return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, reuse_coeff, bounds)
+        (got,), stats = update(learners, played, stored, **names)
+        return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, bounds)
 
     yield run
     learner.config, learner.settings = kept, kept.loss_settings()
 
 
-def slowly(learner, settings, played, stored, reuse_coeff, bounds):
+def slowly(learner, settings, played, stored, bounds):
     groups = [(g, False) for g in played] + [(g, True) for g in stored]
     reference = learner.reference.model if settings.kl_coeff else None
     episodes = [
@@ -79,7 +79,7 @@ def slowly(learner, settings, played, stored, reuse_coeff, bounds):
         for group, is_reused in groups
         for g in range(group.size)
     ]
-    return slow_loss.gradient(learner.model, settings, episodes, reuse_coeff, bounds)
+    return slow_loss.gradient(learner.model, settings, episodes, bounds)
 
 
 # The behaviour policy of these groups is off by 0.3 nats a token: narrow clips bite in the first epoch already.
@@ -145,7 +145,7 @@ REUSED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("without", "change"), [row[1:] for row in REUSED], ids=[row[0] for row in REUSED])
 def test_a_name_acts_on_reused_tokens(gradient, without, change):
-    both = {"played": GROUPS[:1], "stored": STORED, "reuse_coeff": 0.7, "correction": "none", "clip_high": 0.1}
+    both = {"played": GROUPS[:1], "stored": STORED, "correction": "none", "clip_high": 0.1}
     before, *_ = gradient(**{**both, **without})
     after, _, slow = gradient(**{**both, **without, **change})
     assert relative_gap(after, slow()) < 1e-5

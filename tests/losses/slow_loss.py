@@ -146,17 +146,17 @@ def kl(estimator: str, d: torch.Tensor) -> torch.Tensor:
     return {"k1": 0 * d, "k2": d * d / 2, "k3": torch.exp(-d) + d - 1, "k3_k2": d * d / 2}[estimator]
 
 
-def scales(settings: LossSettings, episodes: Sequence[Told], reuse_coeff: float) -> list[float]:
+def scales(settings: LossSettings, episodes: Sequence[Told]) -> list[float]:
     """Return the scale of each episode's tokens."""
     found = []
     for one in episodes:
         side = [other for other in episodes if other.is_reused == one.is_reused]
-        unit = {
+        of = {
             "token_mean": 1 / sum(other.num for other in side),
             "sequence_mean": 1 / len(side) / one.num,
             "constant": 1 / len(side) / settings.longest_answer,
-        }[settings.aggregation]
-        found.append(unit * (reuse_coeff if one.is_reused else 1.0))
+        }
+        found.append(of[settings.aggregation])
     return found
 
 
@@ -164,11 +164,10 @@ def gradient(
     model: torch.nn.Module,
     settings: LossSettings,
     episodes: Sequence[Told],
-    reuse_coeff: float,
     bounds: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, np.ndarray]:
     """Return the gradient of the loss of all episodes by parameter name."""
-    pairs = zip(episodes, scales(settings, episodes, reuse_coeff), strict=True)
+    pairs = zip(episodes, scales(settings, episodes), strict=True)
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(
         sum(episode_loss(settings, *pair, bounds) for pair in pairs), list(parameters.values())

@@ -14,9 +14,8 @@ from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.presets import PRESETS
 from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS, REUSE_CORRECTIONS
-from rllib_srl.losses.settings import LossSettings
+from rllib_srl.losses.settings import PRESETS, LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 from tests.flat_settings import grouped
 

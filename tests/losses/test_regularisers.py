@@ -11,10 +11,10 @@ import torch
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.learner.head import Scale, top_tokens
 from rllib_srl.learner.regularisers.regularisers import REGULARISERS, made
 from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
+from rllib_srl.learner.scoring import Scale, top_tokens
 from rllib_srl.losses.kl import k3_k2
 from rllib_srl.losses.regularisers import decayed, pull
 

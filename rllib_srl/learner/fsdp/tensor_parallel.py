@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rllib_srl.learner.fsdp.sharding import is_spread
-from rllib_srl.learner.head import Scale, row_scores, token_scores
+from rllib_srl.learner.scoring import Scale, row_scores, token_scores
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -190,7 +190,7 @@ def sum_of_parts(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def split_token_scores(
     hidden_UD: torch.Tensor, weight_VD: DTensor, row_N: torch.Tensor, token_N: torch.Tensor, scale: Scale
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `head.token_scores` does, of a head whose rows are split over learners; a collective.
+    """Return what `scoring.token_scores` does, of a head whose rows are split over learners; a collective.
 
         lse_U = logsumexp_r lse_RU,   mean_U = sum_r exp(lse_RU - lse_U) mean_RU,   target_N: of the learner that has it
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rllib_srl.learner import head
-from rllib_srl.learner.head import Scale, token_scores
+from rllib_srl.learner import scoring
+from rllib_srl.learner.scoring import Scale, token_scores
 
 
 def test_two_tokens_worked_by_hand():
@@ -22,9 +22,9 @@ def test_two_tokens_worked_by_hand():
 @pytest.mark.parametrize("kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("scale", [Scale(), Scale(0.7), Scale(1.3, 5.0)])
 def test_tiles_equal_whole_logits_with_gradients(monkeypatch, scale, kept_bytes):
-    monkeypatch.setattr(head, "ROWS", 16)
-    monkeypatch.setattr(head, "TILE", {"cpu": 16 * 64})
-    monkeypatch.setattr(head, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(scoring, "ROWS", 16)
+    monkeypatch.setattr(scoring, "TILE", {"cpu": 16 * 64})
+    monkeypatch.setattr(scoring, "KEPT_BYTES", kept_bytes)
     torch.manual_seed(0)
     hidden, weight = torch.randn(50, 24, requires_grad=True), torch.randn(300, 24, requires_grad=True)
     row, token = torch.randint(0, 50, (80,)), torch.randint(0, 300, (80,))
@@ -61,7 +61,7 @@ def test_no_tensor_of_rows_by_vocabulary_is_made():
     row, token = torch.arange(1000), torch.randint(0, 20_000, (1000,))
     with Watch():
         token_scores(hidden, weight, row, token, Scale())[0].sum().backward()
-    assert largest <= head.TILE["cpu"] < 1000 * 20_000 / 4
+    assert largest <= scoring.TILE["cpu"] < 1000 * 20_000 / 4
 
 
 def test_huge_logits_stay_finite():
