@@ -40,7 +40,8 @@ def save_sharded(directory: Path, parameters: Parameters, optimizers: Optimizers
         parameters: trained parameters by name.
         optimizers: optimisers of these parameters by name.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors = dict(_tensors(parameters, optimizers))
     directory.mkdir(parents=True, exist_ok=True)
@@ -86,8 +87,9 @@ def load_sharded(directory: Path, parameters: Parameters, optimizers: Optimizers
         CheckpointError: a shard is missing or cannot be read.
         ValueError: the shards belong to another model or optimiser; nothing was changed.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     index = read_index(directory)
     if faults := [*_optimizer_faults(index, optimizers), *_model_faults(index, parameters)]:
