@@ -2,7 +2,7 @@
 
     checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/snapshot.db, manifest.json
                   learner_group/learner/rl_module/default_policy/weights.safetensors
-                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`sharded_state.py`)
+                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`training_state.py`)
 
 Restoring syncs the restored weights to every engine and resets the memory to the snapshot.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
@@ -39,11 +39,11 @@ from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.engine.model_dir import vocabulary_digest
-from rllib_srl.learner.fsdp.sharded_state import SHARDS, load_sharded, read_index
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.learner.training_state import SHARDS, load_sharded, read_index
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.rollout.rollouts import Rollouts

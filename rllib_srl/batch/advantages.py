@@ -40,8 +40,6 @@ from rllib_srl.types import GroupMeta, History
 EPSILON = 1e-4  # TRL's value; verl uses 1e-6
 OVERLONG_SHARE = 0.2  # of longest_answer, over which the length penalty rises, as in DAPO
 
-# --- rules ----------------------------------------------------------------------------------------
-
 
 def group(rewards_G: np.ndarray) -> np.ndarray:
     """Return (r - mean) / (std + 1e-4), with the unbiased standard deviation of the group."""
@@ -125,9 +123,6 @@ def overlong(num_tokens_G: np.ndarray, longest: int, share: float, factor: float
     return factor * np.clip((longest - cache - np.asarray(num_tokens_G, np.float64)) / cache, -1.0, 0.0)
 
 
-# --- a batch ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class AdvantageBatch:
     """Groups to train on, with their advantages.
@@ -182,16 +177,6 @@ class AdvantageEstimator:
         pairs = zip(groups, rewards, strict=True)
         return [rewards_G + overlong(group.num_loss_tokens_G, *limits) for group, rewards_G in pairs]
 
-    def scale(self, rewards: Sequence[np.ndarray], histories: Sequence[History]) -> Scale:
-        """Return the scale of played groups' advantages by "posterior", which reused groups share.
-
-        Args:
-            rewards: shaped rewards of the played groups, without a KL penalty.
-            histories: of their prompts before this batch.
-        """
-        settings = self.settings
-        return scale_of(surprises(rewards, histories, settings.prior_weight), settings.surprise_scale)
-
     def estimate(
         self,
         groups: Sequence[GroupMeta],
@@ -216,7 +201,9 @@ class AdvantageEstimator:
         played = self._played(less_kl, histories)
         is_live_P = self._live(rewards, histories)
         trained = [(group, a) for group, a, is_live in zip(groups, played, is_live_P, strict=True) if is_live]
-        scale = self.scale(rewards, histories) if self.uses_history and groups else None
+        scale, of = None, self.settings
+        if self.uses_history and groups:  # of rewards without a KL penalty
+            scale = scale_of(surprises(rewards, histories, of.prior_weight), of.surprise_scale)
         rewarded = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         again = self._reused(rewarded, scale)
         trained += again

@@ -124,11 +124,6 @@ class Layout:
     trie: Trie | None = None
     attention_mask: np.ndarray | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens that the model computes, padding included."""
-        return self.token_ids_RT.size
-
 
 def trie_layout(streams: Sequence[np.ndarray]) -> Layout:
     """Lay out streams as a prefix trie, each shared prefix once.

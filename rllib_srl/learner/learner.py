@@ -52,7 +52,7 @@ from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.training_state import TrainingState
 from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
-from rllib_srl.types import Target
+from rllib_srl.types import Group, Target
 
 if TYPE_CHECKING:  # loaded if a run asks for it
     from rllib_srl.learner.regularisers.regularisers import Regularisers
@@ -406,7 +406,7 @@ class GRPOTorchLearner(TorchLearner):
         if self.reference is None:
             raise RuntimeError("kl_coeff = 0; expected a number above 0: without it there is no reference")
         groups = shard.groups()
-        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
+        episodes = _scored(groups)
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
         batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
         num_empty = self._num_empty(len(passes))
@@ -416,7 +416,6 @@ class GRPOTorchLearner(TorchLearner):
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
     def follow_policy(self, rate: float) -> None:
-        """Move the reference towards the policy; see `Reference.follow`."""
         if self.reference is not None:
             self.reference.follow(self.model, rate)
 
@@ -429,24 +428,19 @@ class GRPOTorchLearner(TorchLearner):
         """
         if self.regularisers is None:
             return 0
-        groups = shard.groups()
-        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups])
+        episodes = _scored(shard.groups())
         return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
 
     def send(self, version: int) -> Sent:
-        """Put the weights into the object store; see `WeightSender.send`."""
         return self._sender.send(version)
 
     def score_sent(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
-        """Return the canary log-probs under the weights that were just sent; see `WeightSender.score_sent`."""
         return self._sender.score_sent(version, sequences)
 
     def connect(self, kind: str, client: Any) -> None:
-        """Connect to the engines from GPU to GPU; see `WeightSender.connect`."""
         self._sender.connect(kind, client)
 
     def send_direct(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
-        """Send the weights from GPU memory to every engine; see `WeightSender.send_direct`."""
         return self._sender.send_direct(version, sequences)
 
     def offload(self) -> None:
@@ -521,19 +515,15 @@ class GRPOTorchLearner(TorchLearner):
         return is_saved
 
     def gather(self) -> None:
-        """With `fsdp`, gather the state for a later `get_state`; a collective."""
         self._state.gather()
 
     def leave_to_shards(self) -> None:
-        """Exclude weights and optimiser from `get_state`; see `TrainingState.leave_to_shards`."""
         self._state.leave_to_shards()
 
     def save_shards(self, directory: str) -> None:
-        """Write this learner's rows of weights and optimiser; see `TrainingState.save_shards`."""
         self._state.save_shards(Path(directory))
 
     def load_shards(self, directory: str, weights_only: bool = False) -> None:
-        """Load this learner's rows of weights and optimiser; see `TrainingState.load_shards`."""
         self._state.load_shards(Path(directory), weights_only)
 
     def take_weights(self, weights: dict[str, Any]) -> None:
@@ -572,3 +562,8 @@ class GRPOTorchLearner(TorchLearner):
     def _log(self, name: str, value: float) -> None:
         # Already equal on all learners, so RLlib's mean over learners does not change it.
         self.metrics.log_value((DEFAULT_MODULE_ID, name), value, reduce="mean", window=1)
+
+
+def _scored(groups: Sequence[Group]) -> list[Episode]:
+    """Return the episodes of groups that are scored, not trained on."""
+    return episodes_of(groups, [np.zeros(group.size) for group in groups])

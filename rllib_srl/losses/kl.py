@@ -44,6 +44,7 @@ def k3_k2(logp_N: torch.Tensor, ref_logp_N: torch.Tensor) -> torch.Tensor:
     return k3(logp_N, ref_logp_N).detach() + square_N - square_N.detach()
 
 
-KL_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k2": k2, "k3": k3, "k3_k2": k3_k2}
-KL_REWARDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, **KL_LOSSES}
+Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KL_LOSSES: dict[str, Estimator] = {"k2": k2, "k3": k3, "k3_k2": k3_k2}
+KL_REWARDS: dict[str, Estimator] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[str, Estimator] = {"k1": k1, **KL_LOSSES}

@@ -52,9 +52,6 @@ from rllib_srl.losses.settings import LossSettings
 MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; verl's bound
 
 
-# --- episodes -------------------------------------------------------------------------------------
-
-
 def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
     """Return for each token the sum over the tokens of its episode, without gradient."""
     value_N = value_N.detach()
@@ -66,9 +63,6 @@ def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
 def episode_mean(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
     """Return for each token the mean over the tokens of its episode, without gradient."""
     return episode_sum(value_N, episode_N) / episode_sum(torch.ones_like(value_N), episode_N)
-
-
-# --- levels of the ratio --------------------------------------------------------------------------
 
 
 def _sequence(difference_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
@@ -190,9 +184,6 @@ def _mask(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tup
 
 
 REUSE_CORRECTIONS: dict[str, Callable[..., Anchored]] = {"clip": _clip, "truncate": _truncate, "mask": _mask}
-
-
-# --- whole episodes -------------------------------------------------------------------------------
 
 
 def is_on_policy(

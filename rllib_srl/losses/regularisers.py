@@ -4,7 +4,6 @@
     ewc    1/2 sum_i F_i (theta_i - theta*_i)^2                  gradient  F (theta - theta*)
            F_i = mean over episodes of (d log pi(y|x) / d theta_i)^2,  F <- decay F + F_new at the end of a stage
     lwf    KL of the policy and a frozen policy on the policy's own tokens: `losses/kl.py`
-    stored  KL to stored answers: `losses/retention.py`
 
 Each is multiplied by its `coeff` elsewhere (`learner/regularisers/`).
 

@@ -57,7 +57,7 @@ def test_every_token_sees_exactly_its_own_path(streams):
         for depth, at in enumerate(path):
             assert np.flatnonzero(mask[at]).tolist() == sorted(path[: depth + 1].tolist())
     prefixes = {tuple(s[: n + 1]) for s in streams for n in range(len(s))}
-    assert layout.num_tokens == len(prefixes)  # each distinct prefix is one token, computed once
+    assert layout.token_ids_RT.size == len(prefixes)  # each distinct prefix is one token, computed once
 
 
 @given(STREAMS)
@@ -97,7 +97,7 @@ def test_cuts_compute_least_and_are_fewest(streams, max_tokens):
     episodes = [episode(s, len(s) - 1, index) for index, s in enumerate(sorted(streams))]
 
     def cost(cuts):
-        tokens = [trie_layout([e.token_ids_T for e in episodes[a:b]]).num_tokens for a, b in pairwise(cuts)]
+        tokens = [trie_layout([e.token_ids_T for e in episodes[a:b]]).token_ids_RT.size for a, b in pairwise(cuts)]
         is_over = any(t > max_tokens and b - a > 1 for t, (a, b) in zip(tokens, pairwise(cuts), strict=True))
         return (is_over, sum(tokens), len(tokens))
 

@@ -248,7 +248,7 @@ def test_a_family_has_the_log_probs_and_gradients_of_padding(family):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     streams = family_streams()
     layout = trie_layout(streams)
-    assert max(map(len, streams)) > 2 * WINDOW and layout.num_tokens < 0.6 * sum(map(len, streams))
+    assert max(map(len, streams)) > 2 * WINDOW and layout.token_ids_RT.size < 0.6 * sum(map(len, streams))
     weights = [torch.randn(len(stream) - 1) for stream in streams]
     model.set_attn_implementation(register())
     batch = {"token_ids": torch.from_numpy(layout.token_ids_RT), "trie": layout.trie, "temperature": 0.7}

@@ -18,9 +18,9 @@ from rllib_srl.cli import evaluate, export
 from rllib_srl.cli.shared.model_card import Facts, card, publishable
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sharded_state import INDEX, SHARDS
 from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.learner.training_state import INDEX, SHARDS
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.storage.weight_file import WEIGHTS, write_weights
 

@@ -8,9 +8,9 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from safetensors.torch import load_file
 
 from rllib_srl.engine.canary import FP32_MAX_GAP
-from rllib_srl.learner.fsdp.sharded_state import SHARDS, read_index
 from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.scoring import load_causal_lm
+from rllib_srl.learner.training_state import SHARDS, read_index
 from rllib_srl.storage.checkpoints import CheckpointError
 from tests.losses.kl_by_hand import captured, k3_mean
 from tests.small_worlds import small_config, watch

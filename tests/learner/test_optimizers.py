@@ -10,7 +10,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.learner import model_setup as optimizers
-from rllib_srl.learner.bf16_adamw import BF16AdamW, stochastic_bf16
+from rllib_srl.learner.model_setup import BF16AdamW, stochastic_bf16
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
 from tests.small_worlds import small_config
 

@@ -5,7 +5,7 @@
     backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
     passes      a pass gathers weights from all learners, so all run equally many; the learner adds empty ones
     to engines  every learner is called and gathers (`whole`); learner 0 packs
-    checkpoint  each learner writes its part (`sharded_state`); any number of learners can restore them
+    checkpoint  each learner writes its part (`training_state`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
 
 With tensor parallelism (`tensor_parallel.py`) the learners are a mesh of data x tensor: each matrix is split over the

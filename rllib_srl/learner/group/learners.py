@@ -42,6 +42,8 @@ class LearnerFailure(ActorFailure):
 class Learners:
     """Calls of `GRPOTorchLearner` methods, in other processes or on the local learner of this one.
 
+    A method of the name of one of `GRPOTorchLearner` does that on the learners.
+
     Invariant: no method waits longer than its `timeout_s`, which holds for all learners together. An exception that a
     learner raises is raised here; a learner that died or timed out raises `LearnerFailure`.
     """
@@ -102,7 +104,6 @@ class Learners:
             return _collect(self._group, timeout_s)[:: self._per_shard]
 
     def episode_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> list[list[list[float]]]:
-        """Return each shard's KL to the reference; see `Reference.episode_kl`."""
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
         return self._run_shards(calls, timeout_s, "scoring the reference")
 
@@ -126,11 +127,9 @@ class Learners:
         return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")[:: self._per_shard]
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
-        """Move every learner's reference model towards the policy; see `Reference.follow`."""
         self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
 
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
-        """Return the number of episodes that count for EWC at the end of stages; see `Regularisers.end_stages`."""
         calls = [Call.of(GRPOTorchLearner.end_stages, list(domains), shard) for shard in shards]
         return self._run_shards(calls, timeout_s, "ending a stage")[0]
 
@@ -139,13 +138,11 @@ class Learners:
         self._every(Call.of(GRPOTorchLearner.onload), timeout_s, "moving the learner to the GPU")
 
     def offload(self, timeout_s: float) -> None:
-        """Undo `onload`."""
         self._every(Call.of(GRPOTorchLearner.offload), timeout_s, "moving the learner off the GPU")
 
     # --- weights ---------------------------------------------------------------------------------
 
     def send(self, version: int, timeout_s: float) -> Sent:
-        """Put the weights into the object store; see `WeightSender.send`."""
         call = Call.of(GRPOTorchLearner.send, version)
         return self._gathered(call, timeout_s, f"sending weights version {version}")
 
@@ -155,7 +152,6 @@ class Learners:
         return self._gathered(call, timeout_s, f"scoring the canary of weights version {version}")
 
     def connect(self, kind: str, client: Any, timeout_s: float) -> None:
-        """Connect learner 0 to the engines; see `WeightSender.connect`."""
         self._run([Call.of(GRPOTorchLearner.connect, kind, client)], timeout_s, "connecting to the engines")
 
     def send_direct(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
@@ -164,7 +160,6 @@ class Learners:
         return self._run([call], timeout_s, f"sending weights version {version}")[0]
 
     def export(self, directory: str, timeout_s: float) -> None:
-        """Write model and tokenizer; see `model_setup.export`."""
         self._gathered(Call.of(GRPOTorchLearner.export, directory), timeout_s, "exporting")
 
     def first_sees(self, file: str, timeout_s: float) -> bool:
@@ -183,7 +178,6 @@ class Learners:
         self._every(Call.of(GRPOTorchLearner.gather), timeout_s, "gathering weights")
 
     def leave_to_shards(self, timeout_s: float) -> None:
-        """Exclude weights and optimiser from the next state; see `TrainingState.leave_to_shards`."""
         self._every(Call.of(GRPOTorchLearner.leave_to_shards), timeout_s, "preparing a checkpoint")
 
     def check_alive(self, timeout_s: float) -> None:
@@ -195,7 +189,6 @@ class Learners:
         self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "idle")
 
     def take_saved(self, timeout_s: float) -> list[bool]:
-        """Return for each learner whether it wrote its part of a checkpoint; see `GRPOTorchLearner.take_saved`."""
         return self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "writing a checkpoint")
 
     @contextmanager
@@ -210,11 +203,9 @@ class Learners:
             raise LearnerFailure(f"learner {ids.index(error.actor_id)} could not be reached while {what}") from error
 
     def save_shards(self, directory: str, timeout_s: float) -> None:
-        """Write every learner's shard; see `TrainingState.save_shards`."""
         self._every(Call.of(GRPOTorchLearner.save_shards, directory), timeout_s, "writing shards")
 
     def load_shards(self, directory: str, timeout_s: float) -> None:
-        """Load weights and optimiser from shards; see `TrainingState.load_shards`."""
         self._every(Call.of(GRPOTorchLearner.load_shards, directory), timeout_s, "reading shards")
 
     def load_weights_from_shards(self, directory: str, timeout_s: float) -> None:
