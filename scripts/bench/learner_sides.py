@@ -141,7 +141,7 @@ class Count:
         """Count a part laid out as one trie, whatever the budget."""
         layout = trie_layout([one.token_ids_T for one in part])
         rows = {int(path[at - 1]) for one, path in zip(part, layout.paths) for at in np.flatnonzero(one.loss_mask_T)}
-        return cls(layout.num_tokens, len(rows), int((layout.position_ids_RT + 1).sum()))
+        return cls(layout.token_ids_RT.size, len(rows), int((layout.position_ids_RT + 1).sum()))
 
     def flops(self, config: Any) -> float:
         """Return the floating-point operations of forward and backward pass: three matmuls for each of the forward."""
