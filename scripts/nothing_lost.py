@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -79,6 +79,15 @@ class Ledger:
     possible: dict[str, set[str]] = field(default_factory=dict)  # id -> values that its rating may have
     num_ratings: int = 0
     faults: list[str] = field(default_factory=list)
+
+
+def lost_of(ledger: Ledger, answers: Mapping[str, str], values: Mapping[str, str]) -> list[str]:
+    """Return a line for each acknowledged answer or rating that is not stored as it was: id -> text, id -> value."""
+    lost = [f"answer {name}" for name, text in ledger.answers.items() if answers.get(name) != redact(text)]
+    for name, possible in ledger.possible.items():
+        if (value := values.get(name, TAKEN_BACK)) not in possible:
+            lost.append(f"rating of {name}: {value}; expected {' or '.join(sorted(possible))}")
+    return lost
 
 
 class Visitor(threading.Thread):
@@ -233,16 +242,11 @@ class Model:
 
     def num_lost(self) -> int:
         """Return how much of what was acknowledged is gone, and note it and what answers and should not."""
-        ledger = self.visitor.ledger
+        query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.seq = a.newest"
         with self.visitor.holding:
-            stored = dict(self.rows(CONVERSATIONS, "SELECT id, answer FROM conversations"))
-            lost = [f"answer {name}" for name, text in ledger.answers.items() if stored.get(name) != redact(text)]
-            query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.seq = a.newest"
-            values = dict(self.rows(RATINGS, query))
-            for name, possible in ledger.possible.items():
-                if (value := values.get(name, TAKEN_BACK)) not in possible:
-                    lost.append(f"rating of {name}: {value}; expected {' or '.join(sorted(possible))}")
-        ledger.faults += lost
+            answers = dict(self.rows(CONVERSATIONS, "SELECT id, answer FROM conversations"))
+            lost = lost_of(self.visitor.ledger, answers, dict(self.rows(RATINGS, query)))
+        self.visitor.ledger.faults += lost
         return len(lost)
 
     def answers_as_it_says(self) -> None:
