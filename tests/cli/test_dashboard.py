@@ -17,9 +17,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from rllib_srl.cli.dashboard.access import Access
-from rllib_srl.cli.dashboard.run_pages import RunPages
+from rllib_srl.cli.dashboard.run_pages import RunPages, check_is_run
+from rllib_srl.cli.serving.served_directory import SETTINGS
+from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.studies.results import STUDY_FILE
 from tests.cli.dashboard_run import EVIL, decode, memory_of, write_files
 from tests.cli.test_script_report import episode, row
 from tests.small_buffer import a_group
@@ -324,6 +327,16 @@ def test_only_the_forms_of_the_page_rate(page: TestClient, run: Path, headers: A
 
 
 # --- malformed requests
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [("", "holds no run"), (STUDY_FILE, "is a study"), (SETTINGS, "srl serve prints the address of its page")],
+)
+def test_what_is_not_a_run_is_one_line(tmp_path: Path, file: str, line: str) -> None:
+    (tmp_path / (file or "other")).write_text("{}")
+    with pytest.raises(RunError, match=line):
+        check_is_run(tmp_path)
 
 
 def test_mutated_requests_are_refused_or_answered(page: TestClient) -> None:
