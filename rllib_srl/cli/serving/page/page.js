@@ -266,7 +266,6 @@ async function look() {
   document.title = by("title").textContent = `Served model ${status.name}`;
   by("state").textContent = status.is_ready ? `version ${status.active} answers` : "the engine is starting";
   showTraining(training);
-  showFigures(status.metrics);
 }
 
 function showTraining(training) {
@@ -282,12 +281,6 @@ function showTraining(training) {
   by("bar").value = version ? (slices?.of ? slices.done / slices.of : 0) : Math.min(1, num / (after || 1));
   by("pause").hidden = !parts.length;
   by("pause").textContent = training.is_paused ? "Continue training" : "Pause training";
-}
-
-function showFigures(figures = {}) {
-  const rows = Object.entries(figures).filter(([, value]) => Number.isFinite(value));
-  by("measured").hidden = !rows.length;
-  by("figures").replaceChildren(...rows.flatMap(([name, value]) => [make("dt", name), make("dd", String(+value.toPrecision(3)))]));
 }
 
 async function follow(pause = POLL_MS) {
