@@ -151,6 +151,15 @@ class RatingStore(PrivateDatabase):
         """Return (answer id, group id, value, seq) of the ratings that changed after a change, in that order."""
         return self._read(f"SELECT a.id, a.group_id, r.value, r.seq {_FROM} WHERE a.newest > ? ORDER BY r.seq", seq)
 
+    def rewards(self) -> dict[float, int]:
+        """Return how many answers have each reward; ratings that were taken back do not count."""
+        return dict(self._read(f"SELECT r.reward, count(*) {_FROM} WHERE r.reward IS NOT NULL GROUP BY r.reward"))
+
+    def num_since(self, at: str) -> int:
+        """Return the number of changes since a time (UTC, ISO 8601)."""
+        num: int = self._read("SELECT count(*) FROM ratings WHERE rated_at >= ?", at)[0][0]
+        return num
+
     def of_groups(self, group_ids: Collection[str]) -> list[Rating]:
         """Return all ratings of the answers of some groups."""
         return [one for name in group_ids for one in self._ratings("WHERE a.group_id = ? ORDER BY r.seq", name)]

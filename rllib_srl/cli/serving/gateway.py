@@ -10,6 +10,7 @@
     POST /v1/rollback                           {"reason": "...", "version": 3}; only while that version is active
     POST /v1/training                           {"paused": true | false}
     GET  /v1/status
+    GET  /v1/figures                            latency, speed, ratings, versions (figures.py); /metrics for Prometheus
 
 A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged. One token
 opens everything: as a bearer token, or in the cookie that the address of the page sets (dashboard/access.py).
@@ -21,6 +22,7 @@ import asyncio
 import json
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -28,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -35,6 +38,7 @@ from starlette.routing import Route
 
 from rllib_srl.cli.dashboard.access import Access, Guard
 from rllib_srl.cli.serving.adapter import AdapterError
+from rllib_srl.cli.serving.figures import Meter, prometheus_text
 from rllib_srl.cli.serving.served_directory import MOST_NAMED
 from rllib_srl.cli.serving.serving import NotReady, Serving
 from rllib_srl.cli.serving.stores import Stores
@@ -84,6 +88,7 @@ class Gateway:
         """Serve with the parts of `srl serve`; `name` is that of the served model."""
         self._name, self._files = name, {name: (PAGE / name).read_bytes() for name in PAGE_FILES}
         self._serving, self._stores, self._training, self._usual = serving, stores, training, usual
+        self._meter = Meter()
         self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -95,6 +100,8 @@ class Gateway:
             Route("/v1/rollback", self._roll_back, methods=["POST"]),
             Route("/v1/training", self._pause, methods=["POST"]),
             Route("/v1/status", self._status, methods=["GET"]),
+            Route("/v1/figures", self._figures, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             Route("/", self._page, methods=["GET"]),
             Route("/{name}", self._page, methods=["GET"]),
         ]
@@ -187,6 +194,7 @@ class Gateway:
         stored = await self._stores.run(self._stores.conversations.log, Conversation(*about))
         if why_not != CUT:
             self._serving.num_restarts = 0
+            self._meter.note(time.monotonic() - answer.begun, len(answer.ids))
         return stored
 
     # --- ratings -----------------------------------------------------------------------------------
@@ -269,6 +277,15 @@ class Gateway:
         changes = [stores.lineage.newest_change(), stores.ratings.newest_change()]
         values = VALUES[stores.ratings.scheme]
         return {"num_conversations": stores.conversations.num(), "changes": changes, "rating_values": values}
+
+    async def _figures(self, request: Request) -> Response:
+        return JSONResponse(await self._measured())
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(prometheus_text(await self._measured()), media_type=CONTENT_TYPE_LATEST)
+
+    async def _measured(self) -> dict[str, Any]:
+        return {"answers": self._meter.figures(), **await self._stores.run(self._stores.figures)}
 
 
 def rating_of(body: Mapping[str, Any], scheme: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rllib_srl.cli.serving.figures import stored_figures
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.people.lineage.conversations import CONVERSATIONS, ConversationStore
 from rllib_srl.people.lineage.versions import VERSIONS, Lineage
@@ -76,6 +77,10 @@ class Stores:
     def ratings_today(self) -> dict[str, str]:
         """Return the newest rating of every answer that was ever rated: answer id -> value."""
         return self._state.today()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what they say of ratings and versions."""
+        return stored_figures(self.ratings, self.lineage)
 
     def stale_versions(self) -> dict[int, int]:
         """Return how many ratings of each version have changed since; versions without such are left out."""

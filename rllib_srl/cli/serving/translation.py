@@ -9,6 +9,7 @@ What the learner's log-probs would not describe is answered and not trained on; 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -180,6 +181,7 @@ class Collected:
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
     _reasons: dict[int, str] = field(default_factory=dict)
 
     def take(self, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""What can be measured of a served model: one source for the page (`GET /v1/figures`) and Prometheus (`GET /metrics`).
+
+    answers   number since the start; of the newest ones latency p50 and p95, tokens a second
+    ratings   number, in the last hour, how many have each reward
+    versions  the active one, how many are in each state, ratings until each active one, verdicts of the gates
+
+Answers that were cut off are not among them. The latency is that of the whole answer, as its client waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from rllib_srl.people.lineage.versions import ACTIVE, SUPERSEDED, Lineage
+from rllib_srl.people.rating_store import RatingStore
+
+NEWEST = 1024  # answers
+RATE_S = 3600.0  # over which ratings are counted
+
+
+class Meter:
+    """Latency and length of the newest answers of a server."""
+
+    def __init__(self) -> None:
+        """Start without answers."""
+        self.num = 0
+        self._newest: deque[tuple[float, int]] = deque(maxlen=NEWEST)
+
+    def note(self, seconds: float, num_tokens: int) -> None:
+        """Note a complete answer."""
+        self.num += 1
+        self._newest.append((seconds, num_tokens))
+
+    def figures(self) -> dict[str, Any]:
+        """Return number, latency and speed; None where there is no answer yet."""
+        seconds = sorted(one for one, _ in self._newest)
+        total = sum(seconds)
+        return {
+            "num": self.num,
+            "latency_p50_s": percentile(seconds, 0.5),
+            "latency_p95_s": percentile(seconds, 0.95),
+            "tokens_per_s": sum(num for _, num in self._newest) / total if total else None,
+        }
+
+
+def percentile(ordered: list[float], share: float) -> float | None:
+    """Return the smallest value that at least a share of the values do not exceed; None without values."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def stored_figures(ratings: RatingStore, lineage: Lineage, now: datetime | None = None) -> dict[str, Any]:
+    """Return what the stores say of ratings and versions; it belongs to their thread.
+
+    Args:
+        ratings: of the served model.
+        lineage: of its versions.
+        now: the time, UTC; None: that of the clock.
+    """
+    since = (now or datetime.now(UTC)) - timedelta(seconds=RATE_S)
+    rewards = ratings.rewards()
+    versions = lineage.all()
+    active = lineage.active()
+    verdicts = Counter(f"{one['gate']} {one['outcome']}" for row in versions for one in row.metrics.get("verdicts", ()))
+    reached = [row.number for row in versions if row.state in (ACTIVE, SUPERSEDED)]
+    return {
+        "ratings": {
+            "num": sum(rewards.values()),
+            "in_last_hour": ratings.num_since(since.isoformat(timespec="seconds")),
+            "rewards": {f"{reward:g}": num for reward, num in sorted(rewards.items())},
+        },
+        "versions": {
+            "active": active.number if active else 0,
+            "states": dict(Counter(row.state for row in versions)),
+            "ratings_until": {str(number): len(lineage.remembered(number)) for number in reached},
+            "gates": dict(verdicts),
+        },
+    }
+
+
+def prometheus_text(figures: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Return figures as Prometheus reads them; what is not known yet is left out."""
+    registry = CollectorRegistry()
+    for part, values in figures.items():
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                gauge = Gauge(f"srl_{part}_{name}", f"{part}: {name}", ["of"], registry=registry)
+                for of, number in value.items():
+                    gauge.labels(of).set(number)
+            elif value is not None:
+                Gauge(f"srl_{part}_{name}", f"{part}: {name}", registry=registry).set(value)
+    return generate_latest(registry)
