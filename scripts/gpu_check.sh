@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Check this project on a machine with a GPU, the most valuable steps first; needs no network after the installation.
 #
-#   bash scripts/gpu_check.sh                     all steps; each takes less than 10 minutes
+#   bash scripts/gpu_check.sh --call 1            six minutes, torch and transformers only: learner, retention, packing,
+#                                                 search, tests of the card
+#   bash scripts/gpu_check.sh --call 2            six minutes with Ray and vLLM: quick-start, an iteration beside TRL, serving
+#   bash scripts/gpu_check.sh                     these and all others; each takes less than 10 minutes
 #   bash scripts/gpu_check.sh --only exact mask   some steps
 #   bash scripts/gpu_check.sh --list              the steps and their programs
 #   bash scripts/gpu_check.sh --short             each program in its short form on the CPU, to test the programs
@@ -13,6 +16,7 @@
 #   pip download -d /path --find-links /path -r gpu.txt
 #
 # Results: gpu_check/results.jsonl, one line per step, and the output of each step in gpu_check/STEP.log (--out DIR).
+# Steps that have passed are not run again. Call 1 needs, beside torch and transformers, xxhash, peft, pytest, faiss-gpu.
 # Exit status: 0 if all steps passed, 1 if one or the set-up failed, 3 without a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -119,10 +119,11 @@ def theirs(python: Path, job: Mapping[str, Any]) -> dict[str, list[float]]:
         RuntimeError: it failed; with the end of its output.
         subprocess.TimeoutExpired: it took longer than `STEP_TIMEOUT_S` per step.
     """
+    # -P: without the folder of that file, in which this one hides the package of the same name
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     environment.pop("PYTHONPATH", None)
     found = subprocess.run(
-        [str(python), str(SCRIPTS / "trl_side.py")],
+        [str(python), "-P", str(SCRIPTS / "bench" / "trl_side.py")],
         input=json.dumps(job),
         capture_output=True,
         text=True,

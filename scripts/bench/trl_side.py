@@ -22,7 +22,9 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: `model` (directory), `dtype`, `rows` (each `prompt` and `answer`, in order), `group_size`, `num_prompts` a
-            step, `num_steps`, `max_tokens` of an answer, `stop`, `lr`, `temperature`, `seed`, `num_threads`.
+            step, `num_steps`, `max_tokens` of an answer, `stop` (None: no string), `lr`, `temperature`, `seed`,
+            `num_threads`; `reward` ("even" pays for an even sum of code points, without `answer`), `on_card` (with
+            vLLM in this process).
 
     Returns:
         Of each step `seconds` and `rewards` (the mean).
@@ -36,7 +38,7 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(
             model=job["model"],
-            reward_funcs=is_right,
+            reward_funcs=is_even if job.get("reward") == "even" else is_right,
             args=config_of(job, directory),
             train_dataset=Dataset.from_list(list(job["rows"])),
             processing_class=tokenizer_of(job),
@@ -52,6 +54,11 @@ def is_right(completions: list[str], answer: list[str], **_: Any) -> list[float]
     return [float(text.split("\n")[0].strip() == gold) for text, gold in zip(completions, answer, strict=True)]
 
 
+def is_even(completions: list[str], **_: Any) -> list[float]:
+    """Return 1 for each answer whose code points have an even sum."""
+    return [float(sum(map(ord, text)) % 2 == 0) for text in completions]
+
+
 def tokenizer_of(job: Mapping[str, Any]) -> Any:
     """Return the model's tokenizer with the stop string as its end token, so that an answer ends with its line.
 
@@ -61,11 +68,13 @@ def tokenizer_of(job: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    if job["stop"] is None:
+        return tokenizer
     stops = tokenizer.encode(job["stop"], add_special_tokens=False)
     if len(stops) != 1:
         raise ValueError(f"stop = {job['stop']!r} is {len(stops)} tokens; expected one, which ends an answer")
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stops)[0]
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
 
 
@@ -95,13 +104,15 @@ def config_of(job: Mapping[str, Any], directory: str) -> Any:
     """
     from trl import GRPOConfig
 
-    num_episodes = job["num_prompts"] * job["group_size"]
-    if num_episodes % MICRO_BATCH:
-        raise ValueError(f"{num_episodes} episodes a step; expected a multiple of {MICRO_BATCH}, one micro-batch")
+    on_card = bool(job.get("on_card"))
+    num_episodes, size = job["num_prompts"] * job["group_size"], 4 * MICRO_BATCH if on_card else MICRO_BATCH
+    if num_episodes % size:
+        raise ValueError(f"{num_episodes} episodes a step; expected a multiple of {size}, one micro-batch")
+    engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3} if on_card else {}
     return GRPOConfig(
         output_dir=directory,
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=num_episodes // MICRO_BATCH,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=num_episodes // size,
         generation_batch_size=num_episodes,
         num_generations=job["group_size"],
         max_completion_length=job["max_tokens"],
@@ -113,13 +124,14 @@ def config_of(job: Mapping[str, Any], directory: str) -> Any:
         beta=0.0,
         seed=job["seed"],
         shuffle_dataset=False,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        use_cpu=not on_card,
+        bf16=on_card,
+        gradient_checkpointing=on_card,
         logging_steps=1,
         save_strategy="no",
         report_to=[],
         model_init_kwargs={"dtype": job["dtype"]},
+        **engine,
     )
 
 

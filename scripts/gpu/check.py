@@ -1,7 +1,8 @@
 """Run the GPU checks, one process per step, and keep the result of each as a JSON line.
 
-A step is a program with arguments, a time limit and a number of GPUs. Its last lines that are JSON objects are its
-figures. While it runs, `nvidia-smi` is sampled for the utilisation and memory of the GPUs.
+A step is a program with arguments, a time limit and a number of GPUs. Lines of its output that are JSON objects are its
+figures, the last one those of the table. While it runs, `nvidia-smi` is sampled for the utilisation and memory of the
+GPUs. Steps of call 1 need torch and transformers, those of call 2 also Ray and vLLM; both end within `CALL_S`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 590.0
+CALL_S = 360.0  # of a call; a step that does not fit into what is left waits for the next one
+LIMIT_S = 590.0  # of a step of call 3
+LEAST_S = 15.0  # that a step is started with
 NO_GPU = 3  # exit status
-LEARNER, ENGINE, RUN = "scripts.gpu.learner", "scripts.gpu.engine", "scripts.gpu.run"
-PYTEST = ("pytest", "-q", "-p", "no:cacheprovider")
+LEARNER, SPEED = "scripts.gpu.learner", "scripts.gpu.speed"
+ENGINE, RUN = "scripts.gpu.engine", "scripts.gpu.run"
+PYTEST = ("-q", "-p", "no:cacheprovider")
+CARD_TESTS = (*PYTEST, "-c", os.devnull, "--rootdir", ".", "--noconftest", "tests/learner/test_card.py")
+ENGINES = ("ray", "vllm")
 
 
 @dataclass(frozen=True)
@@ -33,19 +40,32 @@ class Step:
     name: str
     module: str
     args: tuple[str, ...] = ()
+    short: tuple[str, ...] | None = ("--short",)  # more of them, for a CPU; None: it needs a GPU
+    call: int = 3
+    limit_s: float = LIMIT_S
+    needs: tuple[str, ...] = ENGINES  # modules
     num_gpus: int = 1
-    has_short: bool = True  # whether `--short` lets it run on a CPU in seconds
+
+
+def _first(name: str, module: str, args: tuple[str, ...], limit_s: float, *needs: str) -> Step:
+    return Step(name, module, args, call=1, limit_s=limit_s, needs=("torch", "transformers", *needs))
 
 
 STEPS = (
-    Step("machine", "rllib_srl.cli", ("doctor",), has_short=False),
-    Step("exact", LEARNER, ("exact",)),
-    Step("mask", LEARNER, ("mask",)),
-    Step("learner_135m", LEARNER, ("speed", "0.1B", "16384")),
-    Step("learner_1.5b", LEARNER, ("speed", "1.5B", "16384", "--checkpoint")),
-    Step("learner_8b", LEARNER, ("speed", "8B", "8192", "--checkpoint")),
-    Step("engine_contract", PYTEST[0], (*PYTEST[1:], "tests/engine/test_contract.py"), has_short=False),
-    Step("engine_requests", PYTEST[0], (*PYTEST[1:], "tests/engine/test_gpu_requests.py"), has_short=False),
+    _first("learner_1.5b", SPEED, ("train", "1.5B"), 80),
+    _first("learner_8b_lora", SPEED, ("train", "8B", "--lora"), 80, "peft"),
+    _first("retention_1.5b", SPEED, ("retention", "1.5B"), 60),
+    _first("packing_1.5b", SPEED, ("packing", "1.5B"), 40),
+    _first("search", "scripts.gpu.search", (), 40, "faiss"),
+    Step("tests", "pytest", CARD_TESTS, (), 1, 60, ("torch", "transformers", "pytest")),
+    Step("quickstart", "scripts.gpu.start", call=2, limit_s=110),
+    Step("beside_trl", "scripts.gpu.beside_trl", call=2, limit_s=130),
+    Step("serve", "scripts.gpu.serve", ("--model", "tiny"), call=2, limit_s=120 + 60),
+    Step("exact", LEARNER, ("exact",), needs=("torch", "transformers")),
+    Step("mask", LEARNER, ("mask",), needs=("torch", "transformers")),
+    Step("learner_135m", SPEED, ("train", "0.1B", "--tokens", "16384"), needs=("torch", "transformers")),
+    Step("engine_contract", "pytest", (*PYTEST, "tests/engine/test_contract.py"), None),
+    Step("engine_requests", "pytest", (*PYTEST, "tests/engine/test_gpu_requests.py"), None),
     Step("engine_135m", ENGINE, ("0.1B",)),
     Step("engine_float32", ENGINE, ("0.1B", "--dtype", "float32")),
     Step("defaults", RUN, ("--model", "tiny")),
@@ -77,9 +97,8 @@ STEPS = (
         "paged_1.5b",
         RUN,
         ("--random", "1.5B", "--iterations", "3", "--optimizer", "paged_adamw_8bit"),
-        has_short=False,
+        None,
     ),
-    Step("quickstart", "rllib_srl.cli", ("quickstart",), has_short=False),
 )
 
 
@@ -92,7 +111,7 @@ def num_gpus_here() -> int:
 
 def command_of(step: Step, is_short: bool) -> list[str]:
     """Return the command of a step."""
-    return [sys.executable, "-m", step.module, *step.args, *(["--short"] if is_short else [])]
+    return [sys.executable, "-m", step.module, *step.args, *((step.short or ()) if is_short else ())]
 
 
 class Sampler:
@@ -129,16 +148,18 @@ class Sampler:
         return {"gpu_percent": round(sum(used) / len(used), 1), "gpu_memory_gib": round(max(memory) / 1024, 2)}
 
 
-def run(step: Step, out: Path, is_short: bool, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def run(step: Step, out: Path, is_short: bool, limit_s: float | None = None) -> dict[str, Any]:
     """Run a step; return its line of results, and write its output to STEP.log."""
     start, sampler = time.monotonic(), Sampler()
     log = out / f"{step.name}.log"
+    device = {"SRL_TEST_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""} if is_short else {}
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            command_of(step, is_short), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command_of(step, is_short), stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **device},
+        )  # fmt: skip
         try:
-            status = process.wait(timeout=limit_s)
+            status = process.wait(timeout=limit_s or step.limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with its children, such as Ray's and vLLM's workers
             status = process.wait(timeout=30)
@@ -148,51 +169,93 @@ def run(step: Step, out: Path, is_short: bool, limit_s: float = LIMIT_S) -> dict
 
 
 def figures_of(text: str) -> list[dict[str, Any]]:
-    """Return the lines of an output that are JSON objects."""
+    """Return the lines of an output that are JSON objects; of pytest its last line."""
+    lines = text.splitlines()
     found = []
-    for line in text.splitlines():
+    for line in lines:
         if line.startswith("{") and line.rstrip().endswith("}"):
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:
                 continue
-    return found
+    return found or [{"output": line} for line in lines[-1:]]
+
+
+def lines_of(results: Path) -> dict[str, dict[str, Any]]:
+    """Return the last line of each step in a file of results."""
+    if not results.exists():
+        return {}
+    found = (json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line)
+    return {one["step"]: one for one in found}
+
+
+def table(lines: Iterable[dict[str, Any]]) -> str:
+    """Return a Markdown table of results."""
+    rows = ["| step | seconds | figures |", "|---|---|---|"]
+    for one in lines:
+        figures = (one.get("figures") or [{}])[-1]
+        shown = ", ".join(f"{name} {value}" for name, value in figures.items())
+        state = "" if one.get("passed") else one.get("skipped") or f"FAILED with status {one['status']}: "
+        rows.append(f"| {one['step']} | {one.get('seconds', '')} | {state}{shown if 'seconds' in one else ''} |")
+    return "\n".join(rows)
+
+
+def why_not(step: Step, num_gpus: int, is_short: bool) -> str:
+    """Return why a step cannot run here, "" if it can."""
+    if missing := [name for name in step.needs if find_spec(name) is None]:
+        return f"needs {', '.join(missing)}"
+    if is_short:
+        return "" if step.short is not None else "needs a GPU"
+    return "" if step.num_gpus <= num_gpus else f"needs {step.num_gpus} GPUs, here are {num_gpus}"
+
+
+def run_all(steps: Sequence[Step], args: argparse.Namespace, num_gpus: int) -> int:
+    """Run the steps that have not passed yet; return the number that failed."""
+    path, until, num_failed = args.out / "results.jsonl", time.monotonic() + args.seconds, 0
+    done = {name for name, line in lines_of(path).items() if line.get("passed")}
+    with path.open("a", encoding="utf-8") as results:
+        for step in steps:
+            left = until - time.monotonic() if args.call in (1, 2) else step.limit_s
+            if step.name in done:
+                print(f"{step.name} has passed already; --out DIR for a new run", flush=True)
+                continue
+            if why := why_not(step, num_gpus, args.short):
+                line: dict[str, Any] = {"step": step.name, "skipped": why}
+            elif left < LEAST_S:
+                print(f"no time is left for {step.name}: run the same call again", flush=True)
+                continue
+            else:
+                line = run(step, args.out, args.short, min(step.limit_s, left))
+                num_failed += not line["passed"]
+            results.write(json.dumps(line) + "\n")
+            results.flush()
+            print(json.dumps(line), flush=True)
+    print(table(line for name, line in lines_of(path).items() if name in {step.name for step in steps}))
+    return num_failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the steps; return the exit status."""
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description="Check this project on a machine with a GPU.")
     parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="directory of the results")
+    parser.add_argument("--call", type=int, choices=(1, 2, 3), help="the steps of one call; default: all")
+    parser.add_argument("--seconds", type=float, default=CALL_S, help=f"of call 1 or 2 (default: {CALL_S:g})")
     parser.add_argument("--only", nargs="+", metavar="STEP", choices=[step.name for step in STEPS], help="some steps")
     parser.add_argument("--list", action="store_true", help="print the steps")
     parser.add_argument("--short", action="store_true", help="each program in its short form on the CPU")
     args = parser.parse_args(argv)
-    steps = [step for step in STEPS if not args.only or step.name in args.only]
+    steps = [s for s in STEPS if (not args.only or s.name in args.only) and args.call in (None, s.call)]
     if args.list:
         for step in steps:
-            print(f"{step.name:<16} {step.num_gpus} GPU  python -m {step.module} {' '.join(step.args)}")
+            print(f"{step.call} {step.name:<16} {step.num_gpus} GPU  python -m {step.module} {' '.join(step.args)}")
         return 0
     num_gpus = 0 if args.short else num_gpus_here()
     if not num_gpus and not args.short:
         print("error: no GPU: torch finds none on this machine, nvidia-smi shows the driver's; nothing was run")
         return NO_GPU
     args.out.mkdir(parents=True, exist_ok=True)
-    num_failed = num_run = 0
-    with (args.out / "results.jsonl").open("a", encoding="utf-8") as results:
-        for step in steps:
-            if args.short and not step.has_short:
-                continue
-            if step.num_gpus > num_gpus and not args.short:
-                why = f"needs {step.num_gpus} GPUs, here are {num_gpus}"
-                line: dict[str, Any] = {"step": step.name, "skipped": why}
-            else:
-                line = run(step, args.out, args.short)
-                num_run += 1
-                num_failed += not line["passed"]
-            results.write(json.dumps(line) + "\n")
-            results.flush()
-            print(json.dumps(line), flush=True)
-    print(f"{num_failed} of {num_run} steps failed; results in {args.out / 'results.jsonl'}")
+    num_failed = run_all(steps, args, num_gpus)
+    print(f"{num_failed} steps failed; results in {args.out / 'results.jsonl'}")
     return int(num_failed > 0)
 
 

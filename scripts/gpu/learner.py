@@ -1,8 +1,7 @@
-"""The learner's kernels without Ray or vLLM: tries against padding, memory of the block mask, tokens per second.
+"""The learner's kernels without Ray or vLLM: tries against padding, memory of the block mask.
 
-    python -m scripts.gpu.learner exact                               forward and backward, float32 and bfloat16
-    python -m scripts.gpu.learner mask                                seconds and bytes for up to 65,536 tokens
-    python -m scripts.gpu.learner speed 1.5B 16384 [--checkpoint]     random weights, AdamW up to 3B parameters
+    python -m scripts.gpu.learner exact     forward and backward, float32 and bfloat16
+    python -m scripts.gpu.learner mask      seconds and bytes for up to 65,536 tokens
 
 `--short` runs a small model on the CPU. Exit status 1 if float32 differs by more than LIMIT.
 """
@@ -112,49 +111,10 @@ def allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def speed(device: str, is_short: bool, size: str, num_tokens: int, checkpoint: bool) -> int:
-    """Train steps on random weights: tokens per second, TFLOP/s and peak memory."""
-    shape = SHORT if is_short else SHAPES[size]
-    num_tokens = 400 if is_short else num_tokens
-    model, num = make_model(shape, device), shape.num_parameters
-    if checkpoint:
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.training = True
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True) if num < 4e9 else None
-    if optimizer is None:  # 16 bytes a parameter do not fit: the whole backward pass, one layer's gradient
-        model.requires_grad_(False)
-        model.base_model.layers[0].requires_grad_(True)
-    for step in range(2 if is_short else 8):
-        sequences = streams(num_tokens + 37 * step, shape.vocab, step)
-        start = time.perf_counter()
-        logp, computed = scores(model, sequences, device, True, "bfloat16")
-        logp.mean().backward()
-        if optimizer is not None:
-            optimizer.step()
-        model.zero_grad(set_to_none=True)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-        factor = (6 if optimizer is not None else 4) + (2 if checkpoint else 0)
-        peak = torch.cuda.max_memory_allocated() / GIB if device == "cuda" else 0.0
-        print_figures(
-            step=step, tokens=computed, seconds=round(seconds, 3), tokens_per_s=int(computed / seconds),
-            tflops=round(factor * num * computed / seconds / 1e12, 2), peak_gib=round(peak, 2), graphs=num_graphs(),
-        )  # fmt: skip
-    return 0
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Check the learner's kernels.")
-    parser.add_argument("what", choices=("exact", "mask", "speed"))
-    parser.add_argument("size", nargs="?", default="0.1B", choices=SHAPES)
-    parser.add_argument("tokens", nargs="?", type=int, default=16384)
-    parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
+    parser.add_argument("what", choices=("exact", "mask"))
     parser.add_argument("--short", action="store_true", help="a small model on the CPU")
     return parser.parse_args(argv)
 
@@ -173,9 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_figures(**dict(header(device)))
     if args.what == "exact":
         return exact(device, args.short)
-    if args.what == "mask":
-        return mask(device, args.short)
-    return speed(device, args.short, args.size, args.tokens, args.checkpoint)
+    return mask(device, args.short)
 
 
 if __name__ == "__main__":

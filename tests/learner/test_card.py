@@ -1,0 +1,90 @@
+"""What torch computes on a card, against the CPU, without Ray and vLLM; with SRL_TEST_DEVICE=cpu on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from rllib_srl.batch.layout import bare_episode, micro_batch
+from rllib_srl.engine.sync import pack, unpack
+from rllib_srl.learner.bf16_adamw import BF16AdamW
+from rllib_srl.learner.scoring import as_tensors, token_logps
+from scripts.gpu.learner import SHORT, make_model, streams
+
+DEVICE = os.environ.get("SRL_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a card"),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Return a small Llama on the device."""
+    return make_model(SHORT, DEVICE)
+
+
+def logps_of(model, sequences, device, shares):
+    one = micro_batch([bare_episode(ids, index) for index, ids in enumerate(sequences)], shares)
+    return token_logps(model, as_tensors(one, torch.device(device), 1.0))["logp"]
+
+
+@pytest.mark.parametrize("num_tokens", [160, 400, 1000])
+def test_tries_on_the_card_score_as_padded_rows_on_the_cpu(model, num_tokens):
+    sequences = streams(num_tokens, SHORT.vocab, num_tokens)
+    model.zero_grad(set_to_none=True)
+    found = logps_of(model, sequences, DEVICE, True)
+    found.mean().backward()
+    twin = copy.deepcopy(model).to("cpu")
+    twin.zero_grad(set_to_none=True)
+    wanted = logps_of(twin, sequences, "cpu", False)
+    wanted.mean().backward()
+    torch.testing.assert_close(found.detach().cpu(), wanted.detach(), atol=1e-4, rtol=1e-4)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad.cpu(), other.grad, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_packed_from_the_card_have_the_bits_of_their_cast(model, dtype):
+    bundle = pack(model.named_parameters(), 1, dtype)
+    again = pack(copy.deepcopy(model).to("cpu").named_parameters(), 1, dtype)
+    assert bundle.tensors == again.tensors  # names, shapes, places and checksums
+    own = dict(model.named_parameters())
+    assert all(torch.equal(sent, own[name].detach().to(sent.dtype).cpu()) for name, sent in unpack(bundle))
+
+
+def test_small_optimiser_states_step_on_the_card_as_on_the_cpu():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(64, 32), [torch.randn(64, 32) for _ in range(5)]
+    found = {}
+    for device in ("cpu", DEVICE):
+        parameter = torch.nn.Parameter(start.clone().to(device))
+        optimiser = BF16AdamW([parameter], (0.9, 0.999), 0.01)
+        for gradient in gradients:
+            parameter.grad = gradient.to(device)
+            optimiser.step()
+        found[device] = parameter.detach().cpu()
+    torch.testing.assert_close(found[DEVICE], found["cpu"], atol=2e-4, rtol=1e-3)  # rounded at random
+    assert not torch.equal(found["cpu"], start)
+
+
+def test_faiss_on_the_card_finds_the_neighbours_of_numpy():
+    faiss = pytest.importorskip("faiss")
+    from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
+
+    if DEVICE == "cuda" and not hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("faiss is built for CPUs")
+    if DEVICE == "cuda":
+        check_card()
+    rng = np.random.default_rng(0)
+    vectors, queries = (rng.standard_normal((num, 48)).astype(np.float32) for num in (3000, 50))
+    found = []
+    for device in ("cpu", "gpu" if DEVICE == "cuda" else "cpu"):
+        stored = Neighbours(48, device)
+        stored.set(np.arange(3000), vectors)
+        found.append(stored.nearest(queries, 5)[0])
+    assert np.array_equal(*found)
