@@ -40,6 +40,12 @@ trl() {
     build/trl/bin/python -m pytest -q -m slow tests/test_examples.py -k trl
 }
 
+verifiers() {
+    say "pytest: environments of verifiers"
+    over verifiers 'verifiers>=0.4,<0.5' || return
+    build/verifiers/bin/python -m pytest -q tests/envs/test_verifiers.py -k "own_evaluation or by_value"
+}
+
 # A published MCP server is a program of its own.
 mcp_server() {
     say "pytest: a published MCP server"
@@ -94,7 +100,7 @@ case "${1:-}" in
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
         tests -m "not engine and not rebuild" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
-        if (($# == 0)); then trackers || others=$?; trl || others=$?; mcp_server || others=$?; package || others=$?; fi
+        if (($# == 0)); then trackers || others=$?; trl || others=$?; verifiers || others=$?; mcp_server || others=$?; package || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi
         if ((others != 0 && others != 5)); then exit "$others"; fi

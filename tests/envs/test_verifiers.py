@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -334,6 +336,80 @@ def test_a_taskset_trains(tmp_path: Path) -> None:
     for played in trained({"load": "verifiers-tasks", "args": taskset_args(num_tries=2)}, tmp_path):
         assert played["reward/correct"] == pytest.approx(played["episode_return_mean"])
         assert 1 <= played["agent/num_calls"] <= 2 and played["agent/num_conversations"] == 1
+
+
+def rule(messages: list[dict[str, Any]], answers: dict[str, str]) -> str:
+    """Return the next answer of a policy that is right at once, later, or never, by the question."""
+    question = messages[0]["content"]
+    num_wrong, tries = sum(map(ord, question)) % 4, sum(one["role"] == "assistant" for one in messages)
+    return f" {answers[question]}" if tries == num_wrong else f" {tries}"
+
+
+@contextmanager
+def policy_at(answers: dict[str, str]) -> Iterator[str]:
+    """Serve that policy over HTTP for the library's own evaluation; yield the address."""
+
+    class Completions(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            message = {"role": "assistant", "content": rule(body["messages"], answers)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            made = {"id": "a", "object": "chat.completion", "created": 1, "model": "m"}
+            reply = json.dumps({**made, "choices": [choice], "usage": usage}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+
+
+@needs_tasksets
+@pytest.mark.slow
+def test_training_and_the_librarys_own_evaluation_grade_200_episodes_alike(
+    taskset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same policy plays all 200 tasks once as an environment, and once as the library evaluates a model."""
+    import verifiers.v1 as vf
+
+    env = taskset(num_tries=3)
+    tasks = env._loaded._tasks
+    answers = {task.data.prompt: task.data.answer for task in tasks.values()}
+    trained = {}
+    for key in tasks:
+        _, info = env.reset(options={"prompt_id": key})
+        reward, is_over = 0.0, False
+        while not is_over:
+            _, reward, is_over, _, info = env.answer_call(rule(asked(info)["messages"], answers), "stop", 3, 1)
+        trained[key] = reward, info["reward/correct"]
+    config = vf.resolve_env_config({**taskset_args(num_tries=3), "taskset": {"id": "verifiers-tasks"}})
+    monkeypatch.setenv("PARITY_API_KEY", "none")
+
+    async def evaluate(url: str) -> dict[str, tuple[float, float]]:
+        own, at_once = vf.load_environment(config), asyncio.Semaphore(8)
+        client = vf.EvalClientConfig(base_url=url, api_key_var="PARITY_API_KEY")
+
+        async def graded(task: Any) -> tuple[str, tuple[float, float]]:
+            async with at_once:
+                episode = await own.run_episode(task, vf.ModelContext(model="m", client=client))
+            (trace,) = episode.traces
+            return str(task.key), (trace.reward, trace.rewards["correct"].score)
+
+        async with own.serving():
+            return dict(await asyncio.gather(*map(graded, own.taskset)))
+
+    with policy_at(answers) as url:
+        evaluated = asyncio.run(evaluate(url))
+    assert trained == evaluated and len(trained) == 200
+    assert {reward for reward, _ in trained.values()} == {0.0, 0.25, 0.5, 1.0}
 
 
 @pytest.mark.parametrize(("settings", "message"), [
