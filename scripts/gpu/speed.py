@@ -166,7 +166,7 @@ def train(size: str, is_short: bool, num_tokens: int, has_adapters: bool) -> Non
         recompute = median(timer(lambda: policy.forward(batch)) for _ in range(2))
     seconds, in_kernels = median(found["step_s"]), timer.busy(whole)
     computed = batch["token_ids"].numel()
-    unique = trie_layout([np.asarray(ids, np.int32) for ids in sequences]).num_tokens
+    unique = trie_layout([np.asarray(ids, np.int32) for ids in sequences]).token_ids_RT.size
     flops = (4 if has_adapters else 6) * policy.shape.num_parameters * computed
     peak = peak_tflops(timer)
     print_figures(
