@@ -68,7 +68,7 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert {*config["options.extras_require"]} == extras
     needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
     assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
-    assert re.search(r"^## \[(Unreleased|0\.2\.0)\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(r"^## \[0\.2\.0\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert config["metadata"]["version"] == rllib_srl.__version__ == "0.2.0"
     citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == ("0.2.0", config["metadata"]["license"])
