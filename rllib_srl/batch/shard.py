@@ -41,8 +41,8 @@ REUSE = "reuse"  # origin of a stored group that is trained on again; all other 
 class TrainingShard(MultiAgentBatch):
     """A `MultiAgentBatch` for one learner that holds references to groups instead of token columns.
 
-    Invariant: `num_reused_tokens` and the normalisation of `scales` cover the whole batch over all learners, not this
-    shard, so that sums over learners are sums over the batch. A shard may be empty.
+    Invariant: `num_tokens`, `num_reused_tokens` and the normalisation of `scales` cover the whole batch over all
+    learners, not this shard, so that sums over learners are sums over the batch. A shard may be empty.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class TrainingShard(MultiAgentBatch):
         *,
         origins: Sequence[str],
         scales: Sequence[Scale],
+        num_tokens: int,
         num_reused_tokens: int,
     ) -> None:
         """Set one learner's groups.
@@ -64,7 +65,8 @@ class TrainingShard(MultiAgentBatch):
             origins: "fresh", "revisit" or "reuse" per group. They are passed separately because the `origin`
                 inside a stored group is the one it had when it was played.
             scales: factor of the token loss for each group, either one number or one per episode [G].
-            num_reused_tokens: policy-written tokens of the stored groups of all shards together.
+            num_tokens: policy-written tokens of the played groups of all shards together.
+            num_reused_tokens: those of the stored groups.
         """
         columns = SampleBatch({"advantage": np.concatenate([np.zeros(0), *advantages]).astype(np.float32)})
         super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))
@@ -73,6 +75,7 @@ class TrainingShard(MultiAgentBatch):
         self.fetch_timeout_s = fetch_timeout_s
         self.origins = list(origins)
         self.scales = list(scales)
+        self.num_tokens = num_tokens
         self.num_reused_tokens = num_reused_tokens
         self.retention: RetentionPart | None = None  # None: `replay_retain` is 0
 
@@ -132,7 +135,9 @@ def build_shards(
     sides: dict[bool, list[int]] = {False: [], True: []}  # key: whether the group comes from the replay memory
     for p, group in enumerate(groups):
         sides[group.origin == REUSE].append(p)
-    num_reused_tokens = int(sum(groups[p].num_loss_tokens_G.sum() for p in sides[True]))
+    num_tokens = {
+        is_reused: int(sum(groups[p].num_loss_tokens_G.sum() for p in side)) for is_reused, side in sides.items()
+    }
     scales = token_scales(
         [group.num_loss_tokens_G for group in groups],
         [group.origin == REUSE for group in groups],
@@ -150,7 +155,8 @@ def build_shards(
             fetch_timeout_s,
             origins=[groups[p].origin for p in part],
             scales=[scales[p] * groups[p].weight for p in part],
-            num_reused_tokens=num_reused_tokens,
+            num_tokens=num_tokens[False],
+            num_reused_tokens=num_tokens[True],
         )
         for part in parts
     ]
