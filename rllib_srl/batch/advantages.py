@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,12 @@ def has_signal(rewards_G: np.ndarray) -> bool:
     return bool(np.ptp(rewards_G) > 1e-8)
 
 
+def _sized(rewards_G: np.ndarray) -> Callable[[Any], str]:
+    """Return the check of a rule's result for these rewards."""
+    shape = rewards_G.shape
+    return lambda found: "" if np.shape(found) == shape else f"expected {len(rewards_G)} numbers, one a reward"
+
+
 def group_relative(
     rewards_PG: Sequence[np.ndarray],
     rule: str = "group",
@@ -99,7 +106,7 @@ def group_relative(
         if len(rewards_G) < 2 and rule != "none":
             raise ValueError(f"a group of {len(rewards_G)} episode has no baseline; expected at least 2")
     rewards_PG = [np.asarray(rewards_G, np.float64) for rewards_G in rewards_PG]
-    advantages = [ADVANTAGES.call(rule, rewards_G) for rewards_G in rewards_PG]
+    advantages = [ADVANTAGES.call(rule, rewards_G, check=_sized(rewards_G)) for rewards_G in rewards_PG]
     if not rewards_PG:
         return []
     if rule == "batch":

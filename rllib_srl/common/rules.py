@@ -64,18 +64,26 @@ class Rules(dict[str, R]):
             raise ValueError(f"{self.kind} = {name!r}; {fault}")
         return cast(R, rule)
 
-    def call(self, name: Any, *arguments: Any) -> Any:
+    def call(self, name: Any, *arguments: Any, check: Callable[[Any], str] = lambda _: "") -> Any:
         """Return what a rule that is a function returns.
 
+        Args:
+            name: as in `named`.
+            arguments: of the rule.
+            check: returns "expected ..." for a result of a user's rule that cannot be used, else "".
+
         Raises:
-            RuleError: a user's rule raised an exception.
+            RuleError: a user's rule raised an exception, or its result cannot be used.
             ValueError: as `named`.
         """
         rule: Any = self.named(name)
         is_own: bool = rule is self.own.get(name)
         if is_own:
             return rule(*arguments)
-        return called(f"{self.kind} = {name!r}", rule, *arguments, inputs=self.inputs)
+        result = called(f"{self.kind} = {name!r}", rule, *arguments, inputs=self.inputs)
+        if fault := check(result):
+            raise RuleError(f"{self.kind} = {name!r} returned {_described(result)}; {fault}")
+        return result
 
     def make(self, name: Any, parameters: Mapping[str, Any]) -> Any:
         """Return a rule with its parameters: an instance of a subclass of `Settings`, or a function, which has none.
@@ -132,6 +140,14 @@ def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = 
         return rule(*arguments)
     except MISTAKES as error:
         raise failure(title, error, inputs) from error
+
+
+def _described(result: Any) -> str:
+    """Return the type of a result and its shape, if it has one; of a tuple those of its items."""
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_described, result))})"
+    shape = getattr(result, "shape", None)
+    return type(result).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 def failure(title: str, error: BaseException, inputs: str = "") -> BaseException:

@@ -43,6 +43,7 @@ DeepSeek-AI 2025 (V3.2), arXiv 2512.02556 section 3.1 (off-policy sequence mask)
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -80,9 +81,7 @@ RATIO_LEVELS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
-def ratio_of(
-    level: str, logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, episode_N: torch.Tensor
-) -> torch.Tensor:
+def ratio_of(level: str, logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
     """Return the ratio of each token [N], with gradient if `logp_N` has one.
 
     The log ratio is clamped to +-`MAX_LOG_RATIO`.
@@ -155,9 +154,15 @@ def correction_of(
         episode_N: episode of each token; episodes must be whole.
     """
     prox_logp_N = prox_logp_N.detach()
-    weight_N: torch.Tensor = CORRECTIONS.call(
-        settings.correction, lambda level: ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N), settings
-    )
+
+    def check(found: Any) -> str:
+        is_usable = getattr(found, "shape", None) == prox_logp_N.shape
+        return "" if is_usable else f"expected a tensor of shape {tuple(prox_logp_N.shape)}"
+
+    def rho(level: str) -> torch.Tensor:
+        return ratio_of(level, prox_logp_N, behaviour_logp_N, episode_N)
+
+    weight_N: torch.Tensor = CORRECTIONS.call(settings.correction, rho, settings, check=check)
     return weight_N
 
 

@@ -12,7 +12,10 @@ import torch
 from rllib_srl import contrib
 from rllib_srl.batch.advantages import ADVANTAGES, group_relative
 from rllib_srl.common.rules import RuleError, Rules, contrib_files, import_path
+from rllib_srl.learner.objective import surrogate_of
 from rllib_srl.losses.clip import CLIP_RULES
+from rllib_srl.losses.ratio import CORRECTIONS, correction_of
+from rllib_srl.losses.settings import LossSettings
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,23 @@ def test_the_fields_of_clip_rules_and_the_name_of_an_advantage_are_told(monkeypa
     monkeypatch.setitem(ADVANTAGES, "wrong", lambda rewards_G: rewards_G["mean"])
     with pytest.raises(RuleError, match="^advantage = 'wrong' raised IndexError: only integers"):
         group_relative([np.array([0.0, 1.0])], "wrong")
+
+
+def test_a_result_of_another_shape_is_refused_with_the_name_of_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    logp_N, episode_N = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    batch = {"advantage": torch.ones(3), "episode": episode_N}
+    wanted = r"expected \(loss_N, weight_N\), two tensors of shape \(3,\)$"
+    for name, found, what in (
+        ("mean", (torch.tensor(0.0), logp_N), r"\(Tensor of shape \(\), Tensor of shape \(3,\)\)"),
+        ("one", logp_N, r"Tensor of shape \(3,\)"),
+        ("nothing", None, "NoneType"),
+    ):
+        monkeypatch.setitem(CLIP_RULES, name, lambda *_, found=found: found)
+        with pytest.raises(RuleError, match=f"^clip_rule = '{name}' returned {what}; {wanted}"):
+            surrogate_of(batch, logp_N, logp_N, LossSettings(clip_rule=name))  # type: ignore[arg-type]
+    monkeypatch.setitem(CORRECTIONS, "sum", lambda rho, _: rho("token").sum())
+    with pytest.raises(RuleError, match=r"correction = 'sum' returned Tensor of shape \(\); expected a tensor of"):
+        correction_of(LossSettings(correction="sum"), logp_N, logp_N, episode_N)
+    monkeypatch.setitem(ADVANTAGES, "mean", lambda rewards_G: rewards_G.mean())
+    with pytest.raises(RuleError, match="^advantage = 'mean' returned float64.*; expected 2 numbers, one a reward$"):
+        group_relative([np.array([0.0, 1.0])], "mean")
