@@ -89,14 +89,17 @@ def _opened(payload: Any, what: str) -> tuple[dict[str, Any], dict[str, np.ndarr
         described = json.loads(bytes(view[8:start]))
         header: dict[str, Any] = json.loads(described.pop("__metadata__")["fields"])
         end = start + max(one["data_offsets"][1] for one in described.values())
+        if end != len(view):
+            raise ValueError(f"{len(view)} bytes; expected {end}")
+        arrays = {}
+        for name, one in described.items():
+            begin, stop = one["data_offsets"]
+            arrays[name] = array = np.ndarray(tuple(one["shape"]), _DTYPES[one["dtype"]], payload, start + begin)
+            if array.nbytes != stop - begin:
+                raise ValueError(f"{name} has {stop - begin} bytes; expected {array.nbytes}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{what} is damaged: its header cannot be read: {error}") from error
-    if end != len(view):
-        raise ValueError(f"{what} is damaged: {len(view)} bytes; expected {end}")
-    return header, {
-        name: np.ndarray(tuple(one["shape"]), _DTYPES[one["dtype"]], payload, start + one["data_offsets"][0])
-        for name, one in described.items()
-    }
+    return header, arrays
 
 
 def compact_json(value: Any) -> str:

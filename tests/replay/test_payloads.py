@@ -75,7 +75,9 @@ def test_decoding_copies_no_array():
 
 def test_what_is_not_a_whole_payload_is_refused_and_named():
     payload = encode(a_group(7))
-    for damaged in (payload[:-1], payload + b"x", payload[:20], b"", b"x" * 100, payload[:8] + b"\xff" * 50):
+    headers = (payload.replace(b'"F32"', b'"Q32"', 1), payload.replace(b'"F32"', b'"F64"', 1))
+    assert payload not in headers
+    for damaged in (payload[:-1], payload + b"x", payload[:20], b"", b"x" * 100, payload[:8] + b"\xff" * 50, *headers):
         with pytest.raises(ValueError, match="^group 12 is damaged: "):
             decode(damaged, "12")
 
