@@ -92,6 +92,12 @@ def neutral_reward(scheme: str) -> float:
     return NEUTRAL_REWARDS[scheme or "binary"]
 
 
+def good_reward(scheme: str) -> float:
+    """Return the lowest reward of a good answer; `normalised`: a standard deviation above the rater's mean."""
+    found = PASS_REWARDS[scheme or "ordinal"]
+    return 1.0 if found is None else found
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer that people rate: one episode of a stored group, as text.

@@ -31,6 +31,8 @@ class TrainingSettings:
     passes: int = 4  # over the new answers; so many slices draw from new and earlier ones
     slice_answers: int = 16  # of one slice, which is one update
     kl: float = 0.05  # coefficient of the KL to the model that was given
+    retain: float = 0.0  # weight of the KL that holds answers that were rated good
+    revisits: int = 0  # prompts of the domains to keep that each slice plays, too
     gate_prompts: int = 256  # held-out prompts of each domain to keep
     max_drop: float = 0.05  # share of right answers that may be lost
     confidence: float = 0.95  # of the gate's interval
@@ -39,7 +41,8 @@ class TrainingSettings:
     def faults(self) -> list[str]:
         """Return one message for each value out of its range."""
         bounds: dict[str, tuple[float, float]] = {"lr": (1e-8, 1.0), "rank": (1, 64), "passes": (1, 100)}
-        bounds |= {"slice_answers": (1, 1024), "kl": (0.0, 100.0), "gate_prompts": (8, 100_000)}
+        bounds |= {"slice_answers": (1, 1024), "kl": (0.0, 100.0), "retain": (0.0, 1000.0), "revisits": (0, 1024)}
+        bounds |= {"gate_prompts": (8, 100_000)}
         bounds |= {"max_drop": (0.001, 0.99), "confidence": (0.5, 0.9999), "max_kl": (1e-6, 1e6)}
         values = asdict(self)
         return [
@@ -59,6 +62,7 @@ class RatedTokens:
     ids: list[int]
     logps: list[float]
     reward: float  # of its rating
+    rater: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Job:
     keep: list[KeptDomain]
     answers: list[RatedTokens]
     neutral: float = 0.5  # reward of an answer that is neither good nor bad
+    good: float = 0.75  # lowest reward of a good one
     changed: list[str] = field(default_factory=list)  # ids of answers that the parent remembers with another rating
 
     def write(self, directory: Path) -> None:

@@ -55,6 +55,8 @@ _HELP = {
     "passes": "passes over the new answers of a version; earlier answers take a part of them",
     "slice_answers": "answers of a slice: one update, after which the state is saved",
     "kl": "coefficient of the KL to the model that was given",
+    "retain": "weight of the KL that holds answers rated good at the version that learned them; 0: none is held",
+    "revisits": "prompts of the environments to keep that each slice plays and trains on, too",
     "gate_prompts": "held-out prompts of each environment to keep",
     "max_drop": "largest drop of the share of right answers that the gate allows",
     "confidence": "confidence of the gate's interval",

@@ -29,7 +29,7 @@ from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import ConversationsError
 from rllib_srl.people.lineage.versions import LineageError, Version
-from rllib_srl.people.rating import neutral_reward
+from rllib_srl.people.rating import good_reward, neutral_reward
 from rllib_srl.people.rating_store import RatingsError
 
 logger = logging.getLogger(__name__)
@@ -183,19 +183,22 @@ class Training:
         fixed = await asyncio.to_thread(read_object, self._served.path / SETTINGS, _OF_SETTINGS)
         uses = await stores.run(stores.lineage.uses, version.number)
         found = await stores.run(stores.conversations.trainable, [name.rpartition("/")[0] for name in uses])
-        rewards = {one.answer.group_id: one.reward for one in await stores.run(stores.ratings.all)}
+        ratings = {one.answer.group_id: one for one in await stores.run(stores.ratings.all)}
+        pairs = [(one, ratings[one.id]) for one in found]
         answers = [
-            RatedTokens(one.id, one.version, list(tokens.prompt_ids), list(tokens.ids), list(tokens.logps), reward)
-            for one in found
-            if (tokens := one.tokens) is not None and (reward := rewards[one.id]) is not None
+            RatedTokens(one.id, one.version, *map(list, parts), rating.reward, rating.rater)
+            for one, rating in pairs
+            if (parts := one.tokens and (one.tokens.prompt_ids, one.tokens.ids, one.tokens.logps))
+            and rating.reward is not None
         ]
         parent = str(self._served.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
-        neutral = neutral_reward(stores.ratings.scheme)
+        scheme = stores.ratings.scheme
+        levels = {"neutral": neutral_reward(scheme), "good": good_reward(scheme)}
         today = await stores.run(stores.ratings_today)
         remembered = await stores.run(stores.lineage.remembered, version.parent)
         changed = [name.rpartition("/")[0] for name, value in remembered.items() if today.get(name, value) != value]
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers, neutral, changed)
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers, changed=changed, **levels)
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():

@@ -38,7 +38,7 @@ def job_of(num=8, **settings):
 
 
 def test_a_rated_answer_is_a_group_of_one_episode():
-    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75), 5)
+    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75), 5, 0.75)
     assert (group.group_id, group.prompt.prompt_id) == ("5.c", "c")
     assert group.loss_mask_N.tolist() == [False, False, True, True] and group.rewards_G.tolist() == [0.75]
     assert group.behaviour_logp_N.tolist() == [0, 0, -0.5, 0] and group.versions_G2.tolist() == [[2, 2]]

@@ -1,13 +1,14 @@
-"""Train a version: an `SRL` run in one process that plays nothing and trains on rated answers from its memory.
+"""Train a version: an `SRL` run in one process that trains on rated answers from its memory.
 
     parent's checkpoint ──> weights, optimiser, memory ──> minus changed and old ratings, plus new ones
-    each iteration          a draw of rated answers ──> posterior advantages ──> one update ──> checkpoint
+    each iteration          a draw of rated answers ──> advantages (rated_baseline.py) ──> one update ──> checkpoint
     last checkpoint         is the version: its child starts from it, a rollback leaves it
 
 Rated answers are groups of one episode that earlier versions wrote, stored as not played. They train by reuse: the
 ratio is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too
 far leaves the memory (`replay_max_logp_gap`). A rating trains in its own version and, less often, in the `MAX_AGE - 1`
-versions after it. The baseline is the mean of the other ratings, drawn towards a neutral one.
+versions after it. With `retain` later versions hold what was rated good at the version that learned it; with
+`revisits` each iteration plays prompts of the domains to keep, too.
 
 Source: Xu and Ding 2025 (SPO), arXiv 2509.13232 (a baseline for single answers).
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,14 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.cli.serving.adapter import AdapterError, write_adapter
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens
+from rllib_srl.cli.serving.trainer.rated_baseline import Rated, RatedEstimator, histories_of, prompt_name
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.curriculum.planner import Plan
+from rllib_srl.learner.group.retention import Retention
 from rllib_srl.people.lineage.conversations import SERVED
 from rllib_srl.storage.checkpoints import checkpoints_in
 from rllib_srl.storage.memory_directory import MEMORY
@@ -43,22 +48,31 @@ _BAD = ("num_nonfinite_gradients", "num_nonfinite_logps")
 
 
 class RatedAnswers(SRLCallback):
-    """Lets a run train on its memory alone, and keeps with its checkpoints what a version has trained on."""
+    """Lets a run train on rated answers, and keeps with its checkpoints what they are and which were trained on."""
+
+    num_revisits = 0  # prompts of domains to keep that each iteration plays
 
     def __init__(self) -> None:
         """Start without versions."""
         self.begun: list[tuple[int, int]] = []  # version and its first iteration, this one and its ancestors
+        self.ratings: dict[str, Rated] = {}  # answer -> its rating, of these versions
         self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
         self.trained: Counter[str] = Counter()  # answer -> iterations of this version
 
     def begin(self, version: int, iteration: int) -> None:
-        """Begin a version after an iteration."""
+        """Begin a version after an iteration; forget the ratings of one that is too old."""
         self.begun = [*self.begun[1 - MAX_AGE :], (version, iteration)]
+        known = {number for number, _ in self.begun}
+        self.ratings = {name: one for name, one in self.ratings.items() if one.since in known}
         self.metrics, self.trained = {NUM_BAD: 0.0}, Counter()
 
     def change_plan(self, *, algorithm: Any, plan: Plan, **kwargs: Any) -> Plan:
-        """Play nothing."""
+        """Play nothing by itself."""
         return replace(plan, num_reused=algorithm.config.num_prompts_per_batch)
+
+    def augment_batch(self, *, algorithm: Any, **kwargs: Any) -> Sequence[Prompt]:
+        """Play prompts of domains to keep."""
+        return algorithm.source.draw(self.num_revisits) if self.num_revisits else ()
 
     def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
         """Note what an iteration has trained on."""
@@ -69,12 +83,38 @@ class RatedAnswers(SRLCallback):
 
     def get_state(self) -> dict[str, Any]:
         """Return everything."""
-        return {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
+        ratings = {name: asdict(one) for name, one in self.ratings.items()}
+        return {"begun": self.begun, "ratings": ratings, "metrics": self.metrics, "trained": dict(self.trained)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
         self.begun, self.metrics = [(v, i) for v, i in state["begun"]], dict(state["metrics"])
+        self.ratings = {name: Rated(**one) for name, one in state["ratings"].items()}
         self.trained = Counter(state["trained"])
+
+
+class RatedRetention(Retention):
+    """Holds also answers that were rated good, at the policy that last trained on them in their first version."""
+
+    new: Collection[str] = ()  # keys of the answers of this version: they give targets and are not held yet
+
+    def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
+        """Draw the answers that the update holds."""
+        return [one for one in super().draw(groups, now) if one.prompt.key not in self.new]
+
+    def add_to(
+        self,
+        shards: Sequence[TrainingShard],
+        held: Sequence[GroupMeta],
+        stored: Sequence[tuple[GroupMeta, Collection[int]]],
+        trained: Sequence[GroupMeta],
+        oldest: int,
+    ) -> None:
+        """Set the part of each shard, as `Retention.add_to`; new rated answers give targets as played ones do."""
+        as_played = {"origin": "fresh", "versions_G2": np.full((1, 2), oldest)}
+        seen = [replace(one, **as_played) if one.prompt.key in self.new else one for one in trained]
+        rated = [(one, ()) for one in seen if one.prompt.key in self.new]
+        super().add_to(shards, held, [*stored, *rated], seen, oldest)
 
 
 class RatedRun:
@@ -88,6 +128,13 @@ class RatedRun:
         self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
         self.engine = self.algo.env_runner.engine
         (self._noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
+        self._noted.num_revisits = job.settings.revisits
+        loss = self.algo.config.loss_settings()
+        how = partial(histories_of, prior_weight=loss.prior_weight, neutral=job.neutral)
+        self.algo.advantage_estimator = RatedEstimator(loss, lambda: self._noted.ratings, how)
+        if self.algo.retention is not None:
+            parts = (self.algo.config.replay_settings(), self.algo.memory, self.algo.learners, WAIT_S)
+            self.algo.retention = RatedRetention(*parts)
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
@@ -106,24 +153,24 @@ class RatedRun:
         if own := checkpoints_in(self._directory):
             self.algo.restore_from_path(own[-1])
         else:
-            self._remember()
+            self.remember(job)
+        if self.algo.retention is not None:
+            self.algo.retention.new = frozenset(Prompt(SERVED, one.id).key for one in job.answers)
 
-    def _remember(self) -> None:
-        """Bring the ratings in the memory up to date."""
-        job, now, memory = self._job, self.algo.iteration, self.algo.memory
-        if not self._noted.begun:  # the mean of the domain begins with an answer that is neither good nor bad
-            neutral = RatedTokens(f"neutral of {job.version}", 0, [0], [0], [0.0], job.neutral)
-            self._add([neutral], now)
-            memory.remove([Prompt(SERVED, neutral.id).key])
-        if len(self._noted.begun) == MAX_AGE:
-            memory.remove(before=self._noted.begun[1][1])
-        self._noted.begin(job.version, now)
-        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(one.id for one in job.answers)]])
-        self._add(job.answers, now)
-
-    def _add(self, answers: Sequence[RatedTokens], now: int) -> None:
-        groups = [group_of(one, now) for one in answers]
-        visits = self.algo.memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
+    def remember(self, job: Job) -> None:
+        """Begin the version of a job: bring the ratings in the memory up to date."""
+        self._job, now, memory, noted = job, self.algo.iteration, self.algo.memory, self._noted
+        if len(noted.begun) == MAX_AGE:
+            memory.remove(before=noted.begun[1][1])
+        noted.begin(job.version, now)
+        gone = [*job.changed, *(one.id for one in job.answers)]
+        memory.remove([Prompt(SERVED, name).key for name in gone])
+        for name in gone:
+            noted.ratings.pop(name, None)
+        for one in job.answers:
+            noted.ratings[one.id] = Rated(prompt_name(one.prompt_ids), one.rater, one.reward, job.version)
+        groups = [group_of(one, now, job.good) for one in job.answers]
+        visits = memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
         if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:
             raise ValueError(f"the memory refused {len(refused)} rated answers, such as {next(iter(refused.items()))}")
 
@@ -182,9 +229,9 @@ class RatedRun:
             shutil.rmtree(older)
 
 
-def shared_settings(job: Job, domain: KeptDomain) -> dict[str, Any]:
-    """Return the settings of a run in one process, on the CPU, whose environment is a domain to keep."""
-    values: dict[str, Any] = {"env": domain.world, "env_config": dict(domain.env_config), "model": job.model}
+def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
+    """Return the settings of a run in one process, on the CPU, whose environments are domains to keep."""
+    values: dict[str, Any] = {"worlds": {one.world: dict(one.env_config) for one in domains}, "model": job.model}
     values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
     values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
     values |= {"replay_revisit_fraction": 0.0}
@@ -193,20 +240,27 @@ def shared_settings(job: Job, domain: KeptDomain) -> dict[str, Any]:
 
 def rated_config(job: Job, directory: Path) -> Any:
     """Return the config of a version's run, not yet validated."""
-    settings, values = job.settings, shared_settings(job, job.keep[0])
+    settings, values = job.settings, shared_settings(job, job.keep if job.settings.revisits else job.keep[:1])
     values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.temperature, "seed": job.seed}
     values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
-    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl"}
+    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_domains": [SERVED]}
+    values |= {"replay_retain": settings.retain}
     values |= dict.fromkeys(("replay_max_age", "replay_max_uses"), 10**6)  # `RatedRun` removes what is too old
     # What people rate is stored whatever it is: secrets were left out when it was logged.
     values |= {"replay_admit": None, "replay_degenerate_share": None}
     return build_config(values)
 
 
-def group_of(answer: RatedTokens, now: int) -> Group:
-    """Return a rated answer as a group of one episode, whose id begins with the iteration in which it is stored."""
+def group_of(answer: RatedTokens, now: int, good: float) -> Group:
+    """Return a rated answer as a group of one episode, whose id begins with the iteration in which it is stored.
+
+    Args:
+        answer: with its tokens.
+        now: the iteration.
+        good: lowest reward of a good answer.
+    """
     num_prompt, num_all = len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.ids)
     mask_N = np.arange(num_all) >= num_prompt
     logp_N = np.zeros(num_all, np.float32)
@@ -221,6 +275,7 @@ def group_of(answer: RatedTokens, now: int) -> Group:
         rewards_G=np.array([answer.reward], np.float32),
         versions_G2=np.full((1, 2), answer.version, np.int64),
         stop_reasons=(StopReason.TERMINATED,),
+        extra={"pass_reward": good},
     )
     group.check_valid()
     return group

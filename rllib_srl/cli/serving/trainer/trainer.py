@@ -120,7 +120,7 @@ def _limits_of(config: Any, context_length: int) -> dict[str, Any]:
 
 def kept_config(job: Job, domain: KeptDomain) -> Any:
     """Return a valid config that plays one domain."""
-    config = build_config({**shared_settings(job, domain), "replay_capacity": 0})
+    config = build_config({**shared_settings(job, [domain]), "replay_capacity": 0})
     config.validate()
     return config
 
