@@ -237,3 +237,31 @@ def preference(run):
     """Return how much more the good answer is preferred to the bad one, nats."""
     good, bad = run.learner.scorer.score([[*PROMPT, *GOOD[0]], [*PROMPT, *BAD[0]]])
     return float(good[-3:].sum() - bad[-3:].sum())
+
+
+@pytest.mark.slow
+def test_later_versions_hold_what_was_rated_good_and_play_what_must_be_kept(tmp_path, ray_here):
+    """Version 1 stores targets of its good answers alone; version 2 holds these at them, and not its own."""
+    first = run_of(job_of(4, retain=1.0, revisits=2, slice_answers=4), tmp_path / "0001")
+    while first.num_done < first.num_slices:
+        first.step()
+    actor = first.algo.memory.process.actor
+    served = {g.prompt.prompt_id for g in stored_groups(first) if g.prompt.env_id == "served"}
+    assert served == {"c0", "c1", "c2", "c3"} and set(first.trained) <= served
+    assert actor.counts["domains/compare/num_groups"] == 2 * first.num_slices  # played
+    held = actor.draw_targets(16, 9)
+    assert {g.prompt.prompt_id for g in held if g.prompt.env_id == "served"} == {"c1", "c3"}
+    first.close()
+
+    answers = [replace(one, id=f"v2.{one.id}", version=1) for one in job_of(4).answers]
+    job = replace(job_of(4, retain=1.0), version=2, parent=str(tmp_path / "0001"), answers=answers)
+    second = run_of(job, tmp_path / "0002")
+    asked = []
+    learners = second.algo.learners
+    update = learners.update
+    learners.update = lambda shards, *rest: asked.extend(shards) or update(shards, *rest)
+    second.step()
+    kl = second.algo.metrics.peek(("retention", "num_held"))
+    names = {ref.prompt.prompt_id for shard in asked for ref in shard.retention.held}
+    assert names == {"c1", "c3"} and kl == 2
+    second.close()

@@ -59,6 +59,11 @@ class RatedAnswers(SRLCallback):
         self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
         self.trained: Counter[str] = Counter()  # answer -> iterations of this version
 
+    def new(self) -> frozenset[str]:
+        """Return the keys of the answers that this version was begun with."""
+        version = self.begun[-1][0]
+        return frozenset(Prompt(SERVED, name).key for name, one in self.ratings.items() if one.since == version)
+
     def begin(self, version: int, iteration: int) -> None:
         """Begin a version after an iteration; forget the ratings of one that is too old."""
         self.begun = [*self.begun[1 - MAX_AGE :], (version, iteration)]
@@ -96,11 +101,15 @@ class RatedAnswers(SRLCallback):
 class RatedRetention(Retention):
     """Holds also answers that were rated good, at the policy that last trained on them in their first version."""
 
-    new: Collection[str] = ()  # keys of the answers of this version: they give targets and are not held yet
+    def __init__(self, noted: RatedAnswers, *parts: Any) -> None:
+        """Use the parts of a run; answers that are new in its version give targets and are not held yet."""
+        super().__init__(*parts)
+        self._noted = noted
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
         """Draw the answers that the update holds."""
-        return [one for one in super().draw(groups, now) if one.prompt.key not in self.new]
+        new = self._noted.new()
+        return [one for one in super().draw(groups, now) if one.prompt.key not in new]
 
     def add_to(
         self,
@@ -110,11 +119,12 @@ class RatedRetention(Retention):
         trained: Sequence[GroupMeta],
         oldest: int,
     ) -> None:
-        """Set the part of each shard, as `Retention.add_to`; new rated answers give targets as played ones do."""
-        as_played = {"origin": "fresh", "versions_G2": np.full((1, 2), oldest)}
-        seen = [replace(one, **as_played) if one.prompt.key in self.new else one for one in trained]
-        rated = [(one, ()) for one in seen if one.prompt.key in self.new]
-        super().add_to(shards, held, [*stored, *rated], seen, oldest)
+        """Set the part of each shard, as `Retention.add_to`; good answers that are new give targets by another pass."""
+        new, oldest_G2 = self._noted.new(), np.full((1, 2), oldest)
+        rated = [one for one in trained if one.prompt.key in new]
+        as_played = [(replace(one, origin="fresh", versions_G2=oldest_G2), ()) for one in rated]
+        others = [one for one in trained if one.prompt.key not in new]
+        super().add_to(shards, held, [*stored, *as_played], others, oldest)
 
 
 class RatedRun:
@@ -131,10 +141,10 @@ class RatedRun:
         self._noted.num_revisits = job.settings.revisits
         loss = self.algo.config.loss_settings()
         how = partial(histories_of, prior_weight=loss.prior_weight, neutral=job.neutral)
-        self.algo.advantage_estimator = RatedEstimator(loss, lambda: self._noted.ratings, how)
+        self.algo.advantage_estimator = RatedEstimator(loss, self.ratings, how)
         if self.algo.retention is not None:
             parts = (self.algo.config.replay_settings(), self.algo.memory, self.algo.learners, WAIT_S)
-            self.algo.retention = RatedRetention(*parts)
+            self.algo.retention = RatedRetention(self._noted, *parts)
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
@@ -154,8 +164,6 @@ class RatedRun:
             self.algo.restore_from_path(own[-1])
         else:
             self.remember(job)
-        if self.algo.retention is not None:
-            self.algo.retention.new = frozenset(Prompt(SERVED, one.id).key for one in job.answers)
 
     def remember(self, job: Job) -> None:
         """Begin the version of a job: bring the ratings in the memory up to date."""
@@ -173,6 +181,10 @@ class RatedRun:
         visits = memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
         if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:
             raise ValueError(f"the memory refused {len(refused)} rated answers, such as {next(iter(refused.items()))}")
+
+    def ratings(self) -> dict[str, Rated]:
+        """Return the ratings of this version and of its ancestors, by answer."""
+        return self._noted.ratings
 
     @property
     def num_slices(self) -> int:
@@ -245,8 +257,8 @@ def rated_config(job: Job, directory: Path) -> Any:
     values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
-    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_domains": [SERVED]}
-    values |= {"replay_retain": settings.retain}
+    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_retain": settings.retain}
+    values |= {"replay_domains": [SERVED]} if settings.revisits else {}  # what is played is not reused
     values |= dict.fromkeys(("replay_max_age", "replay_max_uses"), 10**6)  # `RatedRun` removes what is too old
     # What people rate is stored whatever it is: secrets were left out when it was logged.
     values |= {"replay_admit": None, "replay_degenerate_share": None}
