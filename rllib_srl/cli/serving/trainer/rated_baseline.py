@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rllib_srl.batch.advantage_estimator import AdvantageBatch, AdvantageEstimator
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.people.lineage.conversations import SERVED
 from rllib_srl.types import GroupMeta, History
