@@ -42,12 +42,12 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from rllib_srl.cli.report.run_facts import lines_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.trainer.rated_baseline import Rated, RatedEstimator, histories_of
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     arguments.directory.mkdir(parents=True, exist_ok=True)
     path = arguments.directory / "trials.jsonl"
-    rows = [row for row in lines_of(path, dict) if row is not None] if path.exists() else []
+    rows = [row for row in json_lines(path, dict) if row is not None] if path.exists() else []
     done = {(row["arm"], row["seed"]) for row in rows}
     for seed in () if arguments.table else arguments.seeds:
         for arm in arguments.arms:
