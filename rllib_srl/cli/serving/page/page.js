@@ -266,6 +266,7 @@ async function look() {
   document.title = by("title").textContent = `Served model ${status.name}`;
   by("state").textContent = status.is_ready ? `version ${status.active} answers` : "the engine is starting";
   showTraining(training);
+  if (by("measured").open) await showFigures();
 }
 
 function showTraining(training) {
@@ -281,6 +282,16 @@ function showTraining(training) {
   by("bar").value = version ? (slices?.of ? slices.done / slices.of : 0) : Math.min(1, num / (after || 1));
   by("pause").hidden = !parts.length;
   by("pause").textContent = training.is_paused ? "Continue training" : "Pause training";
+}
+
+async function showFigures() {
+  const shown = (value) => typeof value === "number" ? String(Number.isInteger(value) ? value : +value.toPrecision(3)) : String(value ?? "-");
+  const parts = (value) => Object.entries(value).map(([of, num]) => `${of}: ${shown(num)}`).join(", ") || "-";
+  const rows = Object.entries(await api("figures")).flatMap(([part, values]) => Object.entries(values).flatMap(([name, value]) => {
+    const text = value && typeof value === "object" ? parts(value) : shown(value);
+    return [make("dt", `${part}: ${name.replaceAll("_", " ")}`), make("dd", text)];
+  }));
+  by("figures").replaceChildren(...rows);
 }
 
 async function follow(pause = POLL_MS) {
@@ -335,5 +346,6 @@ document.addEventListener("keydown", (event) => {
   else press(newest, word);
 });
 if (matchMedia("(max-width: 50rem)").matches) for (const id of ["past", "lineage"]) by(id).open = false;
+by("measured").addEventListener("toggle", () => trying(look));
 addEventListener("hashchange", () => location.hash && trying(() => open(location.hash.slice(1))));
 follow().then(() => location.hash && trying(() => open(location.hash.slice(1))));
