@@ -261,7 +261,5 @@ def test_later_versions_hold_what_was_rated_good_and_play_what_must_be_kept(tmp_
     update = learners.update
     learners.update = lambda shards, *rest: asked.extend(shards) or update(shards, *rest)
     second.step()
-    kl = second.algo.metrics.peek(("retention", "num_held"))
-    names = {ref.prompt.prompt_id for shard in asked for ref in shard.retention.held}
-    assert names == {"c1", "c3"} and kl == 2
+    assert {ref.prompt.prompt_id for shard in asked for ref in shard.retention.held} == {"c1", "c3"}
     second.close()
