@@ -184,21 +184,20 @@ class Training:
         uses = await stores.run(stores.lineage.uses, version.number)
         found = await stores.run(stores.conversations.trainable, [name.rpartition("/")[0] for name in uses])
         ratings = {one.answer.group_id: one for one in await stores.run(stores.ratings.all)}
-        pairs = [(one, ratings[one.id]) for one in found]
-        answers = [
-            RatedTokens(one.id, one.version, *map(list, parts), rating.reward, rating.rater)
-            for one, rating in pairs
-            if (parts := one.tokens and (one.tokens.prompt_ids, one.tokens.ids, one.tokens.logps))
-            and rating.reward is not None
-        ]
+        answers = []
+        for one in found:
+            rating, tokens = ratings[one.id], one.tokens
+            if tokens is not None and rating.reward is not None:
+                parts = list(tokens.prompt_ids), list(tokens.ids), list(tokens.logps)
+                answers.append(RatedTokens(one.id, one.version, *parts, rating.reward, rating.rater))
         parent = str(self._served.version(version.parent)) if version.parent else ""
         where = (fixed["model"], parent, fixed["context"], fixed["temperature"])
         scheme = stores.ratings.scheme
-        levels = {"neutral": neutral_reward(scheme), "good": good_reward(scheme)}
+        levels = neutral_reward(scheme), good_reward(scheme)
         today = await stores.run(stores.ratings_today)
         remembered = await stores.run(stores.lineage.remembered, version.parent)
         changed = [name.rpartition("/")[0] for name, value in remembered.items() if today.get(name, value) != value]
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers, changed=changed, **levels)
+        return Job(version.number, *where, SEED, self._settings, self._keep, answers, *levels, changed)
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():
