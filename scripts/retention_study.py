@@ -53,7 +53,7 @@ TASKS = (
     "registers_7_larger",
     "registers_7_smaller",
 )
-CONFLICT = {  # a task, and the accuracy that others cost it when trained on after it, if .1 or more (task_pairs.py)
+CONFLICT = {  # a task, and the accuracy that others cost it when trained on after it, if .1 or more (docs/LOG.md)
     "compare_2_largest_low": {"compare_2_smallest_low": 0.21, "compare_6_smallest": 0.10},
     "compare_2_largest_near": {"compare_4_smallest_near": 0.19, "compare_5_smallest_near": 0.12},
     "compare_2_smallest_low": {"compare_2_largest_low": 0.11},

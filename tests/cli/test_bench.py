@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,26 +27,6 @@ def figures_of(name, tmp_path, *arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
     assert path.exists(), done.stderr[-2000:]
     return json.loads(path.read_text()), done
-
-
-def test_the_runner_and_bare_vllm_do_the_same_work(tmp_path):
-    sizes = ["--num-prompts", "3", "--group-size", "2", "--forced-prompts", "2", "--forced-tokens", "11"]
-    results, done = figures_of(
-        "rollout", tmp_path, *sizes, "--num-repeats", "2", "--forced-repeats", "2", "--least", "0"
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [one["workload"]["is_forced"] for one in results] == [False, True]
-    for one in results:
-        for side in ("runner", "bare"):
-            assert one[side]["num_episodes"] == [2 * one["workload"]["num_prompts"]] * 2
-        assert one["runner"]["num_prompt_tokens"] == one["bare"]["num_prompt_tokens"]
-        # A ratio is that of tokens a second, repeat by repeat.
-        rates = [np.divide(one[side]["num_tokens"], one[side]["seconds"]) for side in ("runner", "bare")]
-        assert one["ratios"] == pytest.approx((rates[0] / rates[1]).tolist())
-    short, forced = results
-    for side in ("runner", "bare"):
-        assert forced[side]["num_tokens"] == [2 * 2 * 11] * 2
-        assert all(6 <= number <= 6 * 8 for number in short[side]["num_tokens"])
 
 
 def test_the_parts_of_a_step_add_up_and_the_plain_move_has_the_bytes_of_the_sync(tmp_path):

@@ -27,7 +27,7 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import Prompt, StopReason
-from scripts.bench.scripted_engine import Bytes, GoldEngine
+from tests.scripted_engine import Bytes, GoldEngine
 
 PROMPT_ID = "17, 93, 40"
 QUEUE = RatingQueue()  # a source by import path

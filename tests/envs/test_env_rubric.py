@@ -39,8 +39,8 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import GroupMeta, Prompt
-from scripts.bench.scripted_engine import Bytes, GoldEngine
 from tests.replay.groups import a_group
+from tests.scripted_engine import Bytes, GoldEngine
 
 PROMPT_ID = "lamp, river, cloud"
 ASKED = "Question: Write one sentence of 8 to 12 words with: lamp, river, cloud.\nAnswer:"

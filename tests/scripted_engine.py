@@ -1,14 +1,12 @@
-"""An engine without a model, to benchmark the code around the engine: it writes known turns, one byte per step.
+"""An engine without a model: it writes known turns, one byte per step.
 
     GoldEngine(Bytes(), {"compare/17, 93, 40": [" 93\\n"]})       request "compare/17, 93, 40/0/0" -> " 93\\n"
 
-A request id is "<group id>/<index>/<turn>", as in the player. `lags_s` holds the times in which the engine
-stood still between two steps while turns were being written: the time of the loop around it.
+A request id is "<group id>/<index>/<turn>", as in the player.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,9 +37,7 @@ class GoldEngine:
         """Store the turns of each group id."""
         self.tokenizer, self.turns, self.context_length = tokenizer, turns, context_length
         self.version, self.is_reproducible = 1, False
-        self.lags_s: list[float] = []
         self._running: dict[str, list[Any]] = {}  # request id -> ids, how many are written
-        self._stood_since: float | None = None
 
     def submit(self, request_id: str, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue one turn."""
@@ -51,8 +47,6 @@ class GoldEngine:
 
     def step(self) -> list[Turn]:
         """Write a byte of every turn; return those that ended."""
-        if self._stood_since is not None:
-            self.lags_s.append(time.perf_counter() - self._stood_since)
         ended = []
         for request_id, running in list(self._running.items()):
             running[1] += 1
@@ -61,7 +55,6 @@ class GoldEngine:
                 del self._running[request_id]
                 tokens = np.array(ids, np.int32)
                 ended.append(Turn(request_id, tokens, np.full(len(ids), -0.5, np.float32), text, "stop", 1, 1))
-        self._stood_since = time.perf_counter() if self._running else None  # None: waiting for environments
         return ended
 
     def abort(self, request_ids: Iterable[str]) -> None:
