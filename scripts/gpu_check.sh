@@ -5,7 +5,7 @@
 #                                                 search, tests of the card
 #   bash scripts/gpu_check.sh --call 2            six minutes with Ray and vLLM: quick-start, an iteration beside TRL, serving
 #   bash scripts/gpu_check.sh                     these and all others; each takes less than 10 minutes
-#   bash scripts/gpu_check.sh --only exact mask   some steps
+#   bash scripts/gpu_check.sh --only search tests some steps
 #   bash scripts/gpu_check.sh --list              the steps and their programs
 #   bash scripts/gpu_check.sh --short             each program in its short form on the CPU, to test the programs
 #   WHEELS=/path bash scripts/gpu_check.sh        install from a directory of wheels first, without network
@@ -15,7 +15,7 @@
 #   pip download -d /path --no-deps -r base.txt -r dev.txt pip==26.3
 #   pip download -d /path --find-links /path -r gpu.txt
 #
-# Results: gpu_check/results.jsonl, one line per step, and the output of each step in gpu_check/STEP.log (--out DIR).
+# Results: results/gpu_check/results.jsonl, one line per step, and the output of each step in STEP.log beside it (--out DIR).
 # Steps that have passed are not run again. Call 1 needs, beside torch and transformers, xxhash, peft, pytest, faiss-gpu.
 # Exit status: 0 if all steps passed, 1 if one or the set-up failed, 3 without a GPU.
 set -euo pipefail

@@ -26,8 +26,7 @@ import gymnasium as gym
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.model_shape import SHAPES
 from scripts.bench.trl import theirs
-from scripts.gpu.random_model import write_random_model
-from scripts.gpu.run import SHORT
+from scripts.gpu.random_model import SHORT, write_random_model
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_PROMPTS = 4096  # that exist

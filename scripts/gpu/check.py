@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,12 +23,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rllib_srl.cli.shared.json_lines import json_lines
+
 CALL_S = 360.0  # of a call; a step that does not fit into what is left waits for the next one
 LIMIT_S = 590.0  # of a step of call 3
 LEAST_S = 15.0  # that a step is started with
 NO_GPU = 3  # exit status
-LEARNER, SPEED = "scripts.gpu.learner", "scripts.gpu.speed"
-ENGINE, RUN = "scripts.gpu.engine", "scripts.gpu.run"
+LEARNER, ENGINE, RUN = "scripts.gpu.learner", "scripts.gpu.engine", "scripts.gpu.run"
 PYTEST = ("-q", "-p", "no:cacheprovider")
 CARD_TESTS = (*PYTEST, "-c", os.devnull, "--rootdir", ".", "--noconftest", "tests/learner/test_card.py")
 ENGINES = ("ray", "vllm")
@@ -52,18 +54,16 @@ def _first(name: str, module: str, args: tuple[str, ...], limit_s: float, *needs
 
 
 STEPS = (
-    _first("learner_1.5b", SPEED, ("train", "1.5B"), 80),
-    _first("learner_8b_lora", SPEED, ("train", "8B", "--lora"), 80, "peft"),
-    _first("retention_1.5b", SPEED, ("retention", "1.5B"), 60),
-    _first("packing_1.5b", SPEED, ("packing", "1.5B"), 40),
+    _first("learner_1.5b", LEARNER, ("train", "1.5B"), 80),
+    _first("learner_8b_lora", LEARNER, ("train", "8B", "--lora"), 80, "peft"),
+    _first("retention_1.5b", LEARNER, ("retention", "1.5B"), 60),
+    _first("packing_1.5b", LEARNER, ("packing", "1.5B"), 40),
     _first("search", "scripts.gpu.search", (), 40, "faiss"),
     Step("tests", "pytest", CARD_TESTS, (), 1, 60, ("torch", "transformers", "pytest")),
     Step("quickstart", "scripts.gpu.start", call=2, limit_s=110),
     Step("beside_trl", "scripts.gpu.beside_trl", call=2, limit_s=130),
     Step("serve", "scripts.gpu.serve", ("--model", "tiny"), call=2, limit_s=120 + 60),
-    Step("exact", LEARNER, ("exact",), needs=("torch", "transformers")),
-    Step("mask", LEARNER, ("mask",), needs=("torch", "transformers")),
-    Step("learner_135m", SPEED, ("train", "0.1B", "--tokens", "16384"), needs=("torch", "transformers")),
+    Step("learner_135m", LEARNER, ("train", "0.1B", "--tokens", "16384"), needs=("torch", "transformers")),
     Step("engine_contract", "pytest", (*PYTEST, "tests/engine/test_contract.py"), None),
     Step("engine_requests", "pytest", (*PYTEST, "tests/engine/test_gpu_requests.py"), None),
     Step("engine_135m", ENGINE, ("0.1B",)),
@@ -148,7 +148,7 @@ class Sampler:
         return {"gpu_percent": round(sum(used) / len(used), 1), "gpu_memory_gib": round(max(memory) / 1024, 2)}
 
 
-def run(step: Step, out: Path, is_short: bool, limit_s: float | None = None) -> dict[str, Any]:
+def run(step: Step, out: Path, is_short: bool, limit_s: float) -> dict[str, Any]:
     """Run a step; return its line of results, and write its output to STEP.log."""
     start, sampler = time.monotonic(), Sampler()
     log = out / f"{step.name}.log"
@@ -159,13 +159,21 @@ def run(step: Step, out: Path, is_short: bool, limit_s: float | None = None) -> 
             env={**os.environ, **device},
         )  # fmt: skip
         try:
-            status = process.wait(timeout=limit_s or step.limit_s)
+            status: int | None = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with its children, such as Ray's and vLLM's workers
-            status = process.wait(timeout=30)
+            status = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with its children, such as Ray's and vLLM's workers
+                process.wait(timeout=30)
     seconds = round(time.monotonic() - start, 1)
-    result = {"step": step.name, "passed": status == 0, "status": status, "seconds": seconds, **sampler.stop()}
-    return {**result, "figures": figures_of(log.read_text(encoding="utf-8", errors="replace"))}
+    text = log.read_text(encoding="utf-8", errors="replace")
+    result = {"step": step.name, "passed": status == 0, "seconds": seconds, **sampler.stop()}
+    if status is None:
+        result["error"] = f"no end within {limit_s:.0f} s"
+    elif status:
+        result["error"] = error_of(text) or f"exit status {status}"
+    return {**result, "figures": figures_of(text)}
 
 
 def figures_of(text: str) -> list[dict[str, Any]]:
@@ -181,23 +189,34 @@ def figures_of(text: str) -> list[dict[str, Any]]:
     return found or [{"output": line} for line in lines[-1:]]
 
 
+def error_of(text: str) -> str:
+    """Return the last line of an output that tells an error, "" if there is none."""
+    lines = [line.strip() for line in text.splitlines() if re.match(r"\s*(error: |[\w.]*(Error|Exception)\b)", line)]
+    if not lines:
+        return ""
+    if "OutOfMemoryError" in lines[-1]:
+        size = re.search(r"total capacity of ([\d.]+ \w+)", lines[-1])
+        return f"the card is too small{f': it has {size[1]}' if size else ''}"
+    return lines[-1]
+
+
 def lines_of(results: Path) -> dict[str, dict[str, Any]]:
     """Return the last line of each step in a file of results."""
-    if not results.exists():
-        return {}
-    found = (json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line)
-    return {one["step"]: one for one in found}
+    return {one["step"]: one for one in json_lines(results, dict) if one is not None}
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:
     """Return a Markdown table of results."""
-    rows = ["| step | seconds | figures |", "|---|---|---|"]
-    for one in lines:
-        figures = (one.get("figures") or [{}])[-1]
-        shown = ", ".join(f"{name} {value}" for name, value in figures.items())
-        state = "" if one.get("passed") else one.get("skipped") or f"FAILED with status {one['status']}: "
-        rows.append(f"| {one['step']} | {one.get('seconds', '')} | {state}{shown if 'seconds' in one else ''} |")
-    return "\n".join(rows)
+    return "\n".join(["| step | seconds | figures |", "|---|---|---|", *map(row_of, lines)])
+
+
+def row_of(line: dict[str, Any]) -> str:
+    """Return a line of results as a row of the table."""
+    figures = (line.get("figures") or [{}])[-1]
+    shown = ", ".join(f"{name} {value}" for name, value in figures.items())
+    if error := line.get("error"):
+        shown = f"FAILED: {error}"
+    return f"| {line['step']} | {line.get('seconds', '')} | {line.get('skipped') or shown} |"
 
 
 def why_not(step: Step, num_gpus: int, is_short: bool) -> str:
@@ -216,6 +235,7 @@ def run_all(steps: Sequence[Step], args: argparse.Namespace, num_gpus: int) -> i
     with path.open("a", encoding="utf-8") as results:
         for step in steps:
             left = until - time.monotonic() if args.call in (1, 2) else step.limit_s
+            limit_s = min(step.limit_s, left)
             if step.name in done:
                 print(f"{step.name} has passed already; --out DIR for a new run", flush=True)
                 continue
@@ -225,19 +245,23 @@ def run_all(steps: Sequence[Step], args: argparse.Namespace, num_gpus: int) -> i
                 print(f"no time is left for {step.name}: run the same call again", flush=True)
                 continue
             else:
-                line = run(step, args.out, args.short, min(step.limit_s, left))
+                print(f"{step.name}, at most {limit_s:.0f} s ...", flush=True)
+                line = run(step, args.out, args.short, limit_s)
                 num_failed += not line["passed"]
             results.write(json.dumps(line) + "\n")
             results.flush()
-            print(json.dumps(line), flush=True)
-    print(table(line for name, line in lines_of(path).items() if name in {step.name for step in steps}))
+            print(row_of(line), flush=True)
+    wanted = {step.name for step in steps}
+    print("\n" + table(line for name, line in lines_of(path).items() if name in wanted))
     return num_failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the steps; return the exit status."""
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description="Check this project on a machine with a GPU.")
-    parser.add_argument("--out", type=Path, default=Path("gpu_check"), help="directory of the results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/gpu_check"), help="directory of the results (default: %(default)s)"
+    )
     parser.add_argument("--call", type=int, choices=(1, 2, 3), help="the steps of one call; default: all")
     parser.add_argument("--seconds", type=float, default=CALL_S, help=f"of call 1 or 2 (default: {CALL_S:g})")
     parser.add_argument("--only", nargs="+", metavar="STEP", choices=[step.name for step in STEPS], help="some steps")
@@ -254,6 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: no GPU: torch finds none on this machine, nvidia-smi shows the driver's; nothing was run")
         return NO_GPU
     args.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `run` ends its step on the way
     num_failed = run_all(steps, args, num_gpus)
     print(f"{num_failed} steps failed; results in {args.out / 'results.jsonl'}")
     return int(num_failed > 0)

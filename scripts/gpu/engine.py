@@ -23,9 +23,7 @@ import numpy as np
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.engine import Sampling, make_engine
-from scripts.gpu.random_model import write_random_model
-
-SHORT = ModelShape(2, 64, 128, 4, 2, 4096, True, 16)
+from scripts.gpu.random_model import SHORT, write_random_model
 
 
 def start(shape: ModelShape, directory: Path, dtype: str, is_short: bool) -> Any:

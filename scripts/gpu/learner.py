@@ -1,9 +1,18 @@
-"""The learner's kernels without Ray or vLLM: tries against padding, memory of the block mask.
+"""The learner's speed on random weights, without Ray or vLLM: where its time goes, retention, packing.
 
-    python -m scripts.gpu.learner exact     forward and backward, float32 and bfloat16
-    python -m scripts.gpu.learner mask      seconds and bytes for up to 65,536 tokens
+    python -m scripts.gpu.learner train 1.5B            AdamW, passes of 32,768 tokens
+    python -m scripts.gpu.learner train 8B --lora       adapters of rank 16
+    python -m scripts.gpu.learner retention 1.5B        an update with 16 held answers against one without
+    python -m scripts.gpu.learner packing 1.5B          weights into the buffer that engines read
 
-`--short` runs a small model on the CPU. Exit status 1 if float32 differs by more than LIMIT.
+    utilisation = 6 N D / seconds / peak              N parameters, D tokens; with adapters 4 N D (a frozen base)
+    lost to     recompute_s   a forward pass without gradient: checkpointing computes it again
+                optimiser_s   AdamW's step
+                launch_s      step less the time in kernels (on a CPU: in operators), by torch's profiler
+                padding       share of computed tokens that belong to no answer
+
+The peak is the card's data sheet's in bfloat16, dense; for others, and on a CPU, that of a large product measured here.
+`--short` runs a small model on the CPU. The last line has the figures of the table.
 """
 
 from __future__ import annotations
@@ -12,19 +21,25 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
-from rllib_srl.batch.layout import bare_episode, micro_batch
+from rllib_srl.batch.layout import Episode, micro_batch, trie_layout
+from rllib_srl.engine.adapters import TARGETS, AdapterSpec, add_adapters
+from rllib_srl.engine.sync import pack
 from rllib_srl.learner.scoring import as_tensors, autocast, token_logps
-from rllib_srl.learner.trie_attention import block_mask, num_graphs, register
+from rllib_srl.learner.trie_attention import register
+from rllib_srl.losses.retention import token_kl
+from scripts.gpu.random_model import SHORT, llama_config
 
-LIMIT = 1e-3  # nats, and relative L2 of the gradient, in float32
-SHORT = ModelShape(2, 64, 128, 4, 2, 512, True, 16)
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "B200": 2250.0, "A100": 312.0, "L40S": 362.0}  # bfloat16, without sparsity
+NUM_WARM = 2  # steps that compile kernels and fill torch's cache
+HELD, TOP_K = 16, 16  # answers and tokens of retention
 GIB = 2**30
 
 
@@ -35,13 +50,9 @@ def print_figures(**figures: Any) -> None:
 
 def make_model(shape: ModelShape, device: str) -> Any:
     """Return a Llama with random float32 weights."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
 
-    config = LlamaConfig(
-        num_hidden_layers=shape.num_layers, hidden_size=shape.hidden, intermediate_size=shape.inner,
-        num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        vocab_size=shape.vocab, tie_word_embeddings=shape.is_tied, max_position_embeddings=131072,
-    )  # fmt: skip
+    config = llama_config(shape, max_position_embeddings=131072)
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=register()).eval()
@@ -58,82 +69,233 @@ def streams(num_tokens: int, vocab: int, seed: int) -> list[list[int]]:
     return found
 
 
-def scores(model: Any, sequences: list[list[int]], device: str, shares: bool, dtype: str) -> tuple[torch.Tensor, int]:
-    """Return the log-probs of all tokens, with gradients, and the number of computed tokens."""
-    one = micro_batch([bare_episode(ids, index) for index, ids in enumerate(sequences)], shares)
-
-    with autocast(torch.device(device), dtype):
-        return token_logps(model, as_tensors(one, torch.device(device), 1.0))["logp"], one["token_ids"].size
+def digits(value: float) -> float:
+    """Return a figure with three digits."""
+    return float(f"{value:.3g}")
 
 
-def exact(device: str, is_short: bool) -> int:
-    """Compare tries with padding, forward and backward; return the exit status."""
-    shape = SHORT if is_short else SHAPES["0.1B"]
-    model, is_wrong = make_model(shape, device), False
-    for dtype in ("float32", "bfloat16"):
-        for num_tokens in (400,) if is_short else (400, 2500, 8000):
-            sequences = streams(num_tokens, shape.vocab, num_tokens)
-            found = []
-            for shares in (True, False):
-                model.zero_grad(set_to_none=True)
-                logp, _ = scores(model, sequences, device, shares, dtype)
-                logp.mean().backward()
-                gradient = torch.cat([one.grad.flatten().float() for one in model.parameters()])
-                found.append((logp.detach().float(), gradient))
-            (logp, gradient), (wanted, wanted_gradient) = found
-            gap = float((logp - wanted).abs().max())
-            relative = float((gradient - wanted_gradient).norm() / wanted_gradient.norm())
-            is_wrong |= dtype == "float32" and not (gap < LIMIT and relative < LIMIT)
-            print_figures(dtype=dtype, tokens=num_tokens, max_logp_gap=gap, gradient_gap=relative, graphs=num_graphs())
-    return int(is_wrong)
+class Timer:
+    """Seconds of actions on a device, work under way included."""
 
+    def __init__(self, device: str) -> None:
+        """Set the device."""
+        self.device = device
 
-def mask(device: str, is_short: bool) -> int:
-    """Measure the block mask: seconds and the largest allocation."""
-    for num_tokens in (2048,) if is_short else (4096, 16384, 32768, 65536):
-        sequences = streams(num_tokens, 1000, 0)
-        trie = micro_batch([bare_episode(ids, i) for i, ids in enumerate(sequences)], True)["trie"]
-        assert trie is not None
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
             torch.cuda.synchronize()
-        before, start = allocated(device), time.perf_counter()
-        block_mask(trie, None, device)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else 0
-        print_figures(tokens=len(trie), ms=round(1e3 * (time.perf_counter() - start), 2), peak_mib=peak / 2**20)
-    return 0
+
+    def __call__(self, action: Callable[[], Any]) -> float:
+        """Return how long an action takes."""
+        self.sync()
+        start = time.perf_counter()
+        action()
+        self.sync()
+        return time.perf_counter() - start
+
+    def busy(self, action: Callable[[], Any]) -> float:
+        """Return the seconds that an action spends in kernels, on a CPU in operators."""
+        from torch.profiler import ProfilerActivity, profile
+
+        is_gpu = self.device == "cuda"
+        with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as found:
+            self(action)
+        name = "self_device_time_total" if is_gpu else "self_cpu_time_total"
+        return float(sum(getattr(one, name) for one in found.key_averages())) / 1e6
 
 
-def allocated(device: str) -> int:
-    """Return the bytes that torch has allocated on the GPU, 0 on a CPU."""
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
+def peak_tflops(timer: Timer) -> float:
+    """Return the TFLOP/s that the device can do in bfloat16."""
+    card = torch.cuda.get_device_name() if timer.device == "cuda" else ""
+    for name, value in PEAK_TFLOPS.items():
+        if name in card:
+            return value
+    size = 8192 if timer.device == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=timer.device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / min(timer(lambda: a @ b) for _ in range(5)) / 1e12
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Check the learner's kernels.")
-    parser.add_argument("what", choices=("exact", "mask"))
-    parser.add_argument("--short", action="store_true", help="a small model on the CPU")
-    return parser.parse_args(argv)
+def checkpointed(model: Any) -> None:
+    """Let each decoder layer keep its input and compute the rest again."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
 
 
-def header(device: str) -> Iterator[tuple[str, Any]]:
-    """Yield what the figures depend on."""
-    yield from {"torch": torch.__version__, "device": device}.items()
-    if device == "cuda":
-        yield "card", torch.cuda.get_device_name()
+class Policy:
+    """A model in training with AdamW. Invariant: only what requires a gradient is trained."""
+
+    def __init__(self, size: str, is_short: bool, has_adapters: bool = False) -> None:
+        """Make random weights on the card, or a small model on the CPU."""
+        self.device = "cpu" if is_short or not torch.cuda.is_available() else "cuda"
+        self.shape = SHORT if is_short else SHAPES[size]
+        self.timer = Timer(self.device)
+        self.model = make_model(self.shape, self.device)
+        if has_adapters:
+            add_adapters(self.model, AdapterSpec.of(16, None, TARGETS), seed=0)
+        checkpointed(self.model)
+        self.trained = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimiser = torch.optim.AdamW(self.trained, lr=1e-6, fused=True)
+
+    def batch(self, episodes: Sequence[Episode]) -> Any:
+        """Return the pass over some episodes on the device."""
+        return as_tensors(micro_batch(episodes, True), torch.device(self.device), 1.0)
+
+    def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Return what the head gives."""
+        with autocast(torch.device(self.device), "bfloat16"):
+            return token_logps(self.model, batch)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Return the policy gradient's loss of a pass."""
+        loss: torch.Tensor = -(batch["advantage"] * self.forward(batch)["logp"]).mean()
+        return loss
+
+    def step(self) -> None:
+        """Make AdamW's step and drop the gradients."""
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+def answers(sequences: Sequence[Sequence[int]], written: int) -> list[Episode]:
+    """Return sequences as episodes whose last `written` tokens the policy wrote."""
+    found, rng = [], np.random.default_rng(0)
+    for index, ids in enumerate(sequences):
+        mask = np.arange(len(ids)) >= len(ids) - written
+        logp = np.where(mask, -1.0, 0.0).astype(np.float32)
+        found.append(Episode(np.asarray(ids, np.int32), mask, logp, float(rng.normal()), index))
+    return found
+
+
+def train(size: str, is_short: bool, num_tokens: int, has_adapters: bool) -> None:
+    """Time whole steps, and their parts."""
+    policy = Policy(size, is_short, has_adapters)
+    timer, num_steps = policy.timer, 2 if is_short else 4
+    found: dict[str, list[float]] = {"forward_s": [], "backward_s": [], "optimiser_s": [], "step_s": []}
+    for step in range(NUM_WARM + num_steps):
+        sequences = streams(num_tokens, policy.shape.vocab, step)
+        batch, kept = policy.batch(answers(sequences, len(sequences[0]) // 2)), []
+        forward = timer(lambda: kept.append(policy.loss(batch)))  # noqa: B023 (called at once)
+        backward, optimiser = timer(lambda: kept[0].backward()), timer(policy.step)  # noqa: B023
+        parts = (forward, backward, optimiser, forward + backward + optimiser)
+        print_figures(step=step, **dict(zip(found, (round(one, 4) for one in parts), strict=True)))
+        if step >= NUM_WARM:
+            for name, one in zip(found, parts, strict=True):
+                found[name].append(one)
+
+    def whole() -> None:
+        policy.loss(batch).backward()
+        policy.step()
+
+    with torch.no_grad():
+        recompute = median(timer(lambda: policy.forward(batch)) for _ in range(2))
+    seconds, in_kernels = median(found["step_s"]), timer.busy(whole)
+    computed = batch["token_ids"].numel()
+    unique = trie_layout([np.asarray(ids, np.int32) for ids in sequences]).token_ids_RT.size
+    flops = (4 if has_adapters else 6) * policy.shape.num_parameters * computed
+    peak = peak_tflops(timer)
+    print_figures(
+        model="short" if is_short else size, tokens=computed, tokens_per_s=round(computed / seconds),
+        tflops=digits(flops / seconds / 1e12), utilisation=digits(flops / seconds / 1e12 / peak),
+        step_s=digits(seconds), recompute_s=digits(recompute), optimiser_s=digits(median(found["optimiser_s"])),
+        launch_s=digits(max(0.0, seconds - in_kernels)), padding=digits(1 - unique / computed),
+        peak_tflops=digits(peak), peak_gib=peak_gib(policy.device),
+    )  # fmt: skip
+
+
+def peak_gib(device: str) -> float:
+    """Return the most memory that torch has allocated on the card, GiB, 0 on a CPU."""
+    return round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else 0.0
+
+
+def retention(size: str, is_short: bool) -> None:
+    """Time an update of 64 answers without retention, and one that takes 16 targets and holds 16 stored answers."""
+    policy = Policy(size, is_short)
+    prompts, each, written = (2, 2, 8) if is_short else (8, 8, 256)
+    held_answers = 4 if is_short else HELD
+    rng = np.random.default_rng(0)
+
+    def texts(num: int, group: int) -> list[list[int]]:
+        found = []
+        for _ in range(num):
+            prompt = rng.integers(0, policy.shape.vocab, written).tolist()
+            found += [prompt + rng.integers(0, policy.shape.vocab, written).tolist() for _ in range(group)]
+        return found
+
+    played = policy.batch(answers(texts(prompts, each), written))
+    held = policy.batch(answers(texts(held_answers, 1), written))
+    asked = {**played, "top_at": torch.arange(held_answers * written, device=policy.device), "num_top": TOP_K}
+    with torch.no_grad():
+        at = torch.arange(len(held["target"]), device=policy.device)
+        stored = policy.forward({**held, "top_at": at, "num_top": TOP_K})
+    held["stored_tokens"] = stored["top_tokens"]
+
+    def of_held() -> None:
+        out = policy.forward(held)
+        token_kl(stored["top_logp"], out["stored_logp"], stored["logp"], out["logp"]).mean().backward()
+
+    actions = {
+        "plain_s": lambda: policy.loss(played).backward(),
+        "with_targets_s": lambda: policy.loss(asked).backward(),
+        "held_s": of_held,
+    }
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for step in range(NUM_WARM + 3):
+        for name, action in actions.items():
+            seconds = policy.timer(action)
+            if step >= NUM_WARM:
+                found[name].append(seconds)
+        policy.step()
+    plain, targets, of_stored = (median(one) for one in found.values())
+    print_figures(
+        **{name: digits(median(one)) for name, one in found.items()},
+        share_of_update=digits(1 - plain / (targets + of_stored)),
+        held=held_answers,
+        peak_gib=peak_gib(policy.device),
+    )
+
+
+def packing(size: str, is_short: bool) -> int:
+    """Time the packing of all weights in bfloat16; return 1 if a tensor differs from its cast."""
+    from rllib_srl.engine.sync import unpack
+
+    policy = Policy(size, is_short)
+    named, memory, seconds = list(policy.model.named_parameters()), None, []
+    for version in range(1, 4):
+        start = time.perf_counter()
+        bundle = pack(named, version, "bfloat16", memory)
+        seconds.append(time.perf_counter() - start)
+        memory = bundle.buffer
+        print_figures(version=version, pack_s=round(seconds[-1], 4))
+    own = dict(named)
+    wrong = [name for name, sent in unpack(bundle) if not torch.equal(sent, own[name].detach().bfloat16().cpu())]
+    print_figures(
+        gib=digits(bundle.buffer.size / GIB), first_s=digits(seconds[0]), pack_s=digits(min(seconds[1:])),
+        gib_per_s=digits(bundle.buffer.size / GIB / min(seconds[1:])), wrong_tensors=len(wrong),
+    )  # fmt: skip
+    return int(bool(wrong))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one check; return the exit status."""
-    args = arguments(argv)
-    device = "cpu" if args.short or not torch.cuda.is_available() else "cuda"
-    print_figures(**dict(header(device)))
-    if args.what == "exact":
-        return exact(device, args.short)
-    return mask(device, args.short)
+    parser = argparse.ArgumentParser(description="Measure the learner on random weights.")
+    parser.add_argument("what", choices=("train", "retention", "packing"))
+    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("--tokens", type=int, default=32768, help="of a pass (default: 32768)")
+    parser.add_argument("--lora", action="store_true", help="train adapters of rank 16")
+    parser.add_argument("--short", action="store_true", help="a small model on the CPU")
+    args = parser.parse_args(argv)
+    if args.what == "train":
+        train(args.size, args.short, 400 if args.short else args.tokens, args.lora)
+        return 0
+    if args.what == "retention":
+        retention(args.size, args.short)
+        return 0
+    return packing(args.size, args.short)
 
 
 if __name__ == "__main__":

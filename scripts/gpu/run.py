@@ -23,10 +23,8 @@ from typing import Any
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.gpu_memory import GIB
-from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
-from scripts.gpu.random_model import write_random_model
-
-SHORT = ModelShape(2, 64, 128, 4, 2, 4096, True, 16)
+from rllib_srl.algorithm.model_shape import SHAPES
+from scripts.gpu.random_model import SHORT, write_random_model
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

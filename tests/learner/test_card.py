@@ -12,7 +12,8 @@ import torch
 from rllib_srl.batch.layout import bare_episode, micro_batch
 from rllib_srl.engine.sync import pack, unpack
 from rllib_srl.learner.scoring import as_tensors, token_logps
-from scripts.gpu.learner import SHORT, make_model, streams
+from scripts.gpu.learner import make_model, streams
+from scripts.gpu.random_model import SHORT
 
 DEVICE = os.environ.get("SRL_TEST_DEVICE", "cuda")
 pytestmark = [
