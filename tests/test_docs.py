@@ -14,35 +14,46 @@ import pytest
 from scripts import docs_check
 from tests.quick_workers import IMPORTS, VLLM
 
-TIMEOUT_S = {False: 180, True: 1200}  # by whether a block is marked slow or engine
+IN_TURN = """
+import os, runpy, sys, traceback
+
+failed = []
+for path in sys.argv[1:]:
+    os.chdir(os.path.dirname(path))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        failed.append(path)
+if failed:
+    sys.exit("failed: " + " ".join(failed))
+"""
 
 
-def _params() -> list:
-    return [
-        pytest.param(
-            block,
-            id=f"{block.document}:{block.line}",
-            marks=[*(getattr(pytest.mark, mark) for mark in block.marks), pytest.mark.timeout(TIMEOUT_S[True] + 60)],
-        )
-        for block in docs_check.python_blocks()
-    ]
+LONG = pytest.param(("slow", "engine"), marks=[pytest.mark.slow, pytest.mark.engine])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", _params())
-def test_code_block_runs(block: docs_check.Block, tmp_path: Path) -> None:
-    (tmp_path / "block.py").write_text(block.source)
+@pytest.mark.parametrize("marks", [(), LONG], ids=["quick", "long"])
+def test_the_code_blocks_run(marks: tuple[str, ...], tmp_path: Path) -> None:
+    """Each with its own names and in its own folder, in one process, so that Ray and torch are imported once."""
+    paths = []
+    for block in (block for block in docs_check.python_blocks() if block.marks == marks):
+        paths.append(tmp_path / block.document.replace("/", "-") / f"line_{block.line}" / "block.py")
+        paths[-1].parent.mkdir(parents=True)
+        paths[-1].write_text(block.source)
+    assert paths
+    (tmp_path / "in_turn.py").write_text(IN_TURN)
     result = subprocess.run(
-        [sys.executable, "-m", "tests.quick_workers", "block.py"],
+        [sys.executable, "-m", "tests.quick_workers", "in_turn.py", *map(str, paths)],
         cwd=tmp_path,
         # A checkout that is not installed works too.
-        env={**os.environ, "PYTHONPATH": str(docs_check.REPO), IMPORTS: VLLM if "engine" in block.marks else ""},
+        env={**os.environ, "PYTHONPATH": str(docs_check.REPO), IMPORTS: VLLM if "engine" in marks else ""},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S[bool(block.marks)],
+        timeout=280,
         check=False,
     )
-    assert result.returncode == 0, f"{block.document}:{block.line}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    assert result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-6000:]}"
 
 
 MARKDOWN = """
