@@ -40,7 +40,8 @@ srl evaluate "$OUT/run" --json "$OUT/after.json"
 "$PYTHON" -c '
 import json, sys
 
-before, after = (json.load(open(f"{sys.argv[1]}/{name}.json")) for name in ("before", "after"))
+out, model = sys.argv[1:]
+before, after = (json.load(open(f"{out}/{name}.json")) for name in ("before", "after"))
 print("| model | test questions | accuracy before | after |")
-print(f"| {sys.argv[2]} | {after[\"num_prompts\"]:,} | {before[\"accuracy\"]:.3f} | {after[\"accuracy\"]:.3f} |")
+print("| {} | {:,} | {:.3f} | {:.3f} |".format(model, after["num_prompts"], before["accuracy"], after["accuracy"]))
 ' "$OUT" "$MODEL"

@@ -25,13 +25,14 @@ def row(number: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_one_command_evaluates_trains_and_evaluates(tmp_path):
+def test_one_command_evaluates_trains_and_evaluates(ray_here, tmp_path):
     data, out = tmp_path / "gsm8k", tmp_path / "out"
     (data / "main").mkdir(parents=True)
     for split, numbers in (("train", range(3, 40)), ("test", range(50, 60))):
         table = pa.Table.from_pylist([row(number) for number in numbers])
         pq.write_table(table, data / "main" / f"{split}-00000-of-00001.parquet")
     given = {"PYTHON": sys.executable, "MODEL": "tiny", "DATA": str(data), "OUT": str(out), "ITERATIONS": "1"}
+    given["RAY_ADDRESS"] = ray_here.get_runtime_context().gcs_address  # three commands start no Ray of their own
     done = subprocess.run(
         ["bash", str(ROOT / "scripts/repro_gsm8k.sh"), *SMALL.split()],
         capture_output=True, text=True, env={**os.environ, **given}, timeout=280, check=False,
