@@ -1,32 +1,39 @@
-"""Apply the setting `broken_rows` to the rows of a file: refuse the first broken row, or leave all of them out."""
+"""Read a file of one JSON object a line, and apply the setting `broken_rows`: refuse a broken row, or leave it out."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from typing import TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-T = TypeVar("T", bound=Sized)
+from rllib_srl.envs.math.data_files import RowFault, lines_of
+
+T = TypeVar("T")
 
 
-def usable(
-    rows: T, faults: list[str], path: str, *, skips_broken: bool, remedy: str, expected: str
-) -> tuple[T, tuple[str, ...]]:
-    """Return the rows of a file and the error messages of its broken rows.
+def usable_rows(path: str | Path, read: Callable[[Any], T], *, skips_broken: bool) -> tuple[list[T], tuple[str, ...]]:
+    """Return what `read` makes of each row of a file, and the error messages of its broken rows.
 
     Args:
-        rows: the rows without a fault
-        faults: one message for each broken row
-        path: the file, for messages
+        path: the file
+        read: makes a value of a row, or raises a `ValueError` for a broken one
         skips_broken: leave broken rows out
-        remedy: what to do about broken rows
-        expected: contents of a file that has rows
 
     Raises:
-        ValueError: a row is broken and not skipped, or no row is left.
+        ValueError: the file cannot be read, a row is broken and not skipped, or no row is left.
     """
+    rows: list[T] = []
+    faults: list[str] = []
+    for number, row in lines_of(Path(path)):
+        try:
+            if isinstance(row, RowFault):
+                raise row
+            rows.append(read(row))
+        except ValueError as error:
+            faults.append(f"{path}, row {number}: {error}")
     if faults and not skips_broken:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; {remedy}")
+        raise ValueError(f"{faults[0]}{more}; fix the rows, or set broken_rows = 'skip'")
     if not rows:
-        raise ValueError(f"{path} has no usable row; expected {expected}")
+        raise ValueError(f"{path} has no usable row; expected at least one")
     return rows, tuple(faults)

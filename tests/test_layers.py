@@ -42,9 +42,9 @@ WITHOUT_RAY_BUT = (  # what crosses to another process, or is a class of RLlib
 # What the folders beside the package import; they are installed below it.
 MAY_IMPORT = {
     "envs": {
-        "bm25s", "docstring_parser", "faiss", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
-        "jsonschema", "mcp", "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "sklearn", "starlette",
-        "textarena", "textworld", "typing_extensions", "uvicorn", "verifiers", "websockets",
+        "bm25s", "docstring_parser", "gymnasium", "huggingface_hub", "math_verify", "mpmath",
+        "jsonschema", "mcp", "numpy", "openai", "pyarrow", "pydantic", "reasoning_gym", "starlette",
+        "typing_extensions", "uvicorn", "verifiers", "websockets",
     },
     "tune_configs": {"rllib_srl", "ray"},
 }  # fmt: skip

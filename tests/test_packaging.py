@@ -95,7 +95,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     declared = {canonicalize_name(Requirement(line).name) for line in listed(config, "options", "install_requires")}
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
-    optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "sklearn", "textarena", "textworld", "vllm"}
+    optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "vllm"}
     optional |= {"httpx", "jsonschema", "mcp", "mlflow", "trackio", "verifiers", "wandb", "websockets"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:

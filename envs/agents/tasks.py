@@ -1,7 +1,7 @@
 """The tasks of an agent: rows of a file or of a data set, or numbers.
 
     Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
-    Tasks.of(rows)            the same for rows that are there already
+    Tasks.of(rows)            the same for rows by prompt id
     Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
 """
 
@@ -41,11 +41,11 @@ class Tasks:
         self._divide(_read(path), _read(heldout_path) if heldout_path else None)
 
     @classmethod
-    def of(cls, train: Mapping[str, dict[str, Any]], heldout: Mapping[str, dict[str, Any]] | None) -> Tasks:
-        """Return the tasks of rows by prompt id; without held-out ones a fixed share of the others is held out."""
+    def of(cls, rows: Mapping[str, dict[str, Any]]) -> Tasks:
+        """Return the tasks of rows by prompt id, of which a fixed share is held out."""
         tasks = cls()
         tasks._is_numbered = False
-        tasks._divide(train, heldout)
+        tasks._divide(rows, None)
         return tasks
 
     def _divide(self, train: Mapping[str, dict[str, Any]], heldout: Mapping[str, dict[str, Any]] | None) -> None:
@@ -83,12 +83,11 @@ class Tasks:
         raise ValueError(f"prompt_id = {prompt_id!r}; expected one of the {sum(map(len, self._rows.values()))} tasks")
 
 
-def ids_of(rows: Iterable[Mapping[str, Any]], left_out: str = "") -> dict[str, dict[str, Any]]:
-    """Return rows by prompt id, a hash of their contents without the column `left_out`; equal rows are one."""
+def ids_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return rows by prompt id, a hash of their contents; equal rows are one."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        told = {name: value for name, value in row.items() if name != left_out}
-        written = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
+        written = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
         found.setdefault(hashlib.blake2b(written.encode("utf-8", "replace"), digest_size=12).hexdigest(), dict(row))
     return found
 

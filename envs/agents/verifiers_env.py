@@ -1,8 +1,7 @@
-"""The environment `verifiers`: any environment of the library verifiers, played through the endpoint for agents.
+"""The environment `verifiers`: a taskset of the library verifiers, played through the endpoint for agents.
 
-    env_config = {"load": "my-env", "args": {"difficulty": 3}}       an installed environment
-    env_config = {"load": "my_module:load_environment"}              or a function that returns one
-    env_config = {"load": "my-taskset", "args": {"agent": {...}}}    of version 0.4: a taskset and its configuration
+    env_config = {"load": "my-taskset", "args": {"agent": {...}}}    an installed taskset and its configuration
+    env_config = {"load": "my_module:load_environment"}              or a function that returns an environment
 
 Its rollout calls the policy as an agent does. One environment is loaded in each process and plays all episodes there,
 on one event loop, as the library expects.
@@ -24,7 +23,7 @@ from rllib_srl.envs.agents.environment import HISTORY, AgentError, CallingEnviro
 from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.programs import Program
 from rllib_srl.envs.agents.tasks import Tasks
-from rllib_srl.envs.agents.verifiers_parts import Loaded, Played
+from rllib_srl.envs.agents.verifiers_tasksets import Played, Tasksets
 from rllib_srl.envs.question import read_settings
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
@@ -35,10 +34,10 @@ INSTALL = "pip install 'rllib_srl[verifiers]'"
 class VerifiersSettings:
     """Settings of the environment `verifiers`. Invariant: `faults` is empty for one that was built."""
 
-    load: str = ""  # id of an installed environment, or "module:f" or "file.py:f" that returns one
-    args: dict[str, Any] = field(default_factory=dict)  # of its `load_environment`, or of its configuration
-    low: float = 0.0  # reward of the rubric that counts as 0
-    high: float = 1.0  # reward of the rubric that counts as 1
+    load: str = ""  # id of an installed taskset, or "module:f" or "file.py:f" that returns an environment
+    args: dict[str, Any] = field(default_factory=dict)  # of its configuration, or of the function
+    low: float = 0.0  # reward of a task that counts as 0
+    high: float = 1.0  # reward of a task that counts as 1
     history: str = "split"  # as of the environment `agent`
     call_format: str = "native"  # how the policy writes calls of tools; a name of `CALL_FORMATS`
     domain: str = ""  # "": the name in `load`
@@ -47,7 +46,7 @@ class VerifiersSettings:
         """Return one error message for each setting out of its range."""
         faults = []
         if not self.load:
-            faults.append("load = ''; expected the id of an environment, or 'my_module:load_environment'")
+            faults.append("load = ''; expected the id of a taskset, or 'my_module:load_environment'")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
         for name, known in (("history", HISTORY), ("call_format", tuple(CALL_FORMATS))):
@@ -77,18 +76,18 @@ class Verifiers(CallingEnvironment):
         self._loaded, self._loop = _loaded(self.settings.load, self.settings.args)
 
     def tasks(self) -> Tasks:
-        """Return the rows of its data sets; without one for evaluation a fixed share of the other is held out."""
+        """Return its tasks, of which a fixed share is held out."""
         return self._loaded.tasks
 
     def program(self, task: dict[str, Any], url: str, token: str, on_end: Callable[[Ended], None]) -> Program:
-        """Return its rollout of a row, not started."""
+        """Return its rollout of a task, not started."""
         if self._loop.is_lost:
             self._loaded, self._loop = _loaded(self.settings.load, self.settings.args)
         loaded = self._loaded
         return Coroutine(self._loop, lambda: loaded.play(task, url, token), on_end)
 
     def outcome(self, value: Any) -> tuple[float, dict[str, Any]]:
-        """Return the rubric's reward, scaled to [0, 1], and the value of each of its functions.
+        """Return the task's reward, scaled to [0, 1], and the value of each reward and metric.
 
         Raises:
             AgentError: there is no reward.
@@ -97,22 +96,22 @@ class Verifiers(CallingEnvironment):
         assert isinstance(value, Played)
         low, high = self.settings.low, self.settings.high
         if not isinstance(value.reward, numbers.Real) or not math.isfinite(value.reward):
-            raise AgentError(f"the rubric gave the reward {value.reward!r}; expected a number")
+            raise AgentError(f"the task gave the reward {value.reward!r}; expected a number")
         reward = float(value.reward)
         if not low - 1e-6 <= reward <= high + 1e-6:
             raise RewardRangeError(
-                f"the rubric gave the reward {reward:g}; expected low = {low:g} to high = {high:g}: set low and high "
-                "in env_config to the least and the most that its weighted functions can give"
+                f"the task gave the reward {reward:g}; expected low = {low:g} to high = {high:g}: set low and high "
+                "in env_config to the least and the most that its rewards can add up to"
             )
         metrics = {f"reward/{name}": number for name, number in value.metrics.items()}
         return min(max((reward - low) / (high - low), 0.0), 1.0), metrics
 
 
 _lock = threading.Lock()
-_known: dict[str, tuple[Loaded, EventLoop]] = {}
+_known: dict[str, tuple[Tasksets, EventLoop]] = {}
 
 
-def _loaded(load: str, args: Mapping[str, Any]) -> tuple[Loaded, EventLoop]:
+def _loaded(load: str, args: Mapping[str, Any]) -> tuple[Tasksets, EventLoop]:
     """Return the environment and its loop; it is loaded once a process, and again after its loop was blocked.
 
     Raises:
@@ -125,18 +124,11 @@ def _loaded(load: str, args: Mapping[str, Any]) -> tuple[Loaded, EventLoop]:
         return _known[key]
 
 
-def _load(load: str, args: Mapping[str, Any]) -> Loaded:
+def _load(load: str, args: Mapping[str, Any]) -> Tasksets:
     try:
         found = version("verifiers")
     except PackageNotFoundError:
         raise ValueError(f"the environment verifiers needs the package of this name ({INSTALL})") from None
-    numbers_of = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if not (0, 2) <= numbers_of < (0, 5):
-        raise ValueError(f"verifiers {found} is installed; expected 0.2 to 0.4 ({INSTALL})")
-    if numbers_of < (0, 4):
-        from rllib_srl.envs.agents.verifiers_classic import Classic
-
-        return Classic(load, args)
-    from rllib_srl.envs.agents.verifiers_tasksets import Tasksets
-
+    if not found.startswith("0.4."):
+        raise ValueError(f"verifiers {found} is installed; expected 0.4 ({INSTALL})")
     return Tasksets(load, args)

@@ -1,4 +1,4 @@
-"""Environments of `verifiers` 0.4: tasks that score themselves, and one agent whose harness plays them.
+"""Environments of `verifiers`: tasks that score themselves, and one agent whose harness plays them.
 
     loaded = Tasksets("my-taskset", {"agent": {"runtime": {"type": "subprocess"}}})
     loaded.tasks                                       its tasks by key
@@ -13,16 +13,28 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.common.loading import load_function
 from rllib_srl.envs.agents.endpoint import endpoint
 from rllib_srl.envs.agents.tasks import Tasks
-from rllib_srl.envs.agents.verifiers_parts import Played, RolloutError
 from rllib_srl.envs.agents.web import MODEL
 
 # Of the environment variable with the key. The library keeps names with API_KEY from the programs that it starts.
 KEY_VARIABLE = "SRL_ENDPOINT_API_KEY"
+
+
+@dataclass(frozen=True)
+class Played:
+    """A scored rollout. Invariant: `metrics` has each reward and metric of the task by name."""
+
+    reward: Any
+    metrics: Mapping[str, float]
+
+
+class RolloutError(RuntimeError):
+    """A rollout failed for another reason than what the policy wrote."""
 
 
 class Tasksets:
@@ -66,7 +78,7 @@ class Tasksets:
         self._tasks = {str(task.key): task for task in self._env.taskset}
         if not self._tasks:
             raise ValueError(f"{said} has no tasks")
-        self.tasks = Tasks.of({key: {"key": key} for key in self._tasks}, None)
+        self.tasks = Tasks.of({key: {"key": key} for key in self._tasks})
         self._serving: asyncio.Future[None] | None = None
 
     async def play(self, task: dict[str, Any], url: str, token: str) -> Played:

@@ -1,4 +1,4 @@
-"""Write a function or a scikit-learn pipeline that is graded by hidden checks.
+"""Write a function that is graded by hidden checks.
 
     Question: Write f(xs), where xs is a list of whole numbers: keep those that are divisible by 5, multiply each by 4,
     and return the sum of the results. For example, f([5, 7, -10]) is -20.
@@ -7,8 +7,6 @@
     def f(xs):
         return sum(x * 4 for x in xs if x % 5 == 0)
     ```                                             reward: the share of the hidden checks that it passes
-
-    CodeTask({"kind": "pipeline"})                  a scikit-learn pipeline; reward by its accuracy on hidden labels
 
 The code runs in envs/sandbox, which receives the arguments of the checks and returns the function's results. The
 expected results stay in this process and are compared here, so the code cannot forge a verdict.
@@ -20,24 +18,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from rllib_srl.envs import text
-from rllib_srl.envs.coding import function_tasks, pipeline_tasks
+from rllib_srl.envs.coding import function_tasks
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
 from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult
 
-KINDS = ("function", "pipeline")
-PACKAGES = (
-    "numpy", "sklearn.ensemble", "sklearn.feature_extraction.text", "sklearn.impute", "sklearn.linear_model",
-    "sklearn.neighbors", "sklearn.pipeline", "sklearn.preprocessing", "sklearn.svm", "sklearn.tree",
-)  # fmt: skip
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(?P<code>.*?)(?:\n```|(?<=\n)```|\Z)", re.DOTALL)
-_WRONG = {
-    "function": "def f(x):\n    return None",
-    "pipeline": "def fit_predict(X, y, X_test):\n    return []",
-}
+_WRONG = "def f(x):\n    return None"
 
 
 @dataclass(frozen=True)
@@ -45,34 +34,26 @@ class CodeTaskSettings(QuestionSettings):
     """Settings of `CodeTask`. Invariant: as in `QuestionSettings`."""
 
     num_shots: int = 2
-    kind: str = "function"  # or "pipeline", which needs scikit-learn
-    num_checks: int = 8  # of a function
+    num_checks: int = 8
     partial: bool = True  # reward the share of checks passed; else all or nothing
     timeout_s: float = 5.0  # for all checks of one answer
-    memory_mib: int = 0  # address space; 0: 512 for a function, 4096 for a pipeline
+    memory_mib: int = 512  # address space
     allow_weak_sandbox: bool = False  # play even where the machine cannot isolate the code
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of its range."""
         faults = super().faults()
-        if self.kind not in KINDS:
-            faults.append(f"kind = {self.kind!r}; expected one of {', '.join(KINDS)}")
-        elif self.kind == "pipeline" and find_spec("sklearn") is None:
-            faults.append("kind = 'pipeline' needs scikit-learn, which is not installed; pip install scikit-learn")
         if not 3 <= self.num_checks <= 1000:
             faults.append(f"num_checks = {self.num_checks}; expected 3 to 1000")
         if not 0.1 <= self.timeout_s <= 3600:
             faults.append(f"timeout_s = {self.timeout_s}; expected 0.1 to 3600")
-        if self.memory_mib and not 64 <= self.memory_mib <= 1 << 20:
-            faults.append(f"memory_mib = {self.memory_mib}; expected 0, or 64 to {1 << 20}")
+        if not 64 <= self.memory_mib <= 1 << 20:
+            faults.append(f"memory_mib = {self.memory_mib}; expected 64 to {1 << 20}")
         return faults
 
 
 class CodeTask(QuestionWorld):
-    """Functions or scikit-learn pipelines to write.
-
-    Invariant: a prompt id names the parts of a task, as in "list 3 22 0" or "period 4 2 17".
-    """
+    """Functions to write. Invariant: a prompt id names the parts of a task, as in "list 3 22 0"."""
 
     domain = "code_function"
     stop_strings = ("\n```\n",)
@@ -85,34 +66,23 @@ class CodeTask(QuestionWorld):
         return self._num_ids() - self.settings.num_shots
 
     def _prepare(self) -> None:
-        is_pipeline = self.settings.kind == "pipeline"
-        self.domain = f"code_{self.settings.kind}"
-        limits = Limits(
-            timeout_s=self.settings.timeout_s,
-            memory_bytes=(self.settings.memory_mib or (4096 if is_pipeline else 512)) << 20,
-            packages=PACKAGES if is_pipeline else (),
-        )
+        limits = Limits(timeout_s=self.settings.timeout_s, memory_bytes=self.settings.memory_mib << 20)
         self._sandbox = Sandbox(limits, allow_weak_sandbox=self.settings.allow_weak_sandbox)
         self._stop = ""  # of the last run
 
     def _num_ids(self) -> int:
-        return pipeline_tasks.NUM_IDS if self.settings.kind == "pipeline" else function_tasks.NUM_IDS
+        return function_tasks.NUM_IDS
 
     def _prompt_id(self, number: int) -> str:
-        if self.settings.kind == "pipeline":
-            return pipeline_tasks.prompt_id_of(number)
         return function_tasks.prompt_id_of(number)
 
-    def _task(self, prompt_id: str) -> function_tasks.FunctionTask | pipeline_tasks.PipelineTask:
-        if self.settings.kind == "pipeline":
-            return pipeline_tasks.task(prompt_id)
+    def _task(self, prompt_id: str) -> function_tasks.FunctionTask:
         return function_tasks.task(prompt_id, self.settings.num_checks)
 
     def question(self, prompt_id: str) -> Question:
         """Return the task of `prompt_id` in words."""
-        task, is_function = self._task(prompt_id), self.settings.kind == "function"
-        canonical = function_tasks.canonical(prompt_id) if is_function else task.words
-        return Question(task.words, answer=task.gold, wrong=_WRONG[self.settings.kind], canonical=canonical)
+        task = self._task(prompt_id)
+        return Question(task.words, answer=task.gold, wrong=_WRONG, canonical=function_tasks.canonical(prompt_id))
 
     def grade(self, prompt_id: str, answer: str) -> float | None:
         """Run the code against the hidden checks; return None if the answer holds no code."""
@@ -120,9 +90,6 @@ class CodeTask(QuestionWorld):
         if not answer:
             return None
         task = self._task(prompt_id)
-        if isinstance(task, pipeline_tasks.PipelineTask):
-            returned = self._returned(answer, [Call(task.name, [task.X, task.y, task.X_test])])
-            return task.reward(returned[0]) if returned else 0.0
         returned = self._returned(answer, [Call(task.name, [argument]) for argument, _ in task.checks])
         num_passed = sum(is_same(value, wanted) for value, (_, wanted) in zip(returned, task.checks))
         share = num_passed / len(task.checks)

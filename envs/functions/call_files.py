@@ -8,7 +8,6 @@ A question without a row of answers, in a file whose name contains "irrelevance"
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.envs.functions.simulators import as_json_schema, package_dir
-from rllib_srl.envs.rows import usable
+from rllib_srl.envs.math.data_files import lines_of
+from rllib_srl.envs.rows import usable_rows
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.matching import Expected, do_match
 
@@ -73,38 +73,19 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
     Raises:
         ValueError: a file is missing, or a row is broken and not skipped; the message names file, row and field.
     """
-    stated = _lines(answers) if answers else []
-    wanted = {row["id"]: row for _, row, _ in stated if isinstance(row, dict) and "id" in row}
-    rows: dict[str, CallRow] = {}
-    faults: list[str] = []
-    for number, row, fault in _lines(path):
-        try:
-            if fault:
-                raise ValueError(fault)
-            found = _row(row, wanted, expects_calls=bool(answers))
-            if found.row_id in rows:
-                raise ValueError(f"field id = {found.row_id!r} occurs twice")
-            rows[found.row_id] = found
-        except ValueError as error:
-            faults.append(f"{path}, row {number}: {error}")
-    remedy = "expected rows as BFCL writes them, or broken_rows = 'skip'"
-    expected = "one JSON object a line"
-    return usable(rows, faults, path, skips_broken=skip_broken, remedy=remedy, expected=expected)
+    wanted: dict[str, Any] = {}
+    if answers:
+        wanted = {row["id"]: row for _, row in lines_of(Path(answers)) if isinstance(row, dict) and "id" in row}
+    found: dict[str, CallRow] = {}
 
+    def read(row: Any) -> CallRow:
+        one = _row(row, wanted, expects_calls=bool(answers))
+        if found.setdefault(one.row_id, one) is not one:
+            raise ValueError(f"field id = {one.row_id!r} occurs twice")
+        return one
 
-def _lines(path: str) -> list[tuple[int, Any, str]]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"path = {path!r} cannot be read ({error}); expected a file in BFCL's format") from None
-    found: list[tuple[int, Any, str]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                found.append((number, json.loads(line), ""))
-            except (json.JSONDecodeError, RecursionError) as error:
-                found.append((number, None, f"is not valid JSON ({str(error)[:60]})"))
-    return found
+    _, faults = usable_rows(path, read, skips_broken=skip_broken)
+    return found, faults
 
 
 def _row(row: Any, wanted: Mapping[str, Any], *, expects_calls: bool) -> CallRow:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from rllib_srl.envs.rows import usable_rows
 from rllib_srl.envs.tools.calls import CallError, ToolCall, parsed_calls
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -202,16 +203,14 @@ def _rows(folder: Path, category: str) -> list[dict[str, Any]]:
     paths = sorted(folder.glob(f"BFCL_v*_multi_turn_{category}.json"))
     if not paths:
         raise ValueError(f"{folder} has no BFCL_v*_multi_turn_{category}.json; expected BFCL's data")
-    rows = []
-    for number, line in enumerate(paths[-1].read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{paths[-1]}, row {number}: {error.msg}; expected one JSON object a line") from None
-        if not isinstance(row, dict) or "id" not in row:
-            raise ValueError(f"{paths[-1]}, row {number}: field id is missing")
-        rows.append(row)
+    rows, _ = usable_rows(paths[-1], _with_id, skips_broken=False)
     return rows
+
+
+def _with_id(row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict) or "id" not in row:
+        raise ValueError("field id is missing")
+    return row
 
 
 def _task(row: Mapping[str, Any], answer: Mapping[str, Any], category: str) -> Task:

@@ -8,8 +8,11 @@
     Action: answer 47                               reward .96: right, after two queries
 
 Each number is as likely, and each reply lies with the same probability, also a repeated one: asking again helps. Valid
-queries are "above" one of the numbers, the largest apart. The best policy with memory keeps a belief. One without
-memory sees one reply, so it cannot weigh two replies against each other.
+queries are "above" one of the numbers, the largest apart. The right answer after k queries earns 1 - k cost_percent /
+100, a wrong one 0; a turn that is not a valid action costs no reward, but it uses up a turn. The best policy with
+memory keeps a belief. One without memory sees one reply, which repeats its query, so it cannot weigh two replies
+against each other. Gold turns answer at once, since they are computed from what is hidden; shots show the best policy
+with memory.
 
 The prompt id is the task with its draws of chance: "12, 35, 47, 81. hidden 47. dice 19 2 7 3 11 5". There is one die
 of 0 to 19 for each turn, and the reply to the k-th query is a lie if 5 times the k-th die is below `lie_percent`; so
@@ -24,9 +27,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
-from rllib_srl.envs.games.beliefs import Policies
-from rllib_srl.envs.games.inquiry import Case, Inquiry, InquirySettings, InquiryWorld, policies_of
+from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.math.compare import combination
+from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 _VALUES = range(10, 100)
 _SIDES = 20  # of a die
@@ -35,16 +38,24 @@ _PROMPT_ID = re.compile(r"(\d\d(?:, \d\d)+)\. hidden (\d\d)\. dice (\d{1,2}(?: \
 
 
 @dataclass(frozen=True)
-class OracleSettings(InquirySettings):
+class OracleSettings(TurnSettings):
     """Settings of `Oracle`. Invariant: as in `TurnSettings`."""
 
     num_turns: int = 6
+    cost_percent: int = 2  # of the reward, for each query
     num_numbers: int = 4
     lie_percent: int = 10
 
     def faults(self) -> list[str]:
         """Return one error message for each setting out of its range."""
         faults = super().faults()
+        if not 2 <= self.num_turns <= 6:
+            faults.append(f"num_turns = {self.num_turns}; expected 2 to 6 (the best policies are computed exactly)")
+        elif not 0 <= self.cost_percent <= 100 // (self.num_turns - 1):
+            faults.append(
+                f"cost_percent = {self.cost_percent}; expected 0 to {100 // (self.num_turns - 1)}, so that the "
+                f"{self.num_turns - 1} queries that num_turns = {self.num_turns} allows leave a reward of at least 0"
+            )
         if not 2 <= self.num_numbers <= _MOST_NUMBERS:
             faults.append(f"num_numbers = {self.num_numbers}; expected 2 to {_MOST_NUMBERS}")
         if self.lie_percent not in range(0, 50, 5):
@@ -52,7 +63,59 @@ class OracleSettings(InquirySettings):
         return faults
 
 
-class Oracle(InquiryWorld):
+class Inquiry(Pomdp):
+    """What is known of a task before its first query.
+
+    Invariant: the state is the hidden number and the number of queries made; actions are as the policy writes them.
+    """
+
+    scale = 100
+    reward_scale = 100
+
+    def __init__(self, values: tuple[int, ...], lie_percent: int, cost_percent: int):
+        self.answers = {f"answer {value}": value for value in values}
+        self.queries = {f"above {value}": value for value in values[:-1]}
+        self.actions = (*self.answers, *self.queries)
+        self._lie_percent, self._cost_percent = lie_percent, cost_percent
+
+    def starts(self) -> Iterable[tuple[int, tuple[int, int], str]]:
+        """Return the numbers, equally likely; the first observation is the same for all."""
+        return [(1, (value, 0), "") for value in self.answers.values()]
+
+    def outcomes(self, state: tuple[int, int], action: str) -> Iterable[Outcome]:
+        """Return the reward of an answer, or the two replies to a query."""
+        hidden, num_queries = state
+        if action in self.answers:
+            reward = self.percent_earned(num_queries) if self.answers[action] == hidden else 0
+            return [Outcome(self.scale, reward, None, "")]
+        chances = ((self.scale - self._lie_percent, False), (self._lie_percent, True))
+        replies = [(chance, self.reply(action, hidden, is_lie)) for chance, is_lie in chances if chance]
+        return [Outcome(chance, 0, (hidden, num_queries + 1), reply) for chance, reply in replies]
+
+    def percent_earned(self, num_queries: int) -> int:
+        """Return the reward of the right answer after some queries, in percent."""
+        return 100 - self._cost_percent * num_queries
+
+    def reply(self, query: str, hidden: int, is_lie: bool) -> str:
+        """Return the text of a reply."""
+        return f"{query}: {'yes' if (hidden > self.queries[query]) != is_lie else 'no'}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt: a task with what is hidden. Invariant: `hidden` is one of the numbers."""
+
+    question: str
+    inquiry: Inquiry
+    hidden: int
+    lies: frozenset[int]  # numbers of the queries, from 0, whose reply is a lie
+
+    def reply(self, query: str, num_queries: int) -> str:
+        """Return the reply to a query after `num_queries` others."""
+        return self.inquiry.reply(query, self.hidden, num_queries in self.lies)
+
+
+class Oracle(TurnWorld, Solved):
     """A number to be found by queries whose replies may be lies.
 
     Invariant: over all prompts of the same numbers, the hidden number is uniform, and lies are independent of it and of
@@ -62,6 +125,11 @@ class Oracle(InquiryWorld):
     domain = "oracle"
     settings_class = OracleSettings
     settings: OracleSettings
+
+    @property
+    def pass_reward(self) -> float:
+        """The reward of the right answer after as many queries as there are turns for: less is a wrong answer."""
+        return max(100 - self.settings.cost_percent * (self.settings.num_turns - 1), 1) / 100
 
     def _num_ids(self) -> int:
         num = self.settings.num_numbers
@@ -83,7 +151,11 @@ class Oracle(InquiryWorld):
         return prompt_id.partition(".")[0]
 
     def case(self, prompt_id: str) -> Case:
-        """Return the task of a prompt."""
+        """Return the task of a prompt.
+
+        Raises:
+            ValueError: this environment has no such task.
+        """
         found = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) and len(prompt_id) < 80 else None
         values = [int(value) for value in found[1].split(", ")] if found else []
         dice = [int(die) for die in found[3].split()] if found else []
@@ -95,37 +167,67 @@ class Oracle(InquiryWorld):
                 "'12, 35, 47, 81. hidden 47. dice 19 2 7 3 11 5'"
             )
         lies = frozenset(k for k, die in enumerate(dice) if die * 100 < self.settings.lie_percent * _SIDES)
-        inquiry = _inquiry(tuple(values), self.settings.lie_percent, self.settings.cost_percent)
         question = (
             f"One of {found[1]} is hidden. A reply lies in {self.settings.lie_percent}% of cases, "
             f"a query costs {self.settings.cost_percent}%. Which is it?"
         )
-        return Case(question, inquiry, f"answer {found[2]}", lies)
+        return Case(question, self._inquiry(tuple(values)), int(found[2]), lies)
 
     def solved(self, prompt_id: str) -> tuple[Policies, int]:
         """Return the best policies for the smallest numbers: the values depend on how many there are only."""
-        values = tuple(_VALUES[: len(self.case(prompt_id).inquiry.prior)])
-        inquiry = _inquiry(values, self.settings.lie_percent, self.settings.cost_percent)
-        return policies_of(inquiry), self.settings.num_turns
+        values = tuple(_VALUES[: len(self.case(prompt_id).inquiry.answers)])
+        return policies_of(self._inquiry(values)), self.settings.num_turns
 
-    def usage(self, inquiry: Inquiry) -> str:
-        """Return what is a valid action."""
-        return f"Say above and one of {_named(inquiry.chances)}, or answer and one of {_named(inquiry.prior)}."
+    def gold_turns(self, prompt_id: str) -> list[str]:
+        """Return the right answer, without a query."""
+        return [f" answer {self.case(prompt_id).hidden}\n"]
+
+    def shot_turns(self, prompt_id: str) -> list[str]:
+        """Return the turns of the best policy with memory."""
+        case = self.case(prompt_id)
+        policies, turns = policies_of(case.inquiry), []
+        belief = policies.first[""]
+        for left in range(self.settings.num_turns, 0, -1):
+            action = policies.best(belief, left)[1]
+            turns.append(f" {action}\n")
+            if action in case.inquiry.answers:
+                break
+            belief = policies.after(belief, action)[1][case.reply(action, len(turns) - 1)]
+        return turns
+
+    def begin(self, prompt_id: str) -> str:
+        """Set up a task, and state it."""
+        self._case, self._num_queries = self.case(prompt_id), 0
+        return self._case.question
+
+    def answer(self, action: str) -> Answer:
+        """Reply to a query, or grade the answer."""
+        inquiry, action = self._case.inquiry, " ".join(action.removesuffix(".").split())
+        if action in inquiry.answers:
+            is_right = inquiry.answers[action] == self._case.hidden
+            reward = inquiry.percent_earned(self._num_queries) / 100 if is_right else 0.0
+            return Answer(reward=reward, is_over=True, info={"num_queries": self._num_queries})
+        if action not in inquiry.queries:
+            queries, answers = (", ".join(map(str, of.values())) for of in (inquiry.queries, inquiry.answers))
+            return Answer(f"Unknown. Say above and one of {queries}, or answer and one of {answers}.", is_read=False)
+        said = self._case.reply(action, self._num_queries)
+        self._num_queries += 1
+        return Answer(said)
 
     def _are_dice(self, dice: list[int]) -> bool:
         return len(dice) == self.settings.num_turns and max(dice) < _SIDES
 
+    def _inquiry(self, values: tuple[int, ...]) -> Inquiry:
+        return inquiry_of(values, self.settings.lie_percent, self.settings.cost_percent)
+
 
 @lru_cache(maxsize=64)
-def _inquiry(values: tuple[int, ...], lie_percent: int, cost_percent: int) -> Inquiry:
-    prior = {f"answer {value}": 1 for value in values}
-    chances = {
-        f"above {bound}": {f"answer {value}": 100 - lie_percent if value > bound else lie_percent for value in values}
-        for bound in values[:-1]
-    }
-    return Inquiry(prior, chances, ("yes", "no"), cost_percent)
+def inquiry_of(values: tuple[int, ...], lie_percent: int, cost_percent: int) -> Inquiry:
+    """Return the task of some numbers, one object for equal ones."""
+    return Inquiry(values, lie_percent, cost_percent)
 
 
-def _named(actions: Iterable[str]) -> str:
-    """Return the numbers of some actions."""
-    return ", ".join(action.split()[1] for action in actions)
+@lru_cache(maxsize=64)
+def policies_of(inquiry: Inquiry) -> Policies:
+    """Return the best policies of a task, computed once."""
+    return Policies(inquiry)

@@ -23,7 +23,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -60,15 +60,24 @@ def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
     yield from enumerate((row for file in files for row in _rows_in(file)), 1)
 
 
+def lines_of(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield as `rows_of` does from a file of one JSON object a line, whatever its name is."""
+    yield from enumerate(_read(path, _json_lines), 1)
+
+
 def _rows_in(path: Path) -> Iterator[Any]:
     kind = kind_of(path.name)
     if not kind:
         raise ValueError(f"file {path.name!r}; expected one that ends in {', '.join(SUFFIXES)}, also with "
                          f"{', '.join(PACKED)}, or a folder of them")  # fmt: skip
+    if kind in (".json", ".csv", ".tsv"):
+        yield from _read(path, _checked_text)
+    yield from _read(path, _READERS[kind])
+
+
+def _read(path: Path, reader: Callable[[Path], Iterable[Any]]) -> Iterator[Any]:
     try:
-        if kind in (".json", ".csv", ".tsv"):
-            _check_text(path)
-        yield from _READERS[kind](path)
+        yield from reader(path)
     except _UNREADABLE as error:
         raise ValueError(f"file {str(path)!r} cannot be read: {error or type(error).__name__}") from error
 
@@ -90,11 +99,12 @@ def opened(path: Path) -> IO[bytes]:
     return found
 
 
-def _check_text(path: Path) -> None:
-    """Check that a text file which is read as a whole is UTF-8."""
+def _checked_text(path: Path) -> tuple[()]:
+    """Check that a text file which is read as a whole is UTF-8; return no rows."""
     with opened(path) as lines:
         for number, line in enumerate(lines, 1):
             _decoded(line, path, number)
+    return ()
 
 
 def _decoded(line: bytes, path: Path, number: int) -> str:

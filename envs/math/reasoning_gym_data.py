@@ -24,7 +24,7 @@ ANSWER_IN_METADATA = {
 REFUSED = {
     "boxnet": "it has no reference answers to check its grader with",
     "rush_hour": "it has no reference answers to check its grader with",
-    "composite": "its settings are not JSON; expected rllib_srl.envs.math.reasoning_gym_mixture in its place",
+    "composite": "its settings are not JSON; expected one environment for each dataset, mixed by `mixture`",
 }
 
 _SEED = 0  # of every dataset: only the index varies

@@ -17,7 +17,7 @@ Two graders reward wrong answers and are replaced: game_of_life_halting accepts 
 accepts "0" for any probability (and would compute "1e999999999" without end).
 
 Not supported are boxnet and rush_hour, which have no reference answer, and composite;
-envs/math/reasoning_gym_mixture.py mixes datasets instead.
+several datasets are mixed by `.environment(worlds=..., mixture=...)` instead.
 Single entries without an answer (base_conversion writes 0 as an empty text; a program of ab may end in
 an empty text) are left out of the pool.
 

@@ -3,27 +3,27 @@
     corpus    .jsonl  {"title": "Oslo", "text": "..."}      or Search-R1's {"contents": "\\"Oslo\\"\\n..."}
     questions .jsonl  {"question": "...", "answer": "..."}  or {"question": ..., "golden_answers": ["...", "..."]}
 
-The ranking of documents is in envs/search/indexes.py.
+Documents are ranked by BM25 over case-folded words; equal scores are ordered by position.
 
-Source: Jin et al., 2025, arXiv 2503.09516 (Search-R1: the files).
+Sources: Jin et al., 2025, arXiv 2503.09516 (Search-R1: the files); Robertson and Zaragoza, 2009 (BM25, the variant of
+Lucene); Lù, 2024, arXiv 2407.03618 (the package bm25s).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from rllib_srl.envs.rows import usable
+import numpy as np
+
+from rllib_srl.envs.rows import usable_rows
 from rllib_srl.envs.search.facts import Document, facts
-from rllib_srl.envs.search.indexes import DenseIndex, Index, WordIndex
 
-INDEXES = ("bm25", "faiss")
-
-T = TypeVar("T")
+_WORD = re.compile(r"\w+")
+_MOST_QUERY_WORDS = 200
 
 
 @dataclass(frozen=True)
@@ -35,75 +35,50 @@ class Answered:
 
 
 class Corpus:
-    """Documents and an index over their titles and texts.
+    """Documents that are found by the words of their titles and texts.
 
     Invariant: read-only after construction, so instances may share it.
     """
 
-    def __init__(self, documents: Sequence[Document], index: str = "bm25", encoder: str = "hashing") -> None:
-        """Index the documents.
+    def __init__(self, documents: Sequence[Document]) -> None:
+        import bm25s
 
-        Args:
-            documents: at least one
-            index: a name of `INDEXES`
-            encoder: of an index of vectors, see envs/search/indexes.py
-
-        Raises:
-            ValueError: the encoder is unknown, or a package it needs is not installed.
-        """
         self.documents = tuple(documents)
-        texts = [f"{one.title} {one.text}" for one in documents]
-        self._index: Index = WordIndex(texts) if index == "bm25" else DenseIndex(texts, encoder)
+        self._index = bm25s.BM25(method="lucene")
+        self._index.index([_words(f"{one.title} {one.text}") for one in documents], show_progress=False)
 
     def search(self, query: str, num_results: int) -> list[Document]:
-        """Return the documents that match a query, best first."""
-        return [self.documents[position] for position in self._index.best(query, num_results)]
+        """Return the documents that share words with a query, best first; its first 200 words count."""
+        asked = _words(query)[:_MOST_QUERY_WORDS]
+        if not asked:
+            return []
+        score_D = self._index.get_scores(asked)
+        best_D = np.argsort(-score_D, kind="stable")[:num_results]
+        return [self.documents[position] for position in best_D if score_D[position] > 0]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
 
 
 @lru_cache(maxsize=4)
-def generated_corpus(seed: int, index: str = "bm25", encoder: str = "hashing") -> Corpus:
+def generated_corpus(seed: int) -> Corpus:
     """Return the corpus of generated facts."""
-    return Corpus(facts(seed).documents(), index, encoder)
+    return Corpus(facts(seed).documents())
 
 
 @lru_cache(maxsize=4)
-def corpus_of_file(
-    path: str, skip_broken: bool, index: str = "bm25", encoder: str = "hashing"
-) -> tuple[Corpus, tuple[str, ...]]:
-    """Return the corpus of a file, and error messages for the rows that are left out. Raises as `rows_of`."""
-    documents, faults = rows_of(path, _document, skip_broken)
-    return Corpus(documents, index, encoder), faults
+def corpus_of_file(path: str, skips_broken: bool) -> tuple[Corpus, tuple[str, ...]]:
+    """Return the corpus of a file, and error messages for the rows that are left out. Raises as `usable_rows`."""
+    documents, faults = usable_rows(path, _document, skips_broken=skips_broken)
+    return Corpus(documents), faults
 
 
 @lru_cache(maxsize=4)
-def questions_of_file(path: str, skip_broken: bool) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
-    """Return the distinct questions of a file, and errors for the rows that are left out. Raises as `rows_of`."""
-    rows, faults = rows_of(path, _answered, skip_broken)
+def questions_of_file(path: str, skips_broken: bool) -> tuple[tuple[Answered, ...], tuple[str, ...]]:
+    """Return the distinct questions of a file, and errors for the rows that are left out. Raises as `usable_rows`."""
+    rows, faults = usable_rows(path, _answered, skips_broken=skips_broken)
     return tuple({row.question: row for row in reversed(rows)}.values())[::-1], faults
-
-
-def rows_of(path: str, read: Callable[[Any], T], skip_broken: bool) -> tuple[list[T], tuple[str, ...]]:
-    """Read a file of JSON objects, one per line.
-
-    Raises:
-        ValueError: there is no such file, no row in it, or a broken row (naming file, row and field), unless skipped.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"file {path!r} cannot be read ({error}); expected JSON objects, one a line") from None
-    rows: list[T] = []
-    faults: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(read(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            faults.append(f"{path}, row {number}: {error}")
-    remedy = "fix the rows, or set broken_rows = 'skip'"
-    expected = "JSON objects, one a line"
-    return usable(rows, faults, path, skips_broken=skip_broken, remedy=remedy, expected=expected)
 
 
 def _text_in(row: Any, field: str) -> str:

@@ -8,8 +8,8 @@
     <answer>Ulvane</answer>                    reward 1 for the same words; with reward = "f1" for the words shared
 
 The corpus is generated (facts.py: 10,800 questions of 1 to 3 hops about 900 people, each person in one split), or a
-file of documents with a file of questions. It is searched by words (BM25) or, with index = "faiss", by the cosine of
-vectors (indexes.py). Answers are compared without case, punctuation and articles.
+file of documents with a file of questions. It is searched by words (BM25). Answers are compared without case,
+punctuation and articles.
 
 Sources: Jin et al., 2025, arXiv 2503.09516 (Search-R1: tags, exact match); Rajpurkar et al., 2016, arXiv 1606.05250
 (normalisation, F1).
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_srl.envs.question import Listed, Question
-from rllib_srl.envs.search.corpus import INDEXES, Answered, Corpus, corpus_of_file, generated_corpus, questions_of_file
+from rllib_srl.envs.search.corpus import Answered, Corpus, corpus_of_file, generated_corpus, questions_of_file
 from rllib_srl.envs.search.facts import Chain, facts
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.tool import Tool
@@ -49,8 +49,6 @@ class RetrievalSettings(ToolSettings):
     facts_seed: int = 0  # of the generated corpus
     corpus_path: str = ""  # a file of documents instead
     questions_path: str = ""  # and one of questions
-    index: str = "bm25"  # how documents are found: by words, or "faiss" by vectors
-    encoder: str = "hashing"  # of "faiss": or "minilm", or "package.module:Class" with encode(texts)
     broken_rows: str = "refuse"  # "refuse" a file with a broken row, or "skip" the row
     reward: str = "exact"  # "exact" match, or "f1" of the words
 
@@ -64,9 +62,7 @@ class RetrievalSettings(ToolSettings):
             faults.append(
                 f"corpus_path = {self.corpus_path!r}, questions_path = {self.questions_path!r}; expected both or none"
             )
-        if self.index == "bm25" and self.encoder != "hashing":
-            faults.append(f"encoder = {self.encoder!r} with index = 'bm25', which has none; expected index = 'faiss'")
-        for name, known in (("reward", REWARDS), ("index", INDEXES), ("broken_rows", ("refuse", "skip"))):
+        for name, known in (("reward", REWARDS), ("broken_rows", ("refuse", "skip"))):
             if getattr(self, name) not in known:
                 faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(known)}")
         return faults
@@ -87,18 +83,17 @@ class Retrieval(Listed, ToolWorld):
     def _prepare(self) -> None:
         super()._prepare()
         given = self.settings
-        ranked = (given.index, given.encoder)
         self.row_faults: tuple[str, ...] = ()  # of the rows that were left out
         self._chains: dict[str, Chain] = {}
         self._rows: dict[str, Answered] = {}
         if given.corpus_path:
             skip = given.broken_rows == "skip"
-            self._corpus, corpus_faults = corpus_of_file(given.corpus_path, skip, *ranked)
+            self._corpus, corpus_faults = corpus_of_file(given.corpus_path, skip)
             rows, row_faults = questions_of_file(given.questions_path, skip)
             self._rows = {row.question: row for row in rows}
             self.row_faults = corpus_faults + row_faults
         else:
-            self._corpus = generated_corpus(given.facts_seed, *ranked)
+            self._corpus = generated_corpus(given.facts_seed)
             chains = facts(given.facts_seed).chains()
             self._chains = {one.question: one for one in chains if given.num_hops in (0, one.num_hops)}
         self._ids = list(self._rows or self._chains)

@@ -108,8 +108,8 @@ class SelfLabel(Around):
 
 
 def _gives_feedback(world: Any) -> bool:
-    inside = [*getattr(world, "worlds", {}).values(), *([world.world] if hasattr(world, "world") else [])]
-    return getattr(getattr(world, "settings", None), "feedback_turns", 0) > 0 or any(map(_gives_feedback, inside))
+    is_inside = hasattr(world, "world") and _gives_feedback(world.world)
+    return is_inside or getattr(getattr(world, "settings", None), "feedback_turns", 0) > 0
 
 
 def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:

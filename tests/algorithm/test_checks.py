@@ -184,10 +184,11 @@ def test_questions_that_cannot_be_read_are_one_line(config, tmp_path, content, e
 
 
 def test_a_missing_extra_is_named(config, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "textworld", None)
-    (line,) = lines_of(config.environment("textworld"))
-    assert line.startswith("env = 'textworld'; ") and "environment 'textworld' needs textworld (" in line
-    assert line.endswith("pip install 'rllib_srl[envs]'")
+    monkeypatch.setitem(__import__("sys").modules, "mcp", None)
+    tasks = [{"question": "1 + 1?", "answer": "2"}]
+    (line,) = lines_of(config.environment("mcp", env_config={"command": ["server"], "tasks": tasks}))
+    assert line.startswith("env = 'mcp'; ") and "environment 'mcp' needs mcp (" in line
+    assert line.endswith("pip install 'rllib_srl[mcp]'")
 
 
 def test_missing_packages_of_engine_and_memory_are_named(config, monkeypatch):

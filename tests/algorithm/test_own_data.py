@@ -306,7 +306,7 @@ def test_relative_paths_become_absolute(place: Path) -> None:
     assert functions_in(config.env_config) == [file, "math:sqrt"]
 
     part = {"env": "question_file", "env_config": {"path": "rows.jsonl", "reward": "own_rewards.py:right"}}
-    found = SRLConfig().environment("pool", env_config={"parts": [part]}).env_config["parts"][0]["env_config"]
+    found = SRLConfig().environment("mine", env_config={"parts": [part]}).env_config["parts"][0]["env_config"]
     assert found == {"path": f"{here}/rows.jsonl", "reward": file}
     worlds = SRLConfig().environment(worlds={"search": {"corpus_path": "docs", "questions_path": "none.jsonl"}}).worlds
     assert worlds == {"search": {"corpus_path": f"{here}/docs", "questions_path": "none.jsonl"}}

@@ -116,11 +116,10 @@ def test_an_episode_is_the_inner_worlds():
 
 
 @pytest.mark.parametrize("outer", ["self_label", "self_iteration"])
-def test_the_domains_of_a_mixture_reach_through_its_wrappers(outer):
-    inner = {"datasets": {"chain_sum": 1.0, "gcd": 1.0}, "shared": {"num_shots": 0, "pool_size": 50}}
-    config = {"world": "rllib_srl.envs.math.reasoning_gym_mixture:ReasoningGymMixture", "world_config": inner}
+def test_the_domains_of_an_environment_reach_through_its_wrappers(outer):
+    config = {"world": "recall", "world_config": {"num_facts": 20, "num_stages": 2}}
     source = PromptSource({"w": resolve(outer)}, {"w": config}, {"w": 1.0}, seed=0)
-    assert {prompt.domain for prompt in source.draw(30)} == {"chain_sum", "gcd"}
+    assert {prompt.domain for prompt in source.draw(30)} == {"stage_0", "stage_1"}
 
 
 @pytest.mark.parametrize(("changes", "message"), [

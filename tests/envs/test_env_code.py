@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-from importlib.util import find_spec
 from itertools import islice
 
 import pytest
 
-from rllib_srl.envs.coding import code_task, function_tasks, number_problems, pipeline_tasks
+from rllib_srl.envs.coding import code_task, function_tasks, number_problems
 from rllib_srl.envs.coding.code_task import CodeTask, is_same
 from rllib_srl.envs.coding.python_tool import PythonTool, told
 from rllib_srl.envs.sandbox import Sandbox, SandboxResult, WeakSandboxError
@@ -26,7 +24,6 @@ WORLDS = {
     "code_task": (CodeTask, {}),
     "code_task with feedback": (CodeTask, {"feedback_turns": 1, "num_shots": 3}),
 }
-HAS_SKLEARN = find_spec("sklearn") is not None
 
 
 @pytest.fixture(params=WORLDS, name="make")
@@ -275,49 +272,6 @@ def test_how_code_is_found_in_a_turn():
 )  # fmt: skip
 def test_is_same(value, wanted, same):
     assert is_same(value, wanted) is same
-
-
-def test_a_pipeline_is_refused_where_scikit_learn_is_missing(monkeypatch):
-    monkeypatch.setattr(code_task, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs scikit-learn, which is not installed; pip install scikit-learn"):
-        CodeTask({"kind": "pipeline"})
-
-
-def test_a_pipeline_is_paid_by_its_accuracy_on_labels_that_stay_outside():
-    task = pipeline_tasks.task("period 4 2 17")
-    assert (len(task.X), len(task.y), len(task.X_test), len(task.y_test)) == (160, 160, 120, 120)
-    assert task.reward(task.y_test) == 1.0 and task.reward([float(label) for label in task.y_test]) == 1.0
-    assert task.reward([0] * 120) == 0.0  # no better than a constant
-    most = max(task.y_test, key=task.y_test.count)
-    constant = task.y_test.count(most) / 120
-    wrong_on = [place for place, label in enumerate(task.y_test) if label != most][:30]
-    labels = [most if place in wrong_on else label for place, label in enumerate(task.y_test)]
-    assert task.reward(labels) == pytest.approx((0.75 - constant) / (0.8 - constant))
-    for bad in (None, 7, "0" * 120, task.y_test[:-1], [None] * 120, [[0]] * 120, {}, [True] * 120):
-        assert task.reward(bad) == 0.0
-    assert json.dumps(task.y_test) not in task.words and pipeline_tasks.task("period 4 2 17") == task
-
-
-def test_the_seed_decides_the_data():
-    first, other = (pipeline_tasks.task(f"scales 3 2 {seed}") for seed in (1, 2))
-    assert first.X != other.X and first.y != other.y
-    numbers = [abs(row[0]) for row in first.X], [abs(row[1]) for row in first.X]
-    assert all(numbers)
-    assert any(None in row for row in pipeline_tasks.task("missing 4 2 3").X)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_SKLEARN, reason="needs scikit-learn")
-def test_the_gold_pipelines_earn_one_and_none_of_them_answers_all():
-    world = CodeTask({"kind": "pipeline", "timeout_s": 60.0})
-    assert world.domain == "code_pipeline"
-    ids = ids_of(world, count=40) + ids_of(world, "heldout", count=20)
-    golds = {prompt_id.split(" ")[0]: world.gold_turns(prompt_id)[0] for prompt_id in ids}
-    assert len(golds) == 5
-    for prompt_id in ids:
-        assert played(world, prompt_id, *world.gold_turns(prompt_id))[1] == [1.0], prompt_id
-    for gold in golds.values():
-        assert statistics.mean(played(world, prompt_id, gold)[1][0] for prompt_id in ids[:25]) < 0.6
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])

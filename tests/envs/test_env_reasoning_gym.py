@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter
 
 import pytest
-from gymnasium.error import ResetNeeded
 
-from rllib_srl.common.environments import check_world
-from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.envs import text
 from rllib_srl.envs.math.reasoning_gym_data import REFUSED, make_dataset
 from rllib_srl.envs.math.reasoning_gym_env import ReasoningGym
-from rllib_srl.envs.math.reasoning_gym_mixture import ReasoningGymMixture
-from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from tests.envs.world_play import first_ids, play
 
 NUM_PLAYED = 10  # entries of each dataset
@@ -131,64 +125,3 @@ def test_levels_of_the_curriculum_make_questions_harder():
         ReasoningGym({"dataset": "chain_sum", "levels": {"terms": 1}})
     with pytest.raises(ValueError, match="no curriculum"):
         ReasoningGym({"dataset": "gsm_symbolic", "levels": {"difficulty": 1}})
-
-
-MIXED = {
-    "datasets": {"chain_sum": 3.0, "gcd": {"weight": 1.0, "level": 0}},
-    "shared": {"num_shots": 1, "pool_size": 800},
-}
-
-
-def test_a_mixture_draws_by_weight_and_grades_by_dataset():
-    world = ReasoningGymMixture(MIXED)
-    check_world(world, "mixture")
-    ids = first_ids(world, count=400)
-    drawn = Counter(map(world.domain_of, ids))
-    assert 0.68 < drawn["chain_sum"] / 400 < 0.82  # 3 of 4, within 3 deviations of 0.022
-    assert len(set(ids)) == 400 and first_ids(world, count=400) == ids != first_ids(world, seed=1, count=400)
-    for prompt_id in ids[:20] + first_ids(world, "heldout", count=10):
-        name = world.domain_of(prompt_id)
-        inner = ReasoningGym({"dataset": name, "num_shots": 1, **({"level": 0} if name == "gcd" else {})})
-        assert world.reset(options={"prompt_id": prompt_id}) == inner.reset(options={"prompt_id": prompt_id})
-        assert world.step(world.gold_turns(prompt_id)[0]) == ("", 1.0, True, False, {})
-        assert play(world, [""], prompt_id)[1] == [0.0]
-        assert world.vote(prompt_id, world.gold_turns(prompt_id)) == world.question(prompt_id).answer
-
-
-def test_a_mixture_ends_when_all_its_datasets_do_and_shares_nothing_between_splits():
-    world = ReasoningGymMixture({**MIXED, "shared": {"num_shots": 0, "pool_size": 60}})
-    ids = {split: list(world.prompt_ids(split, 3)) for split in text.SPLITS}
-    asked = {split: {world.question(i).text for i in ids[split]} for split in text.SPLITS}
-    assert len(asked["train"]) + len(asked["heldout"]) == world.num_questions
-    assert not asked["train"] & asked["heldout"]
-    assert {world.split_of(i) for i in ids["heldout"]} == {"heldout"}
-
-
-def test_prompts_of_a_mixture_carry_the_domain_of_their_dataset():
-    source = PromptSource({"mix": ReasoningGymMixture}, {"mix": MIXED}, {"mix": 1.0}, seed=0)
-    assert {prompt.domain for prompt in source.draw(40)} == {"chain_sum", "gcd"}
-
-
-@pytest.mark.parametrize(("config", "message"), [
-    ({}, "datasets = {}; expected names of reasoning-gym with weights"),
-    ({"datasets": {"chain_sum": 0, "gcd": {"level": 1}}}, r"datasets\['chain_sum'\] = 0; expected a weight > 0"),
-    ({"datasets": {"no_such": 1}}, "dataset = 'no_such'; expected one of reasoning-gym's"),
-    ({"datasets": {"gcd": {"weight": 1, "multiline": True}}}, "multiline is set for a single dataset"),
-    ({"datasets": {"gcd": {"weight": 1, "levle": 1}}}, "levle is not a setting"),
-])  # fmt: skip
-def test_bad_mixtures_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        ReasoningGymMixture(config)
-
-
-def test_a_mixture_refuses_what_it_cannot_ask():
-    world = ReasoningGymMixture(MIXED)
-    with pytest.raises(ResetNeeded):
-        world.step("7")
-    for prompt_id in ('{"dataset": "lcm", "index": 1}', "7", "[" * 100_000, 7):
-        with pytest.raises(ValueError, match="expected one that names one of chain_sum, gcd"):
-            world.reset(options={"prompt_id": prompt_id})
-    with pytest.raises(ValueError, match="history without its prompt_id"):
-        world.reset(options={"history": ["7"]})
-    inside = SelfIteration({"world": "reasoning_gym_mixture", "world_config": MIXED})
-    assert inside.reset(seed=1)[0] == world.reset(seed=1)[0]

@@ -1,9 +1,8 @@
 """The environment `verifiers`: real environments of the library on the real endpoint; the test plays the policy.
 
-The library conflicts with the pins (setup.cfg), so these tests run in environments of their own, once with each kind:
+The library conflicts with the pins (setup.cfg), so most of these tests run in their own environment only:
 
-    pip install 'rllib_srl[dev]' 'verifiers<0.4' && python -m pytest tests/envs/test_verifiers.py
-    pip install 'rllib_srl[dev]' 'verifiers>=0.4' && python -m pytest tests/envs/test_verifiers.py
+    pip install 'rllib_srl[dev,verifiers]' && python -m pytest tests/envs/test_verifiers.py
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -30,12 +28,9 @@ from rllib_srl.envs.agents import loops, verifiers_env
 from rllib_srl.envs.agents.endpoint import Ended, endpoint
 from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.loops import Coroutine, EventLoop
-from rllib_srl.envs.agents.tasks import ids_of
 from rllib_srl.envs.agents.verifiers_env import RewardRangeError, Verifiers
-from rllib_srl.envs.agents.verifiers_parts import Played
+from rllib_srl.envs.agents.verifiers_tasksets import Played
 from tests.waiting import wait_until
-
-HERE = "tests.envs.verifiers_worlds:"
 
 
 def installed() -> str:
@@ -45,29 +40,11 @@ def installed() -> str:
         return ""
 
 
-needs_verifiers = pytest.mark.skipif(installed() not in ("0.2", "0.3"), reason="no verifiers below 0.4; see the module")
 needs_tasksets = pytest.mark.skipif(installed() != "0.4", reason="no verifiers 0.4; see the module")
-
-
-@pytest.fixture
-def make() -> Iterator[Any]:
-    made: list[Verifiers] = []
-
-    def build(load: str, **settings: Any) -> Verifiers:
-        made.append(Verifiers({"load": HERE + load, **settings}))
-        return made[-1]
-
-    yield build
-    for env in made:
-        env.close()
 
 
 def asked(info: dict[str, Any]) -> dict[str, Any]:
     return json.loads(info["conversation"])  # type: ignore[no-any-return]
-
-
-def any_task(env: Verifiers) -> str:
-    return [*env.prompt_ids("train", 1), *env.prompt_ids("heldout", 1)][0]
 
 
 def small_config(settings: dict[str, Any], log_directory: Path) -> SRLConfig:
@@ -82,149 +59,6 @@ def small_config(settings: dict[str, Any], log_directory: Path) -> SRLConfig:
     )
 
 
-@needs_verifiers
-def test_one_turn_and_its_rubric(make: Any) -> None:
-    env = make("single", args={"num": 60, "weight": 0.5}, high=1.5)
-    assert env.domain == "tests.envs.verifiers_worlds"
-    for turn, reward in (("{}", 1.0), ("123", 0.0), ("12", 0.5 / 1.5)):
-        prompt_id = any_task(env)
-        _, info = env.reset(options={"prompt_id": prompt_id})
-        call, row = asked(info), env.tasks().task(prompt_id)
-        assert call["messages"] == [{"role": "user", "content": row["question"]}]
-        assert (call["stop"], call["max_tokens"], call["tools"]) == (["\n"], 8, "")
-        _, got, is_over, _, info = env.answer_call(turn.format(row["answer"]), "stop", 30, 2)
-        assert is_over and got == pytest.approx(reward)
-        assert info["reward/num_turns"] == 1 and info["reward/correct"] == (reward == 1)
-        assert json.loads(info["answered"])["content"] == turn.format(row["answer"])
-
-
-@needs_verifiers
-def test_several_turns_are_one_conversation(make: Any) -> None:
-    env = make("multi", args={"num": 20})
-    prompt_id = any_task(env)
-    answer = env.tasks().task(prompt_id)["answer"]
-    for wrong, reward in ((0, 1.0), (1, 0.5), (2, 0.25), (3, 0.0)):
-        _, info = env.reset(options={"prompt_id": prompt_id})
-        first = asked(info)["messages"]
-        for number in range(wrong):
-            observation, got, is_over, _, info = env.answer_call(f" {number}", "stop", 3, 1)
-            if is_over:
-                break
-            assert observation == "\nWrong. Try again.\nAnswer:" and got == 0
-            assert asked(info)["messages"] == [
-                *first,
-                *(
-                    message
-                    for n in range(number + 1)
-                    for message in (
-                        {"role": "assistant", "content": f" {n}"}, {"role": "user", "content": observation},
-                    )
-                ),
-            ]  # fmt: skip
-        if wrong < 3:
-            _, got, is_over, _, info = env.answer_call(answer, "stop", 3, 1)
-        assert is_over and got == reward and info["reward/num_turns"] == min(wrong + 1, 3)
-
-
-@needs_verifiers
-def test_tools_are_called_and_the_prompts_are_its_own(make: Any) -> None:
-    env = make("tool")
-    _, info = env.reset(options={"prompt_id": any_task(env)})
-    call = asked(info)
-    assert [(one["role"], one["content"]) for one in call["messages"]] == [
-        ("system", "Use the tool."), ("user", "1?"), ("assistant", "1"), ("user", "What is 2 + 3?")
-    ]  # fmt: skip
-    (tool,) = json.loads(call["tools"])
-    assert tool["function"]["name"] == "add" and {*tool["function"]["parameters"]["properties"]} == {"a", "b"}
-    turn = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-    _, _, is_over, _, info = env.answer_call(turn, "stop", 3, 9)
-    said, result = asked(info)["messages"][-2:]
-    assert not is_over and said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
-    assert result["role"] == "tool" and result["content"] == "5"
-    _, reward, is_over, _, info = env.answer_call("5", "stop", 3, 1)
-    assert is_over and reward == 1 and info["reward/add_calls"] == 1
-
-
-@needs_verifiers
-def test_splits_are_its_own_or_a_fixed_share(make: Any) -> None:
-    shared = make("single", args={"num": 150})
-    train, held = ({*shared.prompt_ids(split, 1)} for split in ("train", "heldout"))
-    assert not train & held and len(train | held) == 150 and 8 <= len(held) <= 45
-    own = make("single", args={"num": 50, "held": 9})
-    train, held = ({*own.prompt_ids(split, 1)} for split in ("train", "heldout"))
-    assert not train & held and (len(train), len(held)) == (50, 9)
-    assert [*own.prompt_ids("train", 1)] != [*own.prompt_ids("train", 2)]
-    with pytest.raises(ValueError, match="expected one of the 59 tasks"):
-        own.reset(options={"prompt_id": "x"})
-
-
-@needs_verifiers
-def test_how_rollouts_end(make: Any) -> None:
-    env = make("single", args={"num": 20})
-    env.reset()
-    assert env.answer_call("", "stop", 3, 1)[1:3] == (0.0, True)  # an empty answer is the policy's
-    env.reset()
-    message = "the conversation has 300 tokens, which exceeds the model's context length; expected 1 to 255"
-    assert env.refuse_call("context_length_exceeded", message)[1:3] == (0.0, True)  # scored as it is
-    env.reset()
-    with pytest.raises(AgentError, match="no more calls"):
-        env.refuse_call("out_of_calls", "no more calls")
-    gone = make("failing")
-    gone.reset()
-    with pytest.raises(AgentError, match="the sandbox is gone"):
-        gone.answer_call("93", "stop", 3, 1)
-    wide = make("single", args={"num": 20, "weight": 2.0})
-    wide.reset()
-    with pytest.raises(RewardRangeError, match=r"the reward 2; expected low = 0 to high = 1: set low and high"):
-        wide.answer_call("1", "stop", 3, 1)
-    assert RewardRangeError.ends_run
-
-
-@needs_verifiers
-def test_a_reward_function_that_blocks_costs_its_episodes_only(make: Any) -> None:
-    env = make("blocking")
-    env.reset()
-    failed: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            env.answer_call("block", "stop", 3, 1)
-        except AgentError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.5)
-    start = time.monotonic()
-    env.abandon()  # as after env_timeout_s
-    thread.join(40)
-    assert len(failed) == 1 and time.monotonic() - start < 20
-    env.reset()
-    assert env.answer_call("fine", "stop", 3, 1)[1] == 1 and time.monotonic() - start < 30
-
-
-@needs_verifiers
-def test_handlers_of_signals_stay(make: Any) -> None:
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    make("single", args={"num": 21})
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
-    assert make("single", args={"num": 21})._loaded is make("single", args={"num": 21})._loaded  # once a process
-
-
-@needs_verifiers
-@pytest.mark.parametrize(("load", "message"), [
-    (HERE + "group", "scores the rollouts of a group together"),
-    (HERE + "only_evaluated", "no data set to train on"),
-    (HERE + "broken", r"with args = {} failed \(KeyError"),
-    (HERE + "nothing", "returned a int; expected an environment of verifiers"),
-    (HERE + "no_such", "has no 'no_such'"),
-    ("no-such-environment", "Ensure the package for the 'no-such-environment' environment is installed"),
-])  # fmt: skip
-def test_what_cannot_be_played_is_refused(load: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Verifiers({"load": load})
-
-
 def trained(settings: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
     """Return the metrics of the runners in two iterations."""
     algo = small_config(settings, tmp_path).build_algo()
@@ -234,18 +68,6 @@ def trained(settings: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
         algo.stop()
     assert all(one["num_episodes_lost"] == 0 and 0 <= one["episode_return_mean"] <= 1 for one in results)
     return results
-
-
-@needs_verifiers
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["single", "multi"])
-def test_it_trains(which: str, tmp_path: Path) -> None:
-    for played in trained({"load": HERE + which}, tmp_path):
-        name = {"single": "correct", "multi": "tries"}[which]
-        assert played[f"reward/{name}"] == pytest.approx(played["episode_return_mean"])
-        assert played["agent/num_calls"] >= played["reward/num_turns"] > 0  # an empty answer is no turn of the library
-        assert played["agent/num_conversations"] == 1
-        assert played["agent/num_rewritten"] == 0
 
 
 @pytest.fixture
@@ -410,7 +232,7 @@ def test_training_and_the_librarys_own_evaluation_grade_200_episodes_alike(
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({}, "load = ''; expected the id of an environment"),
+    ({}, "load = ''; expected the id of a taskset"),
     ({"load": "x", "low": 1.0}, "low = 1 and high = 1; expected two numbers"),
     ({"load": "x", "history": "y"}, "history = 'y'; expected one of split, refuse"),
     ({"load": "x", "call_format": "y"}, "call_format = 'y'"),
@@ -421,7 +243,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
         Verifiers(settings)
 
 
-@pytest.mark.parametrize(("found", "message"), [(None, "needs the package"), ("0.5.0", "verifiers 0.5.0 is installed")])
+@pytest.mark.parametrize(("found", "message"), [(None, "needs the package"), ("0.3.2", "verifiers 0.3.2 is installed")])
 def test_the_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch, found: str | None, message: str) -> None:
     def version(name: str) -> str:
         if found is None:
@@ -451,12 +273,6 @@ def test_rewards_are_scaled() -> None:
             env.outcome(Played(wrong, {}))
     with pytest.raises(RewardRangeError):
         env.outcome(Played(-1.1, {}))
-
-
-def test_a_column_left_out_does_not_change_an_id() -> None:
-    rows = [{"a": 1, "example_id": 0}, {"a": 2, "example_id": 1}, {"a": 1, "example_id": 2}]
-    assert [row["example_id"] for row in ids_of(rows, "example_id").values()] == [0, 1]
-    assert len(ids_of(rows)) == 3
 
 
 def test_a_blocked_loop_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,6 @@ ROWS: dict[str, list[Row]] = {
     "chain_sum": [Row({"pool_size": 400}), Row({"pool_size": 400, "feedback_turns": 1, "num_shots": 2})],
     "compare": [Row(), Row({"num_numbers": 2, "feedback_turns": 2}), Row({"ask": "smallest"})],
     "bfcl": [Row(needs=("bfcl_eval",)), Row({"category": "miss_func", "call_format": "xml"}, needs=("bfcl_eval",))],
-    "faults": [
-        Row(is_hidden=True),
-        Row({"num_parts": 4, "num_tests": 4, "num_turns": 5, "num_shots": 0, "cost_percent": 10}, is_hidden=True),
-        Row({"num_parts": 4, "num_tests": 2, "least_percent": 30}, is_hidden=True),
-    ],
     "function_call": [
         Row(),
         Row({"num_calls": 2, "feedback_turns": 1}),
@@ -83,33 +78,9 @@ ROWS: dict[str, list[Row]] = {
         Row(is_hidden=True),
         Row({"num_numbers": 3, "lie_percent": 0, "cost_percent": 0, "num_shots": 0}, is_hidden=True),
     ],
-    "pool": [
-        Row(
-            {
-                "environments": {"largest": "compare", "pairs": {"env": "lookup", "env_config": {"num_shots": 0}}},
-                "num_prompts_per_kind": 40,
-            }
-        ),
-        Row(
-            {
-                "environments": {
-                    "largest": "compare",
-                    "larger": {"env": "registers", "env_config": {"task": "larger"}},
-                },
-                "num_prompts": 120,
-                "rows": _sums(9),
-                "wrong_answers": 0.2,
-                "seed": 3,
-            },
-            is_hidden=True,
-        ),
-    ],
     "products": [Row({"pool_size": 400})],
     "python_tool": [Row(), Row({"call_format": "line", "num_shots": 1})],
     "reasoning_gym": [Row({"dataset": "spell_backward", "pool_size": 300, "level": 0})],
-    "reasoning_gym_mixture": [
-        Row({"datasets": {"chain_sum": 2.0, "gcd": {"weight": 1.0, "level": 2}}, "shared": {"pool_size": 200}})
-    ],
     "recall": [Row(), Row({"num_shots": 2, "num_options": 2, "stage": 1, "seed": 5})],
     "registers": [
         Row(is_hidden=True),
@@ -125,7 +96,6 @@ ROWS: dict[str, list[Row]] = {
     ],
     "retrieval": [
         Row(),
-        Row({"index": "faiss"}, needs=("faiss", "sklearn")),
         Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1}),
     ],
     "rubric": [Row(pays_any_text=True), Row({"reward": "pass"})],
@@ -135,12 +105,6 @@ ROWS: dict[str, list[Row]] = {
     ],
     "self_label": [Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": QUICK})],
     "sentences": [Row(pays_any_text=True)],
-    "textarena": [
-        Row({"game": "Mastermind-v0", "pool_size": 300}, needs=("textarena",), is_hidden=True),
-        Row({"game": "GuessTheNumber-v0", "pool_size": 300, "num_shots": 1}, needs=("textarena",), is_hidden=True),
-    ],
-    "textworld": [Row(needs=("textworld",), is_hidden=True, is_slow=True, num_checked=1)],
-    "tour": [Row(), Row({"num_places": 7, "num_turns": 10})],
 }
 
 

@@ -1,0 +1,155 @@
+"""An oracle that lies: episodes and values by hand, and values that are earned."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from rllib_srl.envs.games.beliefs import OptimalValues, Policies
+from rllib_srl.envs.games.oracle import Oracle
+from rllib_srl.types import RIGHT, passed
+from tests.envs.world_play import played
+
+TRUTH, LIE = 19, 0  # faces of a die
+FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"
+
+
+def test_an_episode_with_the_oracle_by_hand():
+    world = Oracle({"num_shots": 0})
+    asked, info = world.reset(options={"prompt_id": FOUR})
+    assert asked == (
+        "Question: One of 12, 35, 47, 81 is hidden. A reply lies in 10% of cases, a query costs 2%. Which is it?\n"
+        "Action:"
+    )
+    assert info == {"prompt_id": FOUR}
+    assert world.step(" above 35\n") == ("above 35: yes\nAction:", 0.0, False, False, {})
+    assert world.step(" above 47\n")[0] == "above 47: yes\nAction:"  # the second die: a lie
+    assert world.step(" above 47.\n")[0] == "above 47: no\nAction:"
+    assert world.step(" answer 47\n") == ("", 0.94, True, False, {"num_queries": 3})
+    assert played(world, FOUR, [" answer 81\n"]) == [("", 0.0, True, False, {"num_queries": 0})]
+    assert world.gold_turns(FOUR) == [" answer 47\n"]
+    honest = Oracle({"num_shots": 0, "lie_percent": 0})
+    assert played(honest, FOUR, [" above 35\n", " above 47\n"])[1][0] == "above 47: no\nAction:"
+
+
+def test_the_right_answer_is_right_after_any_number_of_queries():
+    world = Oracle({"num_shots": 0})  # six turns, 2 % a query
+    assert world.pass_reward == 0.9
+    right = [played(world, FOUR, [" above 35\n"] * k + [" answer 47\n"])[-1][1] for k in range(6)]
+    wrong = [played(world, FOUR, [" above 35\n"] * k + [" answer 12\n"])[-1][1] for k in range(6)]
+    rewards = np.array([*right, *wrong], np.float32)
+    assert passed(rewards, world.pass_reward, RIGHT).tolist() == [True] * 6 + [False] * 6
+    assert Oracle({"cost_percent": 50, "num_turns": 3}).pass_reward == 0.01  # a reward of 0 is never a pass
+
+
+def test_a_turn_that_is_not_an_action_is_used_up_and_costs_nothing():
+    world = Oracle({"num_shots": 0})
+    usage = "Unknown. Say above and one of 12, 35, 47, or answer and one of 12, 35, 47, 81.\nAction:"
+    for turn in ("hm", " above 81", " above 36", " above", " answer 48", " answer", " answer 12 35"):
+        steps = played(world, FOUR, [f"{turn}\n", " answer 47\n"])
+        assert steps[0][0] == usage and steps[1][1] == 1.0
+        last = played(world, FOUR, [f"{turn}\n"] * 6)[-1]
+        assert last == ("", 0.0, False, True, {"stop_reason": "unparsable"})
+    assert played(world, FOUR, [" above 12\n"] * 6)[-1] == ("", 0.0, False, True, {})  # readable, but no answer
+
+
+def test_values_with_the_oracle_by_hand():
+    def values(**settings):
+        world = Oracle({"num_numbers": 2, "cost_percent": 5, "num_shots": 0, **settings})
+        dice = " ".join(["19"] * settings["num_turns"])
+        return world.optimal_values(f"12, 35. hidden 12. dice {dice}")
+
+    # One query: its reply is true in 90 % of cases, .95 * .9 = .855; no query earns .5.
+    assert values(num_turns=2) == OptimalValues(0.855, 0.855)
+    # Up to three: the second agrees with probability .82, and both are true with .81: .9 * .81 = .729; else a third
+    # decides: .18 * .85 * .9 = .1377. Without memory a third reply looks like the first: .855 remains.
+    assert values(num_turns=4) == OptimalValues(pytest.approx(0.8667, abs=1e-15), 0.855)
+    # Without lies one query is enough; a query that costs more than it brings is not made.
+    assert values(num_turns=4, lie_percent=0) == OptimalValues(0.95, 0.95)
+    assert values(num_turns=2, cost_percent=50) == OptimalValues(0.5, 0.5)
+
+
+def earned(world, prompt_id):
+    """Return the reward of the best policy with memory, which reads the texts of the environment only."""
+    inquiry = world.case(prompt_id).inquiry
+    policies = _kept(inquiry)
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    belief = policies.first[""]
+    for left in range(world.settings.num_turns, 0, -1):
+        action = policies.best(belief, left)[1]
+        observation, reward, is_over, _, _ = world.step(f" {action}\n")
+        if is_over:
+            return reward
+        belief = policies.after(belief, action)[1][observation.partition("\n")[0]]
+    raise AssertionError("the best policy did not answer")
+
+
+_kept = cache(Policies)
+
+
+@pytest.mark.parametrize("lie_percent", [0, 10, 25])
+def test_the_best_policy_earns_its_value_over_all_numbers_and_lies(lie_percent):
+    world = Oracle({"num_numbers": 3, "num_turns": 5, "lie_percent": lie_percent, "num_shots": 0})
+    total, lie = 0.0, lie_percent / 100
+    for hidden, dice in product((12, 35, 81), product((TRUTH, LIE), repeat=5)):
+        weight = prod(lie if die == LIE else 1 - lie for die in dice) / 3
+        prompt_id = f"12, 35, 81. hidden {hidden}. dice {' '.join(map(str, dice))}"
+        total += weight * earned(world, prompt_id) if weight else 0.0
+    values = world.optimal_values(prompt_id)
+    assert total == pytest.approx(values.with_memory, abs=1e-12)
+    assert values.without_memory < total - 0.05 or not lie_percent
+
+
+def _reactive(world, ids, weights, policy):
+    """Return the mean reward of a policy from the last reply (its first line) to an action."""
+    total = 0.0
+    for prompt_id, weight in zip(ids, weights, strict=True):
+        world.reset(options={"prompt_id": prompt_id})
+        seen, is_over = "", False
+        for _ in range(world.settings.num_turns):
+            observation, reward, is_over, is_cut, _ = world.step(f" {policy[seen]}\n")
+            seen = observation.partition("\n")[0]
+            if is_over or is_cut:
+                total += weight * reward
+                break
+    return total
+
+
+def test_no_policy_without_memory_earns_more_than_stated():
+    world = Oracle({"num_numbers": 2, "num_turns": 4, "lie_percent": 20, "num_shots": 0})
+    ids, weights = [], []
+    for hidden, dice in product((12, 35), product((TRUTH, LIE), repeat=4)):
+        ids.append(f"12, 35. hidden {hidden}. dice {' '.join(map(str, dice))}")
+        weights.append(prod(0.2 if die == LIE else 0.8 for die in dice) / 2)
+    actions, seen = ("above 12", "answer 12", "answer 35"), ("", "above 12: yes", "above 12: no")
+    policies = [dict(zip(seen, chosen, strict=True)) for chosen in product(actions, repeat=3)]
+    best = max(_reactive(world, ids, weights, policy) for policy in policies)
+    assert world.optimal_values(ids[0]).without_memory == pytest.approx(best, abs=1e-12)
+
+
+def test_what_is_hidden_has_the_stated_probability_and_does_not_decide_the_split():
+    oracle = Oracle()
+    dice = [oracle.case(f"12, 35. hidden 35. dice {die} 5 5 5 5 5").lies for die in range(20)]
+    assert dice == [frozenset({0})] * 2 + [frozenset()] * 18
+    assert oracle.split_of(FOUR) == oracle.split_of(FOUR.replace("hidden 47", "hidden 12").replace("19", "3"))
+
+
+def test_shots_show_the_best_policy_and_not_the_hidden_answer_alone():
+    assert Oracle({"lie_percent": 0}).shot_turns(FOUR) == [" above 35\n", " above 47\n", " answer 47\n"]
+    shot = Oracle({"num_shots": 1}).reset(seed=0)[0].partition("\n\n")[0]
+    assert shot.count("Action: above ") >= 2 and shot.count("Action: answer ") == 1
+
+
+@pytest.mark.parametrize(
+    "prompt_id",
+    ["12, 35. hidden 47. dice 1 1 1 1 1 1", "35, 12. hidden 12. dice 1 1 1 1 1 1", "12. hidden 12. dice 1 1 1 1 1 1",
+     "12, 35. hidden 12. dice 1 1 1", "12, 35. hidden 12. dice 1 1 1 1 1 20", "09, 35. hidden 35. dice 1 1 1 1 1 1",
+     "12, 12. hidden 12. dice 1 1 1 1 1 1"],
+)  # fmt: skip
+def test_impossible_tasks_of_the_oracle_are_refused(prompt_id):
+    with pytest.raises(ValueError, match="prompt_id = .*; expected 2 to 5 ascending numbers"):
+        Oracle({"num_shots": 0}).reset(options={"prompt_id": prompt_id})
