@@ -10,17 +10,15 @@ implements the rest: shots, splits, prompt order, feedback and replay of a histo
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
-from pydantic import TypeAdapter, ValidationError
 
 from rllib_srl.envs import text
+from rllib_srl.envs.settings import Settings, Within, read_settings
 
 _DONE_GRADE = 0.999  # partial credit below this does not count as a success
 
@@ -39,74 +37,15 @@ class Question:
 
 
 @dataclass(frozen=True)
-class QuestionSettings:
-    """Settings of every question environment.
+class QuestionSettings(Settings):
+    """Settings of every question environment. Invariant: as in `Settings`."""
 
-    Invariant: `faults` is empty for the settings of an environment that was built.
-    """
-
-    num_shots: int = 4  # solved questions before the one that is asked
+    num_shots: Annotated[int, Within(0, 64)] = 4  # solved questions before the one that is asked
     shots_seed: int = 0  # which questions they are
-    feedback_turns: int = 0  # further tries after a wrong answer
-    retry_reward: float = 0.5  # share of the reward that a right answer on a further try earns
+    feedback_turns: Annotated[int, Within(0, 16)] = 0  # further tries after a wrong answer
+    retry_reward: Annotated[float, Within(0, 1)] = 0.5  # share of the reward of a right answer on a further try
     instruction: str = ""  # text before the shots and the question, in a paragraph of its own
     system_prompt: str = ""  # a chat's system message; in text it stands before everything else
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = [
-            f"{name} = {getattr(self, name)}; expected 0 to {most}"
-            for name, most in (("num_shots", 64), ("feedback_turns", 16))
-            if not 0 <= getattr(self, name) <= most
-        ]
-        if not 0 <= self.retry_reward <= 1:
-            faults.append(f"retry_reward = {self.retry_reward}; expected 0 to 1")
-        return faults
-
-
-def read_settings(settings_class: type, env_config: Mapping[str, Any] | None, world: str) -> Any:
-    """Return `settings_class` filled from `env_config`.
-
-    Raises:
-        ValueError: lists every unknown name, wrong type and value out of range at once.
-    """
-    names = {field.name for field in dataclasses.fields(settings_class)}
-    given, faults = dict(env_config or {}), []
-    for name, value in given.items():
-        if name not in names:
-            faults.append(f"{name} is not a setting; expected one of {', '.join(sorted(names))}")
-            continue
-        adapter, expected = _type_of(settings_class, name)
-        if not _is_valid(value, adapter):
-            faults.append(f"{name} = {value!r}; expected {expected}")
-    if not faults:
-        settings = settings_class(**given)
-        faults = settings.faults()
-        if not faults:
-            return settings
-    raise ValueError(f"env_config of {world}: " + "; ".join(faults))
-
-
-@lru_cache(maxsize=1024)
-def _type_of(settings_class: type, name: str) -> tuple[TypeAdapter[Any], str]:
-    """Return the validator of a setting and its type as text; a container may have any entries: `faults` checks them.
-
-    Cached, because building a validator takes longer than the rest of an environment's construction.
-    """
-    hint = get_type_hints(settings_class)[name]
-    kind = get_origin(hint) or hint
-    if kind in (dict, list, tuple):
-        return TypeAdapter(kind), kind.__name__
-    (annotation,) = (str(field.type) for field in dataclasses.fields(settings_class) if field.name == name)
-    return TypeAdapter(hint), annotation
-
-
-def _is_valid(value: Any, adapter: TypeAdapter[Any]) -> bool:
-    try:
-        adapter.validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 class QuestionWorld(gymnasium.Env[str, str]):

@@ -15,35 +15,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 
 from rllib_srl.envs import text
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import Settings, Within, read_settings
 
 MOST_TURN_CHARACTERS = 1000  # no valid action is longer; a longer turn is read as an unknown action
 
 
 @dataclass(frozen=True)
-class TurnSettings:
-    """Settings of every environment of several turns.
+class TurnSettings(Settings):
+    """Settings of every environment of several turns. Invariant: as in `Settings`."""
 
-    Invariant: `faults` is empty for the settings of an environment that was built.
-    """
-
-    num_shots: int = 2  # tasks played out in the prompt before the task itself
+    num_shots: Annotated[int, Within(0, 64)] = 2  # tasks played out in the prompt before the task itself
     shots_seed: int = 0  # which tasks they are
-    num_turns: int = 4  # turns of an episode
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        ranges = {"num_shots": (0, 64), "num_turns": (1, 256)}
-        return [
-            f"{name} = {getattr(self, name)}; expected {least} to {most}"
-            for name, (least, most) in ranges.items()
-            if not least <= getattr(self, name) <= most
-        ]
+    num_turns: Annotated[int, Within(1, 256)] = 4  # turns of an episode
 
 
 @dataclass(frozen=True)

@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.common.loading import load_function
 from rllib_srl.envs.agents.endpoint import Ended
 from rllib_srl.envs.agents.environment import HISTORY, CallingEnvironment
 from rllib_srl.envs.agents.programs import CommandProgram, FunctionProgram, Program
 from rllib_srl.envs.agents.tasks import Tasks
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import OneOf, Settings, read_settings
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
 
 @dataclass(frozen=True)
-class AgentSettings:
-    """Settings of the environment `agent`. Invariant: `faults` is empty for one that was built."""
+class AgentSettings(Settings):
+    """Settings of the environment `agent`. Invariant: as in `Settings`."""
 
     agent: str = ""  # "my_module:run" or "file.py:run": run(client, task) -> reward from 0 to 1, sync or async
     agent_command: list[str] = field(default_factory=list)  # in place of it: a program and its arguments
     path: str = ""  # file of the tasks, one row each; "": {"seed": number}
     heldout_path: str = ""  # file of the held-out tasks; "": a fixed share of the others
-    history: str = "split"  # a call that rewrites its conversation: "split" it off, or "refuse" it with status 400
-    call_format: str = "native"  # how the policy writes calls of tools; a name of `CALL_FORMATS`
+    # A call that rewrites its conversation: "split" it off, or "refuse" it with status 400.
+    history: Annotated[str, OneOf(*HISTORY)] = "split"
+    call_format: Annotated[str, OneOf(*CALL_FORMATS)] = "native"  # how the policy writes calls of tools
     domain: str = "agent"
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
+        """Return one error message for each setting that does not fit the others."""
         faults = []
         if bool(self.agent) == bool(self.agent_command):
             faults.append(
@@ -39,9 +40,6 @@ class AgentSettings:
             faults.append(f"agent = {self.agent!r}; expected 'my_module:run' or 'file.py:run'")
         if not all(isinstance(one, str) and one for one in self.agent_command):
             faults.append(f"agent_command = {self.agent_command!r}; expected a list of texts")
-        for name, known in (("history", HISTORY), ("call_format", tuple(CALL_FORMATS))):
-            if getattr(self, name) not in known:
-                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(known)}")
         if not self.domain:
             faults.append("domain = ''; expected a name")
         return faults

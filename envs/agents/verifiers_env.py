@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.agents.endpoint import Ended
 from rllib_srl.envs.agents.environment import HISTORY, AgentError, CallingEnvironment
@@ -24,34 +24,31 @@ from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.programs import Program
 from rllib_srl.envs.agents.tasks import Tasks
 from rllib_srl.envs.agents.verifiers_tasksets import Played, Tasksets
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import OneOf, Settings, read_settings
 from rllib_srl.envs.tools.formats import CALL_FORMATS
 
 INSTALL = "pip install 'rllib_srl[verifiers]'"
 
 
 @dataclass(frozen=True)
-class VerifiersSettings:
-    """Settings of the environment `verifiers`. Invariant: `faults` is empty for one that was built."""
+class VerifiersSettings(Settings):
+    """Settings of the environment `verifiers`. Invariant: as in `Settings`."""
 
     load: str = ""  # id of an installed taskset, or "module:f" or "file.py:f" that returns an environment
     args: dict[str, Any] = field(default_factory=dict)  # of its configuration, or of the function
     low: float = 0.0  # reward of a task that counts as 0
     high: float = 1.0  # reward of a task that counts as 1
-    history: str = "split"  # as of the environment `agent`
-    call_format: str = "native"  # how the policy writes calls of tools; a name of `CALL_FORMATS`
+    history: Annotated[str, OneOf(*HISTORY)] = "split"  # as of the environment `agent`
+    call_format: Annotated[str, OneOf(*CALL_FORMATS)] = "native"  # how the policy writes calls of tools
     domain: str = ""  # "": the name in `load`
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
+        """Return one error message for each setting that does not fit the others."""
         faults = []
         if not self.load:
             faults.append("load = ''; expected the id of a taskset, or 'my_module:load_environment'")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
-        for name, known in (("history", HISTORY), ("call_format", tuple(CALL_FORMATS))):
-            if getattr(self, name) not in known:
-                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(known)}")
         return faults
 
 

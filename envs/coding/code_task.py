@@ -18,12 +18,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.coding import function_tasks
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
 from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult
+from rllib_srl.envs.settings import Within
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(?P<code>.*?)(?:\n```|(?<=\n)```|\Z)", re.DOTALL)
 _WRONG = "def f(x):\n    return None"
@@ -34,22 +35,11 @@ class CodeTaskSettings(QuestionSettings):
     """Settings of `CodeTask`. Invariant: as in `QuestionSettings`."""
 
     num_shots: int = 2
-    num_checks: int = 8
+    num_checks: Annotated[int, Within(3, 1000)] = 8
     partial: bool = True  # reward the share of checks passed; else all or nothing
-    timeout_s: float = 5.0  # for all checks of one answer
-    memory_mib: int = 512  # address space
+    timeout_s: Annotated[float, Within(0.1, 3600)] = 5.0  # for all checks of one answer
+    memory_mib: Annotated[int, Within(64, 1 << 20)] = 512  # address space
     allow_weak_sandbox: bool = False  # play even where the machine cannot isolate the code
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 3 <= self.num_checks <= 1000:
-            faults.append(f"num_checks = {self.num_checks}; expected 3 to 1000")
-        if not 0.1 <= self.timeout_s <= 3600:
-            faults.append(f"timeout_s = {self.timeout_s}; expected 0.1 to 3600")
-        if not 64 <= self.memory_mib <= 1 << 20:
-            faults.append(f"memory_mib = {self.memory_mib}; expected 64 to {1 << 20}")
-        return faults
 
 
 class CodeTask(QuestionWorld):

@@ -16,10 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from rllib_srl.envs.coding import number_problems
 from rllib_srl.envs.question import Question, integer_in
 from rllib_srl.envs.sandbox import Limits, Sandbox, SandboxResult
+from rllib_srl.envs.settings import Within
 from rllib_srl.envs.tools.calls import CallError, ToolCall, ToolTimeoutError
 from rllib_srl.envs.tools.tool import Tool
 from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
@@ -41,16 +43,9 @@ class PythonToolSettings(ToolSettings):
     num_shots: int = 2
     call_format: str = "tags"
     max_calls: int = 4
-    memory_mib: int = 512  # address space of a call
+    memory_mib: Annotated[int, Within(64, 1 << 20)] = 512  # address space of a call
     packages: str = ""  # names of packages that calls may import, with spaces between; else the standard library only
     allow_weak_sandbox: bool = False  # play even where the machine cannot isolate the code
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 64 <= self.memory_mib <= 1 << 20:
-            faults.append(f"memory_mib = {self.memory_mib}; expected 64 to {1 << 20}")
-        return faults
 
 
 class PythonTool(ToolWorld):

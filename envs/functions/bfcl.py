@@ -23,46 +23,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from rllib_srl.envs import text
 from rllib_srl.envs.functions.simulators import CATEGORIES, Library, Simulation, Task, method_docs, tasks
 from rllib_srl.envs.question import Listed, Question
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall
 from rllib_srl.envs.tools.deadline import run_within
 from rllib_srl.envs.tools.tool import Tool
 from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld, presentable
-
-REWARDS = ("episode", "turns")
 
 
 @dataclass(frozen=True)
 class BfclSettings(ToolSettings):
     """Settings of `Bfcl`. Invariant: as in `ToolSettings`."""
 
-    category: str = "base"  # base, miss_func, miss_param or long_context
+    category: Annotated[str, OneOf(*CATEGORIES)] = "base"
     data_dir: str = ""  # folder with another version of BFCL's data; empty: the package's own
     num_shots: int = 0
     call_format: str = "python"
     max_calls: int = 200
     max_result_chars: int = 20_000
-    max_steps: int = 20  # turns with calls that the policy may take for one request, as in BFCL
-    num_requests: int = 0  # requests of an episode, the first ones; 0 = all
-    reward: str = "episode"  # "episode": 1 if every user turn passes; "turns": the share of them that do
+    max_steps: Annotated[int, Within(1, 1000)] = 20  # turns with calls for one request, as in BFCL
+    num_requests: Annotated[int, Within(0, 100)] = 0  # requests of an episode, the first ones; 0 = all
+    # "episode": 1 if every user turn passes; "turns": the share of them that do.
+    reward: Annotated[str, OneOf("episode", "turns")] = "episode"
 
     unused = ("num_shots", "feedback_turns", "forgiven_turns")
     has_many_arguments = True
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if self.category not in CATEGORIES:
-            faults.append(f"category = {self.category!r}; expected one of {', '.join(CATEGORIES)}")
-        if self.reward not in REWARDS:
-            faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
-        for name, least, most in (("max_steps", 1, 1000), ("num_requests", 0, 100)):
-            if not least <= getattr(self, name) <= most:
-                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
-        return faults
 
 
 class Bfcl(Listed, ToolWorld):

@@ -17,12 +17,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.functions.call_files import PACKAGED, CallRow, call_rows, packaged_paths
 from rllib_srl.envs.functions.call_questions import FUNCTIONS, NUM_REQUESTS, request
 from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.question import Question
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import Said, ToolCall
 from rllib_srl.envs.tools.matching import do_match
 from rllib_srl.envs.tools.tool import Tool
@@ -35,31 +36,24 @@ NOTHING = "none"
 class FunctionCallSettings(ToolSettings):
     """Settings of `FunctionCall`. Invariant: as in `ToolSettings`."""
 
-    num_calls: int = 1  # calls that a request asks for
-    num_tools: int = 3  # tools that are offered
-    bfcl: str = ""  # a single-turn category of the package bfcl-eval instead, such as "parallel"
+    num_calls: Annotated[int, Within(0, 3)] = 1  # calls that a request asks for
+    num_tools: Annotated[int, Within(1, len(FUNCTIONS) - 1)] = 3  # tools that are offered
+    bfcl: Annotated[str, OneOf("", *PACKAGED)] = ""  # a single-turn category of bfcl-eval instead
     path: str = ""  # or a file like BFCL's
     answers_path: str = ""  # and its possible answers; empty: no question expects a call
-    broken_rows: str = "refuse"  # "refuse" the file, or "skip" the row; those of bfcl-eval are skipped
+    broken_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" the row, as of bfcl-eval
 
     has_many_arguments = True
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
+        """Return one error message for each setting that does not fit the others."""
         faults = super().faults()
-        for name, least, most in (("num_calls", 0, 3), ("num_tools", 1, len(FUNCTIONS) - 1)):
-            if not least <= getattr(self, name) <= most:
-                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
         if not self.bfcl and not self.path and self.num_calls > self.num_tools:
             faults.append(f"num_calls = {self.num_calls}; expected at most num_tools = {self.num_tools}")
-        if self.bfcl and self.bfcl not in PACKAGED:
-            faults.append(f"bfcl = {self.bfcl!r}; expected one of {', '.join(PACKAGED)}")
         if self.bfcl and self.path:
             faults.append(f"bfcl = {self.bfcl!r} with path = {self.path!r}; expected one of the two")
         if self.answers_path and not self.path:
             faults.append(f"answers_path = {self.answers_path!r} without path; expected both or neither")
-        if self.broken_rows not in ("refuse", "skip"):
-            faults.append(f"broken_rows = {self.broken_rows!r}; expected 'refuse' or 'skip'")
         return faults
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import perm
+from typing import Annotated
 
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.settings import OneOf, Within
 
 _LISTED = """
     apple arrow basket bell bird boat book bottle bread bridge broom brush bucket button candle carpet chair cherry
@@ -35,18 +37,9 @@ _REQUESTS = {"forwards": "Copy these words", "backwards": "Copy these words back
 class CopyWordsSettings(QuestionSettings):
     """Settings of `CopyWords`. Invariant: as in `QuestionSettings`."""
 
-    num_words: int = 4  # words in a question, all different
-    order: str = "forwards"  # "forwards" or "backwards": in which order the words are to be said
+    num_words: Annotated[int, Within(2, 8)] = 4  # words in a question, all different
+    order: Annotated[str, OneOf(*_REQUESTS)] = "forwards"  # in which order the words are to be said
     graded: bool = False  # a wrong answer earns the share of words in the right position
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_words <= 8:
-            faults.append(f"num_words = {self.num_words}; expected 2 to 8")
-        if self.order not in _REQUESTS:
-            faults.append(f"order = {self.order!r}; expected one of {', '.join(_REQUESTS)}")
-        return faults
 
 
 class CopyWords(QuestionWorld):

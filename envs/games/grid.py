@@ -35,9 +35,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import perm
+from typing import Annotated
 
 from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.math.compare import ordered_choice
+from rllib_srl.envs.settings import Within
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 MOVES = {"n": (-1, 0), "e": (0, 1), "s": (1, 0), "w": (0, -1)}
@@ -53,21 +55,15 @@ class GridSettings(TurnSettings):
 
     num_shots: int = 1
     num_turns: int = 10
-    width: int = 4  # cells
-    height: int = 3
-    sight: int = 1  # cells
+    width: Annotated[int, Within(3, 8)] = 4  # cells
+    height: Annotated[int, Within(2, 8)] = 3
+    sight: Annotated[int, Within(0, 8)] = 1  # cells
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        faults += [
-            f"{name} = {getattr(self, name)}; expected {least} to {most}"
-            for name, least, most in (("width", 3, 8), ("height", 2, 8), ("sight", 0, 8))
-            if not least <= getattr(self, name) <= most
-        ]
-        if self.num_turns < self.width + self.height:
-            faults.append(f"num_turns = {self.num_turns}; expected at least width + height, {self.width + self.height}")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        if self.num_turns >= self.width + self.height:
+            return []
+        return [f"num_turns = {self.num_turns}; expected at least width + height, {self.width + self.height}"]
 
 
 class Maze:

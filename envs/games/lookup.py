@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass
 from math import perm
 from string import ascii_lowercase
+from typing import Annotated
 
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.settings import Within
 
 _VALUES = range(10, 100)
 _PROMPT_ID = re.compile(r"[a-z]=\d\d(, [a-z]=\d\d)+\. [a-z]\?", re.ASCII)
@@ -22,14 +24,7 @@ _PROMPT_ID = re.compile(r"[a-z]=\d\d(, [a-z]=\d\d)+\. [a-z]\?", re.ASCII)
 class LookupSettings(QuestionSettings):
     """Settings of `Lookup`. Invariant: as in `QuestionSettings`."""
 
-    num_pairs: int = 2  # names with a value in a question
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_pairs <= 5:
-            faults.append(f"num_pairs = {self.num_pairs}; expected 2 to 5")
-        return faults
+    num_pairs: Annotated[int, Within(2, 5)] = 2  # names with a value in a question
 
 
 class Lookup(QuestionWorld):

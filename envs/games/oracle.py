@@ -26,9 +26,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
+from typing import Annotated
 
 from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.math.compare import combination
+from rllib_srl.envs.settings import Within
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 _VALUES = range(10, 100)
@@ -41,24 +43,20 @@ _PROMPT_ID = re.compile(r"(\d\d(?:, \d\d)+)\. hidden (\d\d)\. dice (\d{1,2}(?: \
 class OracleSettings(TurnSettings):
     """Settings of `Oracle`. Invariant: as in `TurnSettings`."""
 
-    num_turns: int = 6
+    num_turns: Annotated[int, Within(2, 6)] = 6  # the best policies of more take too long to compute
     cost_percent: int = 2  # of the reward, for each query
-    num_numbers: int = 4
-    lie_percent: int = 10
+    num_numbers: Annotated[int, Within(2, _MOST_NUMBERS)] = 4
+    lie_percent: Annotated[int, Within(0, 45)] = 10  # in steps of 5
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_turns <= 6:
-            faults.append(f"num_turns = {self.num_turns}; expected 2 to 6 (the best policies are computed exactly)")
-        elif not 0 <= self.cost_percent <= 100 // (self.num_turns - 1):
+        """Return one error message for each setting that does not fit the others."""
+        faults, most = [], 100 // (self.num_turns - 1)
+        if not 0 <= self.cost_percent <= most:
             faults.append(
-                f"cost_percent = {self.cost_percent}; expected 0 to {100 // (self.num_turns - 1)}, so that the "
-                f"{self.num_turns - 1} queries that num_turns = {self.num_turns} allows leave a reward of at least 0"
+                f"cost_percent = {self.cost_percent}; expected 0 to {most}, so that the {self.num_turns - 1} queries "
+                f"that num_turns = {self.num_turns} allows leave a reward of at least 0"
             )
-        if not 2 <= self.num_numbers <= _MOST_NUMBERS:
-            faults.append(f"num_numbers = {self.num_numbers}; expected 2 to {_MOST_NUMBERS}")
-        if self.lie_percent not in range(0, 50, 5):
+        if self.lie_percent % 5:
             faults.append(f"lie_percent = {self.lie_percent}; expected 0 to 45 in steps of 5")
         return faults
 

@@ -18,9 +18,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from string import ascii_uppercase
+from typing import Annotated
 
 from rllib_srl.envs import text
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.settings import Within
 
 _NUMBERS = range(10, 100)  # of items and codes
 _MAX_FACTS = len(ascii_uppercase) * len(_NUMBERS)  # names of items
@@ -32,25 +34,20 @@ class RecallSettings(QuestionSettings):
     """Settings of `Recall`. Invariant: as in `QuestionSettings`."""
 
     num_shots: int = 0  # a shot shows the form of a question only: its fact is of no use for another
-    num_facts: int = 64  # of a stage
-    num_stages: int = 6
+    num_facts: Annotated[int, Within(2)] = 64  # of a stage
+    num_stages: Annotated[int, Within(1)] = 6
     stage: int = -1  # the only stage that is asked, from 0; -1: all
-    num_options: int = 3
-    seed: int = 0  # of items, codes and orders
+    num_options: Annotated[int, Within(2, 8)] = 3
+    seed: Annotated[int, Within(0)] = 0  # of items, codes and orders
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        for name, least in (("num_facts", 2), ("num_stages", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                faults.append(f"{name} = {getattr(self, name)}; expected at least {least}")
+        """Return one error message for each setting that does not fit the others."""
+        faults = []
         if self.num_facts * self.num_stages + self.num_shots > _MAX_FACTS:
             total = f"{self.num_facts} x {self.num_stages} + {self.num_shots}"
             faults.append(f"num_facts x num_stages + num_shots = {total}; expected at most {_MAX_FACTS} names of items")
         if not -1 <= self.stage < self.num_stages:
             faults.append(f"stage = {self.stage}; expected -1 (all) to {self.num_stages - 1}")
-        if not 2 <= self.num_options <= 8:
-            faults.append(f"num_options = {self.num_options}; expected 2 to 8")
         return faults
 
 

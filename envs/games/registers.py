@@ -28,10 +28,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import perm
 from string import ascii_lowercase
+from typing import Annotated
 
 from rllib_srl.envs.games.beliefs import OptimalValues
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.question import integer_in
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 TASKS = ("read", "larger", "smaller", "follow")
@@ -50,19 +52,15 @@ class RegistersSettings(TurnSettings):
 
     num_shots: int = 4
     num_turns: int = 4
-    num_registers: int = 3
-    task: str = "read"  # one of TASKS
+    num_registers: Annotated[int, Within(2, 8)] = 3
+    task: Annotated[str, OneOf(*TASKS)] = "read"
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_registers <= 8:
-            faults.append(f"num_registers = {self.num_registers}; expected 2 to 8")
-        if self.task not in TASKS:
-            faults.append(f"task = {self.task!r}; expected one of {', '.join(TASKS)}")
-        elif self.num_turns < (least := least_turns(self.task)):
-            faults.append(f"num_turns = {self.num_turns}; expected at least {least} for task = {self.task!r}")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        least = least_turns(self.task)
+        if self.num_turns >= least:
+            return []
+        return [f"num_turns = {self.num_turns}; expected at least {least} for task = {self.task!r}"]
 
 
 def least_turns(task: str) -> int:

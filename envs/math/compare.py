@@ -15,9 +15,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, perm
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.settings import OneOf, Within
 
 T = TypeVar("T")
 
@@ -30,23 +31,18 @@ _PROMPT_ID = re.compile(r"\d{1,7}(, \d{1,7})+", re.ASCII)
 class CompareSettings(QuestionSettings):
     """Settings of `Compare`. Invariant: as in `QuestionSettings`."""
 
-    num_numbers: int = 3  # numbers in a question
+    num_numbers: Annotated[int, Within(2, 6)] = 3  # numbers in a question
     lowest: int = 10
     highest: int = 99
-    ask: str = "largest"  # "largest" or "smallest": which number is the answer
+    ask: Annotated[str, OneOf(*_ASKED)] = "largest"  # which number is the answer
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_numbers <= 6:
-            faults.append(f"num_numbers = {self.num_numbers}; expected 2 to 6")
+        """Return one error message for each setting that does not fit the others."""
         if not 0 <= self.lowest < self.highest <= 10**6:
-            faults.append(f"lowest = {self.lowest}, highest = {self.highest}; expected 0 <= lowest < highest <= 10**6")
-        elif self.highest - self.lowest + 1 < max(self.num_numbers, self.num_shots + 2):
-            faults.append(f"lowest to highest are {self.highest - self.lowest + 1} numbers; too few for the questions")
-        if self.ask not in _ASKED:
-            faults.append(f"ask = {self.ask!r}; expected one of {', '.join(_ASKED)}")
-        return faults
+            return [f"lowest = {self.lowest}, highest = {self.highest}; expected 0 <= lowest < highest <= 10**6"]
+        if (num := self.highest - self.lowest + 1) < max(self.num_numbers, self.num_shots + 2):
+            return [f"lowest to highest are {num} numbers; too few for the questions"]
+        return []
 
 
 class Compare(QuestionWorld):

@@ -45,7 +45,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.math.answer_text import plain
@@ -69,9 +69,8 @@ from rllib_srl.envs.math.question_rows import (
 from rllib_srl.envs.question import Listed, Question, QuestionSettings, QuestionWorld
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
+from rllib_srl.envs.settings import OneOf, Within
 
-STYLES = ("direct", "reasoned")
-BAD_ROWS = ("refuse", "skip")
 # Template of a stated answer for each `answer_format`.
 _STATED = {
     "any": "{}",
@@ -108,65 +107,47 @@ class QuestionFileSettings(QuestionSettings):
     hub_id: str = ""  # a data set of the Hugging Face hub; the paths are then files or splits of it ("main/train")
     question_field: str = ""  # where it is none of those that are known
     answer_field: str = ""
-    bad_rows: str = "refuse"  # or "skip": use the rest, and log what was left out
+    bad_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # "skip": use the rest, and log what was left out
     domain: str = ""  # what continual learning counts; "": the name of the file
-    kind: str = "auto"  # which answers count: see `rllib_srl.envs.math.grading.grade`
-    style: str = "direct"  # one line, or "reasoned"
+    kind: Annotated[str, OneOf(*KINDS)] = "auto"  # which answers count: see `rllib_srl.envs.math.grading.grade`
+    style: Annotated[str, OneOf("direct", "reasoned")] = "direct"  # one line, or as long as needed
     prompt_template: str = DEFAULT  # of a question, with {question} and other fields of its row
-    answer_format: str = "any"  # required mark of the answer: "any", "boxed", "tags", "hashes" or "phrase"
-    format_weight: float = 0.0  # share of the reward that is for the format
+    answer_format: Annotated[str, OneOf(*_STATED)] = "any"  # required mark of the answer
+    format_weight: Annotated[float, Within(0, 1)] = 0.0  # share of the reward that is for the format
     needs_format: bool = False  # an answer in another format is no answer
-    deadline_s: float = 2.0  # of symbolic grading
+    deadline_s: Annotated[float, Within(0, 60, is_open=True)] = 2.0  # of symbolic grading
     reward: Any = ""  # reward functions in place of grading, by name: envs/rewards/settings.py
-    reward_timeout_s: float = 8.0  # of all functions for one answer, less than the runner's env_timeout_s
-    reward_retries: int = 2  # further requests to a server after one that failed
-    reward_concurrency: int = 8  # requests that a process may have open to a server
-    on_reward_error: str = "stop"  # the run when a function gives no reward; "drop": leave the episode out
-    pass_reward: float = 0.0  # with reward: lowest one that counts as a pass; 0: 1 in accuracies, replay_pass_reward
+    # Of all functions for one answer, less than the runner's env_timeout_s.
+    reward_timeout_s: Annotated[float, Within(0, 3600, is_open=True)] = 8.0
+    reward_retries: Annotated[int, Within(0, 20)] = 2  # further requests to a server after one that failed
+    reward_concurrency: Annotated[int, Within(1, 1024)] = 8  # requests that a process may have open to a server
+    # "stop" the run when a function gives no reward, or "drop" the episode.
+    on_reward_error: Annotated[str, OneOf(*ON_ERROR)] = "stop"
+    # With reward: lowest one that counts as a pass; 0: 1 in accuracies, and replay_pass_reward.
+    pass_reward: Annotated[float, Within(0, 1)] = 0.0
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not self.path:
-            faults.append(
-                f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"
-            )
-        known = {"bad_rows": BAD_ROWS, "kind": KINDS, "style": STYLES, "answer_format": tuple(_STATED)}
-        known |= {"on_reward_error": ON_ERROR}
-        for name, values in known.items():
-            if getattr(self, name) not in values:
-                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(values)}")
+        """Return one error message for each setting that does not fit the others."""
+        faults = [] if self.path else [
+            f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"
+        ]
         template = PromptTemplate(self.prompt_template)
         faults += template.faults
         told = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
         if given := [name for name in template.fields if name.casefold() in told]:
             faults.append(f"prompt_template names {{{given[0]}}}, which reveals the answer; expected other fields")
-        if not 0 <= self.format_weight <= 1:
-            faults.append(f"format_weight = {self.format_weight}; expected 0 to 1")
         if (self.format_weight or self.needs_format) and self.answer_format == "any":
             faults.append(f"answer_format = 'any' is always kept; expected {', '.join(list(_STATED)[1:])} to pay for")
-        if not 0 < self.deadline_s <= 60:
-            faults.append(f"deadline_s = {self.deadline_s}; expected more than 0, at most 60")
-        return faults + self._faults_of_reward()
-
-    def _faults_of_reward(self) -> list[str]:
-        faults = read_rewards(self.reward)[1] if self.reward != "" else []
-        if not 0 < self.reward_timeout_s <= 3600:
-            faults.append(f"reward_timeout_s = {self.reward_timeout_s}; expected more than 0, at most 3600")
-        if not 0 <= self.pass_reward <= 1:
-            faults.append(f"pass_reward = {self.pass_reward}; expected 0 to 1")
-        for name, least, most in (("reward_retries", 0, 20), ("reward_concurrency", 1, 1024)):
-            if not least <= getattr(self, name) <= most:
-                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
+        has_reward = self.reward != ""
+        faults += read_rewards(self.reward)[1] if has_reward else []
         mine = {each.name: each.default for each in dataclasses.fields(QuestionFileSettings)}
-        unread = ("kind", "answer_format", "format_weight", "needs_format") if self.reward != "" else _OF_REWARD
-        why = "with reward, whose functions grade" if self.reward != "" else "without reward"
-        faults += [
+        unread = ("kind", "answer_format", "format_weight", "needs_format") if has_reward else _OF_REWARD
+        why = "with reward, whose functions grade" if has_reward else "without reward"
+        return faults + [
             f"{name} = {getattr(self, name)!r}; expected {mine[name]!r} {why}"
             for name in unread
             if getattr(self, name) != mine[name]
         ]
-        return faults
 
 
 class QuestionFile(Listed, QuestionWorld):

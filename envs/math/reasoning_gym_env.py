@@ -31,7 +31,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.math import grading
@@ -39,6 +39,7 @@ from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.quantity import numbers_in
 from rllib_srl.envs.math.reasoning_gym_data import SIZE, answer_of, make_dataset, question_of
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.settings import Within
 
 COMPARED_AS_TEXT = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
 READ_AS_ARITHMETIC = frozenset({"countdown", "puzzle24"})
@@ -62,19 +63,18 @@ class ReasoningGymSettings(QuestionSettings):
     config: dict[str, Any] = field(default_factory=dict)  # of the dataset, in reasoning-gym's own words
     level: int | None = None  # of all attributes of the dataset's curriculum; `config` overrides what it sets
     levels: dict[str, Any] = field(default_factory=dict)  # of single attributes of the curriculum, by name
-    pool_size: int = 4096  # entries of the dataset that the environment uses
+    pool_size: Annotated[int, Within(1, _MAX_POOL_SIZE)] = 4096  # entries of the dataset that the environment uses
     graded: bool = False  # partial credit counts as reward
     multiline: bool = False  # answers have several lines and end with a blank one
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
+        """Return one error message for each setting that does not fit the others."""
+        faults = [
+            f"config has {name}; expected it unset, because the environment sets it"
+            for name in sorted({"seed", "size"} & set(self.config))
+        ]
         if not self.dataset:
             faults.append("dataset is not set; expected a name from reasoning-gym such as 'chain_sum'")
-        if not 1 <= self.pool_size <= _MAX_POOL_SIZE:
-            faults.append(f"pool_size = {self.pool_size}; expected 1 to {_MAX_POOL_SIZE}")
-        for name in sorted({"seed", "size"} & set(self.config)):
-            faults.append(f"config has {name}; expected it unset, because the environment sets it")
         return faults
 
 

@@ -46,11 +46,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from rllib_srl.envs.people.outside import GradedOutside
 from rllib_srl.envs.people.schemes import PASS_REWARDS, SCHEMES, Moving, faults_of_rating, needed_by, reward_of
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -215,28 +215,19 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class RatingSettings:
-    """Settings of `Rating`. Invariant: `faults` is empty for the settings of an environment that was built."""
+class RatingSettings(Settings):
+    """Settings of `Rating`. Invariant: as in `Settings`."""
 
     world: str = "compare"  # the inner environment: an entry point, or "package.module:Class"
     world_config: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # a directory, or "package.module:name"
-    scheme: str = "ordinal"
-    deadline_s: float = 8.0  # for a rating to arrive
-    momentum: float = 0.95  # of the moving mean and variance: weight of the past at each rating
+    scheme: Annotated[str, OneOf(*SCHEMES)] = "ordinal"
+    deadline_s: Annotated[float, Within(0, 7 * 86400, is_open=True)] = 8.0  # for a rating to arrive
+    momentum: Annotated[float, Within(0, 0.9999)] = 0.95  # of the moving moments: weight of the past at each rating
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = []
-        if not self.source:
-            faults.append('source is not set; expected a directory, or "package.module:name"')
-        if self.scheme not in SCHEMES:
-            faults.append(f"scheme = {self.scheme!r}; expected one of {', '.join(SCHEMES)}")
-        if not 0 < self.deadline_s <= 7 * 86400:
-            faults.append(f"deadline_s = {self.deadline_s}; expected above 0, at most a week")
-        if not 0 <= self.momentum < 1:
-            faults.append(f"momentum = {self.momentum}; expected 0 to below 1")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        return [] if self.source else ['source is not set; expected a directory, or "package.module:name"']
 
 
 class RatingQueue:

@@ -24,19 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.people.judge import GRADES, PASS, Criterion, JudgeTimeoutError, checked, make_judge
 from rllib_srl.envs.people.outside import GradedOutside
 from rllib_srl.envs.people.sentences import CRITERIA
-from rllib_srl.envs.question import read_settings
-
-REWARDS = ("graded", "pass")
+from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
 
 
 @dataclass(frozen=True)
-class RubricSettings:
-    """Settings of `Rubric`. Invariant: `faults` is empty for the settings of an environment that was built."""
+class RubricSettings(Settings):
+    """Settings of `Rubric`. Invariant: as in `Settings`."""
 
     world: str = "rllib_srl.envs.people.sentences:Sentences"  # an entry point, or "package.module:Class"
     world_config: dict[str, Any] = field(default_factory=dict)
@@ -46,23 +44,16 @@ class RubricSettings:
     judge: str = "rllib_srl.envs.people.sentences:grades"  # a function, or an endpoint "http://host:8000/v1"
     judge_model: str = ""  # at the endpoint
     judge_key_variable: str = ""  # environment variable with its key, allowed for it by the user
-    deadline_s: float = 8.0  # for an endpoint to answer
-    max_characters: int = 20_000  # of an answer that is shown to the judge
-    reward: str = "graded"
+    deadline_s: Annotated[float, Within(0, 3600, is_open=True)] = 8.0  # for an endpoint to answer
+    max_characters: Annotated[int, Within(1)] = 20_000  # of an answer that is shown to the judge
+    reward: Annotated[str, OneOf("graded", "pass")] = "graded"
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = []
-        named = isinstance(self.criteria, dict) and [*self.criteria, *self.criteria.values()]
-        if not named or not all(isinstance(text, str) and text for text in named):
-            faults.append(f"criteria = {self.criteria!r}; expected a mapping: name -> description")
-        if self.reward not in REWARDS:
-            faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
-        if not 0 < self.deadline_s <= 3600:
-            faults.append(f"deadline_s = {self.deadline_s}; expected above 0, at most 3600")
-        if self.max_characters < 1:
-            faults.append(f"max_characters = {self.max_characters}; expected at least 1")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        named = [*self.criteria, *self.criteria.values()]
+        if named and all(isinstance(text, str) and text for text in named):
+            return []
+        return [f"criteria = {self.criteria!r}; expected a mapping: name -> description"]
 
 
 class Rubric(GradedOutside):

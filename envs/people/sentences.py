@@ -19,9 +19,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import perm
+from typing import Annotated
 
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.people.judge import Criterion
+from rllib_srl.envs.settings import Within
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
 
 _LISTED = """
@@ -45,17 +47,8 @@ _SHORTER, _LONGER = 2, 2  # words fewer and more than the gold sentence has
 class SentencesSettings(TurnSettings):
     """Settings of `Sentences`. Invariant: as in `TurnSettings`."""
 
-    num_turns: int = 1
-    num_words: int = 3  # words a sentence must contain
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 2 <= self.num_words <= 6:
-            faults.append(f"num_words = {self.num_words}; expected 2 to 6")
-        if self.num_turns != 1:
-            faults.append(f"num_turns = {self.num_turns}; expected 1")
-        return faults
+    num_turns: Annotated[int, Within(1, 1)] = 1
+    num_words: Annotated[int, Within(2, 6)] = 3  # words a sentence must contain
 
 
 class Sentences(TurnWorld):

@@ -22,16 +22,16 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.question import Listed, Question
 from rllib_srl.envs.search.corpus import Answered, Corpus, corpus_of_file, generated_corpus, questions_of_file
 from rllib_srl.envs.search.facts import Chain, facts
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.tool import Tool
 from rllib_srl.envs.tools.world import ToolSettings, ToolWorld
 
-REWARDS = ("exact", "f1")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_ANSWER_CHARS = 2000
@@ -44,27 +44,21 @@ class RetrievalSettings(ToolSettings):
     call_format: str = "tags"
     num_shots: int = 2
     max_calls: int = 6
-    num_results: int = 3  # documents that a search shows
-    num_hops: int = 0  # of generated questions, 1 to 3; 0 = all
+    num_results: Annotated[int, Within(1, 50)] = 3  # documents that a search shows
+    num_hops: Annotated[int, Within(0, 3)] = 0  # of generated questions, 1 to 3; 0 = all
     facts_seed: int = 0  # of the generated corpus
     corpus_path: str = ""  # a file of documents instead
     questions_path: str = ""  # and one of questions
-    broken_rows: str = "refuse"  # "refuse" a file with a broken row, or "skip" the row
-    reward: str = "exact"  # "exact" match, or "f1" of the words
+    broken_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" a broken row
+    reward: Annotated[str, OneOf("exact", "f1")] = "exact"  # "exact" match, or "f1" of the words
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
+        """Return one error message for each setting that does not fit the others."""
         faults = super().faults()
-        for name, least, most in (("num_results", 1, 50), ("num_hops", 0, 3)):
-            if not least <= getattr(self, name) <= most:
-                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
         if bool(self.corpus_path) != bool(self.questions_path):
             faults.append(
                 f"corpus_path = {self.corpus_path!r}, questions_path = {self.questions_path!r}; expected both or none"
             )
-        for name, known in (("reward", REWARDS), ("broken_rows", ("refuse", "skip"))):
-            if getattr(self, name) not in known:
-                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(known)}")
         return faults
 
 

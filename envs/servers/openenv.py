@@ -15,14 +15,14 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 
 from rllib_srl.envs import text
 from rllib_srl.envs.people.judge import fault_of
-from rllib_srl.envs.question import read_settings
 from rllib_srl.envs.servers.links import ActionError, HttpLink, Link, ServerError, Shown, SocketLink
+from rllib_srl.envs.settings import Settings, Within, read_settings
 
 TURN = "{turn}"  # stands for the policy's turn in `action`
 
@@ -30,8 +30,8 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class OpenEnvSettings:
-    """Settings of the environment `openenv_experimental`. Invariant: `faults` is empty for one that was built."""
+class OpenEnvSettings(Settings):
+    """Settings of the environment `openenv_experimental`. Invariant: as in `Settings`."""
 
     url: str = ""  # ws://host:port/ws, or http://host:port of a server that tells episodes apart by episode_id
     action: dict[str, Any] = field(default_factory=dict)  # with "{turn}" for the turn; {}: the turn is JSON itself
@@ -39,14 +39,14 @@ class OpenEnvSettings:
     reset: dict[str, Any] = field(default_factory=dict)  # further arguments of the server's reset
     low: float = 0.0  # sum of an episode's rewards that counts as 0
     high: float = 1.0  # sum that counts as 1
-    timeout_s: float = 8.0  # of a reset with its repetitions, and of a step
+    timeout_s: Annotated[float, Within(0, 3600, is_open=True)] = 8.0  # of a reset with its repetitions, and of a step
     checks_seed: bool = True  # whether the first reset is made twice, to compare what it shows
     system_prompt: str = ""
     stop: list[str] = field(default_factory=list)  # texts that end a turn
     domain: str = "openenv"
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
+        """Return one error message for each setting that does not fit the others."""
         faults = []
         scheme = self.url.partition("://")[0]
         if scheme not in ("ws", "wss", "http", "https"):
@@ -61,8 +61,6 @@ class OpenEnvSettings:
             faults.append(f"action = {self.action!r}; expected {TURN!r} in one of its texts, or {{}}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
-        if not 0 < self.timeout_s < math.inf:
-            faults.append(f"timeout_s = {self.timeout_s:g}; expected a number above 0")
         if not all(isinstance(one, str) and one for one in self.stop):
             faults.append(f"stop = {self.stop!r}; expected a list of texts")
         if not self.domain:

@@ -33,10 +33,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.question import Listed, Question
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.shop.database import TOOL_NAMES, Database, Shop
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall
 from rllib_srl.envs.tools.tool import Tool
@@ -44,7 +45,6 @@ from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
 
 CONSENT = "Yes, please go ahead."
 _SPLIT_NAMES = {"train": "train", "test": "heldout"}
-USERS = ("brief", "asked")
 _ASKED = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
 _WORD = re.compile(r"[a-z]{4,}|zip")  # shorter words do not identify the requested part
 
@@ -58,21 +58,12 @@ class RetailSettings(ToolSettings):
     call_format: str = "xml"
     max_calls: int = 40
     max_result_chars: int = 10_000
-    user: str = "brief"  # "brief": all at once; "asked": the reason first, the rest on request
-    num_replies: int = 0  # messages of the policy that the customer answers, before one ends the episode
+    user: Annotated[str, OneOf("brief", "asked")] = "brief"  # all at once, or the rest on request
+    num_replies: Annotated[int, Within(0, 50)] = 0  # messages that the customer answers before one ends it
     shows_policy: bool = True  # whether the shop's rules open the prompt
 
     unused = ("num_shots", "feedback_turns")
     has_many_arguments = True
-
-    def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if not 0 <= self.num_replies <= 50:
-            faults.append(f"num_replies = {self.num_replies}; expected 0 to 50")
-        if self.user not in USERS:
-            faults.append(f"user = {self.user!r}; expected one of {', '.join(USERS)}")
-        return faults
 
 
 @dataclass(frozen=True)

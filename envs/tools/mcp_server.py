@@ -22,11 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.optional import imported
 from rllib_srl.envs.people.judge import fault_of
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import Settings, Within, read_settings
 from rllib_srl.envs.tools.calls import CallError, ToolServerError
 from rllib_srl.envs.tools.tool import Tool
 
@@ -36,18 +36,18 @@ _END_S = 10.0  # for a server to end
 
 
 @dataclass(frozen=True)
-class McpSettings:
-    """Where the server is. Invariant: `faults` is empty for one that was built."""
+class McpSettings(Settings):
+    """Where the server is. Invariant: as in `Settings`."""
 
     command: list[str] = field(default_factory=list)  # program and arguments of a server over stdin and stdout
     url: str = ""  # in place of it, of a server over HTTP
     env: dict[str, str] = field(default_factory=dict)  # further environment variables of the program
     per_episode: bool = False  # a server an episode, for tools with a state; else one a runner
-    start_timeout_s: float = 8.0  # until the tools are listed
-    max_bytes: int = 1 << 20  # of a message of a program
+    start_timeout_s: Annotated[float, Within(0, 600, is_open=True)] = 8.0  # until the tools are listed
+    max_bytes: Annotated[int, Within(1024)] = 1 << 20  # of a message of a program
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting that cannot be."""
+        """Return one error message for each setting that does not fit the others."""
         faults = []
         if bool(self.command) == bool(self.url):
             faults.append(f"command = {self.command}, url = {self.url!r}; expected one of them")
@@ -57,8 +57,6 @@ class McpSettings:
             faults.append(f"url = {self.url!r}; expected http://host:port/path")
         elif self.url and (fault := fault_of(self.url, "")):
             faults.append(fault.replace("judge = ", "url = ").replace("the judges", "the endpoints"))
-        if not (0 < self.start_timeout_s <= 600 and self.max_bytes >= 1024):
-            faults.append("start_timeout_s, max_bytes; expected 0 to 600 s, and at least 1024")
         return faults
 
 

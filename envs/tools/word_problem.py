@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs.question import Question, integer_in
+from rllib_srl.envs.settings import Within
 from rllib_srl.envs.tools.calculator import calculator, evaluate, shown
 from rllib_srl.envs.tools.calls import MAX_CALL_CHARS, ToolCall
 from rllib_srl.envs.tools.tool import Tool
@@ -93,22 +94,18 @@ class Problem(Question):
 class WordProblemSettings(ToolSettings):
     """Settings of `WordProblem`. Invariant: as in `ToolSettings`."""
 
-    num_steps: int = 2  # operations that a solution takes: 1 or 2
+    num_steps: Annotated[int, Within(1, 2)] = 2  # operations that a solution takes
     lowest: int = 2
     highest: int = 20
     max_calls: int = 3
-    reward_without_call: float = 1.0  # share of the reward that a right answer without a call earns
+    reward_without_call: Annotated[float, Within(0, 1)] = 1.0  # share of the reward of an answer without a call
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        if self.num_steps not in TEMPLATES:
-            faults.append(f"num_steps = {self.num_steps}; expected 1 or 2")
-        if not 1 <= self.lowest < self.highest <= 1000:
-            faults.append(f"lowest = {self.lowest}, highest = {self.highest}; expected 1 <= lowest < highest <= 1000")
-        if not 0 <= self.reward_without_call <= 1:
-            faults.append(f"reward_without_call = {self.reward_without_call}; expected 0 to 1")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        if 1 <= self.lowest < self.highest <= 1000:
+            return super().faults()
+        fault = f"lowest = {self.lowest}, highest = {self.highest}; expected 1 <= lowest < highest <= 1000"
+        return [*super().faults(), fault]
 
 
 class WordProblem(ToolWorld):

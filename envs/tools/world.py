@@ -22,10 +22,11 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from rllib_srl.envs import text
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolServerError, ToolTimeoutError, written_call
 from rllib_srl.envs.tools.deadline import run_within
 from rllib_srl.envs.tools.formats import CALL_FORMATS
@@ -40,35 +41,25 @@ Reply = tuple[str, float, bool, bool, dict[str, Any]]
 class ToolSettings(QuestionSettings):
     """Settings of every environment with tools. Invariant: as in `QuestionSettings`."""
 
-    call_format: str = "line"  # a name of `CALL_FORMATS`
-    tools_in: str = "prompt"  # what shows the tools: the prompt, the model's chat template, or the shots alone
-    max_calls: int = 8  # calls in an episode
-    call_timeout_s: float = 5.0  # seconds a call may take
-    max_result_chars: int = 2000  # of a result that are shown
-    forgiven_turns: int = 0  # unreadable turns that get an error reply before one ends the episode
+    call_format: Annotated[str, OneOf(*CALL_FORMATS)] = "line"
+    tools_in: Annotated[str, OneOf(*TOOLS_IN)] = "prompt"  # what shows the tools: "template" is the model's
+    max_calls: Annotated[int, Within(1, 1000)] = 8  # calls in an episode
+    call_timeout_s: Annotated[float, Within(0, 3600, is_open=True)] = 5.0  # seconds a call may take
+    max_result_chars: Annotated[int, Within(20, 10**6)] = 2000  # of a result that are shown
+    forgiven_turns: Annotated[int, Within(0, 100)] = 0  # unreadable turns that get an error reply before one ends it
 
     unused: ClassVar[tuple[str, ...]] = ()  # settings that the environment does not use and refuses
     has_many_arguments: ClassVar[bool] = False  # its tools take more than the one text that a tag holds
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = super().faults()
-        for name, known in (("call_format", tuple(CALL_FORMATS)), ("tools_in", TOOLS_IN)):
-            if getattr(self, name) not in known:
-                faults.append(f"{name} = {getattr(self, name)!r}; expected one of {', '.join(known)}")
-        ranges = {"max_calls": (1, 1000), "max_result_chars": (20, 10**6), "forgiven_turns": (0, 100)}
-        for name, (least, most) in ranges.items():
-            if not least <= getattr(self, name) <= most:
-                faults.append(f"{name} = {getattr(self, name)}; expected {least} to {most}")
-        faults += [
+        """Return one error message for each setting that does not fit the others."""
+        faults = [
             f"{name} = {getattr(self, name)}; expected 0: this environment does not use it"
             for name in self.unused
             if getattr(self, name)
         ]
         if self.has_many_arguments and self.call_format == "tags":
             faults.append("call_format = 'tags'; expected another one: a tag holds only one argument")
-        if not 0 < self.call_timeout_s <= 3600:
-            faults.append(f"call_timeout_s = {self.call_timeout_s}; expected more than 0, at most 3600")
         if self.tools_in == "shots" and self.num_shots == 0:
             faults.append(
                 "tools_in = 'shots' with num_shots = 0 shows no tools; expected shots, 'prompt' or 'template'"

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from rllib_srl.envs import text
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
 from rllib_srl.envs.wrappers.around import Around, known_worlds
 
 REWARDS = ("plain", "improvement")
@@ -48,24 +48,20 @@ ASKED = {
 
 
 @dataclass(frozen=True)
-class SelfIterationSettings:
-    """Settings of `SelfIteration`. Invariant: `faults` is empty for the settings of an environment that was built."""
+class SelfIterationSettings(Settings):
+    """Settings of `SelfIteration`. Invariant: as in `Settings`."""
 
     world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
     world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
-    num_steps: int = 16  # self-iteration steps on one request; after them the info has can_iterate = False
-    reward: str = "plain"  # "plain": the inner environment's; "improvement": `improvement`, on improve steps
+    num_steps: Annotated[int, Within(1, 1024)] = 16  # on one request; then the info has can_iterate = False
+    # "plain": the inner environment's; "improvement": `improvement`, on improve steps.
+    reward: Annotated[str, OneOf(*REWARDS)] = "plain"
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = []
-        if not self.world:
-            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
-        if not 1 <= self.num_steps <= 1024:
-            faults.append(f"num_steps = {self.num_steps}; expected 1 to 1024")
-        if self.reward not in REWARDS:
-            faults.append(f"reward = {self.reward!r}; expected one of {', '.join(REWARDS)}")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        if self.world:
+            return []
+        return [f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}']
 
 
 class SelfIteration(Around):

@@ -26,37 +26,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from rllib_srl.envs.question import read_settings
+from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
 from rllib_srl.envs.wrappers.around import Around, known_worlds
 
-TIES = ("none", "first", "share")
 _CUE = "Answer:"
 
 
 @dataclass(frozen=True)
-class SelfLabelSettings:
-    """Settings of `SelfLabel`. Invariant: `faults` is empty for the settings of an environment that was built."""
+class SelfLabelSettings(Settings):
+    """Settings of `SelfLabel`. Invariant: as in `Settings`."""
 
     world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
     world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
-    ties: str = "none"
-    min_votes: int = 2  # fewest votes of a majority
-    min_share: float = 0.0  # smallest share of the group's episodes that is a majority
+    ties: Annotated[str, OneOf("none", "first", "share")] = "none"
+    min_votes: Annotated[int, Within(1, 1024)] = 2  # fewest votes of a majority
+    min_share: Annotated[float, Within(0, 1)] = 0.0  # smallest share of the group's episodes that is a majority
 
     def faults(self) -> list[str]:
-        """Return one error message for each setting out of its range."""
-        faults = []
-        if not self.world:
-            faults.append(f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}')
-        if self.ties not in TIES:
-            faults.append(f"ties = {self.ties!r}; expected one of {', '.join(TIES)}")
-        if not 1 <= self.min_votes <= 1024:
-            faults.append(f"min_votes = {self.min_votes}; expected 1 to 1024")
-        if not 0 <= self.min_share <= 1:
-            faults.append(f"min_share = {self.min_share}; expected 0 to 1")
-        return faults
+        """Return one error message for each setting that does not fit the others."""
+        if self.world:
+            return []
+        return [f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}']
 
 
 class SelfLabel(Around):
@@ -127,7 +119,7 @@ def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], 
         votes: one for each episode; None is no vote
         is_same: returns whether two different texts are the same answer; called with the first vote of each answer
         least: fewest votes of a majority
-        ties: a name of `TIES`
+        ties: as in `SelfLabelSettings`
     """
     firsts: list[str] = []
     members: list[list[int]] = []
