@@ -14,14 +14,12 @@ import pytest
 
 from rllib_srl.envs.agents import programs
 from rllib_srl.envs.agents.agent import Agent
-from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.neutral import NEUTRAL
 from rllib_srl.envs.agents.programs import MAX_TASK_BYTES, bypass_proxy
 from rllib_srl.envs.agents.requests import RequestError, read_request
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
 
-CALLS = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n' * 2
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 USER = {"role": "user", "content": "hi"}
 SENT: dict[str, Any] = {}  # what `sending` sends
@@ -127,25 +125,12 @@ def test_what_would_change_an_answer_is_refused_by_name_with_what_to_do(agent, n
     assert len(reply.message.partition("expected")[2]) > 20  # and says what to do
 
 
-def test_a_field_that_nobody_knows_is_named(agent: Callable[..., Agent]) -> None:
-    reply, _ = played(agent, **{EXTRA: {"temprature": 1}})
-    assert reply.param == "temprature" and "does not know the field; leave it out" in reply.message
-
-
 def test_every_neutral_field_may_be_null() -> None:
     body = {"model": "m", "messages": [USER], **dict.fromkeys(NEUTRAL)}
     assert read_request(json.dumps(body).encode()).stops() == ()
     for name in ("min_p", "repetition_penalty", "n"):
         with pytest.raises(RequestError, match=name):
             read_request(json.dumps({**body, name: "1"}).encode())
-
-
-def test_calls_that_are_not_parallel_are_one(agent: Callable[..., Agent]) -> None:
-    reply, _ = played(agent, CALLS, tools=[TOOL], parallel_tool_calls=False)
-    assert len(reply.choices[0].message.tool_calls) == 1
-    GOT.clear()
-    reply, _ = played(agent, CALLS, tools=[TOOL], parallel_tool_calls=True)
-    assert len(reply.choices[0].message.tool_calls) == 2
 
 
 def test_the_template_gets_its_arguments_and_earlier_thoughts(agent: Callable[..., Agent]) -> None:
@@ -199,10 +184,6 @@ def test_hosts_without_a_proxy_stay_so(monkeypatch, upper, lower, wanted):
         assert environment == {"NO_PROXY": wanted, "no_proxy": wanted}
 
 
-SMALL = """
-import json, os
-print(json.loads(os.environ["SRL_TASK"])["text"])
-"""
 PROGRAM = """
 import json, os, openai
 task = json.load(open(os.environ["SRL_TASK_FILE"], encoding="utf-8"))
@@ -227,17 +208,6 @@ def test_a_task_of_any_size_reaches_a_command(agent: Callable[..., Agent], tmp_p
     assert env.step(str(tmp_path / "name"))[1] == len(text) / 1e6
     assert not os.path.exists((tmp_path / "name").read_text())  # the file of the task is gone with its program
     assert (len(json.dumps({"text": text}, ensure_ascii=False)) > MAX_TASK_BYTES) == (len(text) > 1000)
-
-
-def test_a_command_that_reads_small_tasks_alone_is_told_where_a_large_one_is(agent, tmp_path):
-    (tmp_path / "program.py").write_text(SMALL)
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "x" * 131_072}) + "\n")
-    env = agent(agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"))
-    (prompt_id,) = (one for split in ("train", "heldout") for one in env.prompt_ids(split, 0))
-    with pytest.raises(
-        AgentError, match=r"KeyError: 'SRL_TASK' \(its task has 131084 bytes and is in .* SRL_TASK_FILE"
-    ):
-        env.reset(options={"prompt_id": prompt_id})
 
 
 def test_a_program_does_not_inherit_the_path_of_this_package(monkeypatch):

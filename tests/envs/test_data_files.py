@@ -83,12 +83,6 @@ def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, 
     assert (asked(world), world.domain, world.num_skipped) == (WHOLE, "t", 0)
 
 
-def test_a_packed_file_of_parquet_is_unpacked(tmp_path) -> None:
-    parquet(ROWS, tmp_path / "t.parquet")
-    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress((tmp_path / "t.parquet").read_bytes()))
-    assert [row for _, row in rows_of(tmp_path / "t.parquet.gz")] == ROWS
-
-
 @pytest.mark.parametrize(("text", "kind", "stem"), [
     ("a/train.jsonl.gz", ".jsonl", "train"),
     ("train.v2.CSV", ".csv", "train.v2"),
@@ -245,13 +239,6 @@ def test_a_key_that_occurs_twice_is_a_warning_that_is_counted(tmp_path, name, ca
         "row 2 has the key 'n' twice, and the last one counts",
     ]
     assert "2 rows deserve a look: row 1 has the key 'answer' twice" in caplog.text
-
-
-def test_a_column_that_occurs_twice_is_a_warning(tmp_path) -> None:
-    (tmp_path / "t.csv").write_text("question,answer,answer\n1 + 1?,3,2\n2 + 2?,5,4\n")
-    world = QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})
-    assert asked(world) == {"1 + 1?": "2", "2 + 2?": "4"}
-    assert world.row_notes == ["row 1 has the column 'answer' twice, and the last one counts"]
 
 
 @pytest.mark.parametrize(("name", "content"), [

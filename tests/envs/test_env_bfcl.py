@@ -19,8 +19,6 @@ from rllib_srl.envs.functions.simulators import (
     CATEGORIES,
     Library,
     Simulation,
-    as_json_schema,
-    method_docs,
     package_dir,
     tasks,
 )
@@ -99,12 +97,6 @@ def test_state_and_results_both_count():
     assert played(world, FILES, ["[ls()]\n", *gold]) == 1.0
 
 
-def test_whole_episodes_pass_or_fail():
-    world, _ = started()
-    gold = world.gold_turns(FILES)
-    assert played(world, FILES, [gold[0], gold[1], gold[3], *gold[4:]]) == 0.0
-
-
 def test_a_request_whose_functions_are_missing_needs_no_call_until_they_come():
     world, prompt = started(category="miss_func")
     prompt_id = "multi_turn_miss_func_0"
@@ -116,19 +108,6 @@ def test_a_request_whose_functions_are_missing_needs_no_call_until_they_come():
     assert reward == 1.0
     (told,) = (one for one in observations if "These tools are new. What about now?" in one)
     assert "\nsort(file_name: str) - " in told
-
-
-def test_only_the_first_requests_can_be_asked():
-    world, _ = started(num_requests=1)
-    assert played(world, FILES, world.gold_turns(FILES)) == 1.0
-    assert len(world.gold_turns(FILES)) == 2
-
-
-def test_too_many_steps_end_the_episode():
-    world, _ = started(max_steps=2)
-    world.step("[ls()]\n")
-    world.step("[ls()]\n")
-    assert world.step("[ls()]\n") == ("", 0.0, False, True, {"stop_reason": "out_of_turns"})
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -183,14 +162,6 @@ def test_nothing_is_shared_between_worlds():
     maths = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
     Simulation(one, maths).run(ToolCall("logarithm", (2, 10, 77)))
     assert mpmath.mp.dps == before
-
-
-def test_descriptions_are_json_schema():
-    assert as_json_schema({"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "any"}}}) == {
-        "type": "object", "properties": {"a": {"type": "number"}, "b": {}},
-    }  # fmt: skip
-    for doc in method_docs("TradingBot"):
-        assert doc["parameters"]["type"] == "object"
 
 
 def test_a_folder_of_data_is_read_and_its_faults_are_named(tmp_path):

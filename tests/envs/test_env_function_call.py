@@ -15,7 +15,7 @@ from math import comb
 import pytest
 
 from rllib_srl.envs.functions.call_files import PACKAGED, call_rows, packaged_paths
-from rllib_srl.envs.functions.call_questions import FUNCTIONS, NUM_REQUESTS, request
+from rllib_srl.envs.functions.call_questions import NUM_REQUESTS, request
 from rllib_srl.envs.functions.function_call import FunctionCall
 from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.tools.calls import ToolCall
@@ -58,12 +58,6 @@ WANTED = {
 ])  # fmt: skip
 def test_one_call_by_hand(kwargs, does_match):
     assert do_match([ToolCall("book", (), kwargs)], [WANTED], [BOOK]) == does_match
-
-
-def test_arguments_by_position_count():
-    assert do_match([ToolCall("book", ("Oslo", 2))], [WANTED], [BOOK])
-    assert not do_match([ToolCall("book", ("Oslo",), {"city": "Oslo"})], [WANTED], [BOOK])
-    assert not do_match([ToolCall("book", ("Oslo", 2, 80.0, True, ["Ann", "Ben"], {"floor": 3}, 7))], [WANTED], [BOOK])
 
 
 def test_calls_match_in_any_order_and_in_the_best_way():
@@ -151,11 +145,6 @@ def test_the_expected_calls_of_bfcl_earn_one(category):
         assert world.step(world.gold_turns(prompt_id)[0])[1] == 1.0, prompt_id
 
 
-def test_every_request_has_a_text_of_its_own():
-    assert len({request(number).text for number in range(NUM_REQUESTS)}) == NUM_REQUESTS > 10_000
-    assert {request(number).function.name for number in range(NUM_REQUESTS)} == {one.name for one in FUNCTIONS}
-
-
 def test_a_request_by_hand():
     one = next(request(n) for n in range(NUM_REQUESTS) if request(n).text == "Book a table for 4 at Luna at 19:00.")
     assert one.expected == {
@@ -208,14 +197,6 @@ def test_where_nothing_fits_no_call_is_right():
     assert world.step("Answer: none\n")[1] == 1.0
     world.reset(options=info)
     assert world.step(f"Tool: {next(iter(world._tools))}()\n")[1] == 0.0
-
-
-def test_values_written_as_text_are_typed():
-    number = next(n for n in range(NUM_REQUESTS) if request(n).text == "Set a timer for 12 minutes called tea.")
-    world = FunctionCall({"call_format": "xml", "num_shots": 0})
-    world.reset(options={"prompt_id": str(number)})
-    turn = "<function=set_timer><parameter=minutes>\n12\n</parameter><parameter=label>tea</parameter></function>"
-    assert world.step(turn)[1] == 1.0
 
 
 def test_a_file_is_played_and_its_faults_are_named(tmp_path):

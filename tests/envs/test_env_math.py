@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
-from rllib_srl.envs.tools.word_problem import NAMES, TEMPLATES, THINGS, WordProblem
+from rllib_srl.envs.tools.word_problem import TEMPLATES, WordProblem
 from tests.envs.world_play import first_ids, play
 
 # --- the calculator ---------------------------------------------------------------------------
@@ -90,18 +90,6 @@ def test_words_backwards_by_hand():
         CopyWords({"order": "sideways"})
 
 
-def test_graded_copies_earn_the_share_of_words_in_their_place():
-    world, prompt_id = CopyWords({"num_shots": 0, "graded": True}), "lamp, river, cloud, nest"
-    for answer, grade in [("lamp, river, nest, cloud", 0.5), ("river, lamp", 0.0), ("lamp river cloud nest egg", 0.8)]:
-        assert play(world, [answer], prompt_id)[1] == [grade]
-
-
-@pytest.mark.parametrize("prompt_id", ["lamp", "lamp, lamp", "lamp, Riga", "lamp,river", "", 7])
-def test_copied_words_are_known_and_distinct(prompt_id):
-    with pytest.raises(ValueError, match="expected distinct words as in"):
-        CopyWords().reset(options={"prompt_id": prompt_id})
-
-
 def oracle(asked):
     """Solve a word problem from its text alone, by rules that share nothing with the world's."""
     numbers = [int(number) for number in re.findall(r"\d+", asked)]
@@ -168,16 +156,3 @@ def test_an_answer_without_a_call_earns_its_share():
     world, prompt_id = WordProblem({"num_shots": 0, "reward_without_call": 0.25}), "1.0 4 12 Mia pencils"
     assert play(world, ["Answer: 16\n"], prompt_id)[1] == [0.25]
     assert play(world, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]
-
-
-def test_word_problems_with_other_words_are_in_the_same_split():
-    world = WordProblem()
-    splits = {world.split_of(f"2.0 4 12 7 {name} {thing}") for name in NAMES for thing in THINGS}
-    assert len(splits - {"shots"}) == 1
-
-
-@pytest.mark.parametrize("number", ["3.0 4 12 7 Mia pencils", "2.9 4 12 7 Mia pencils", "2.0 4 12 Mia pencils"])
-@pytest.mark.parametrize("change", [("", ""), ("Mia", "Bob"), ("pencils", "elks"), ("4", "0"), ("4", "\u0664")])
-def test_word_problems_that_do_not_exist_are_refused(number, change):
-    with pytest.raises(ValueError, match="expected one as in '2.0 4 12 7 Mia pencils'"):
-        WordProblem().reset(options={"prompt_id": number.replace(*change)})

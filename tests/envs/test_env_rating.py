@@ -142,12 +142,6 @@ def test_the_last_rating_counts_and_may_be_taken_back(tmp_path):
     assert files.rating_of("a")["taken_back"] and files.rating_of("b") is None
 
 
-def test_nobody_is_asked_to_rate_an_empty_answer(tmp_path):
-    env = world(tmp_path)
-    env.reset(options={"prompt_id": PROMPT_ID})
-    assert env.step("  \n")[1:3] == (0.0, True) and not (tmp_path / ASKED).exists()
-
-
 def test_broken_lines_are_named_counted_and_left_out(tmp_path, caplog):
     good = {"id": "a", "stars": 3}
     lines = ["not json", "[1]", '{"stars": 3}', '{"id": "b", "stars": 9}', '{"id": "b", "stars": true}',
@@ -182,16 +176,6 @@ def test_late_and_changed_ratings_are_handed_out_once(tmp_path):
     append(tmp_path / RATINGS, {"id": "id0", "stars": 5})
     assert LateRatings(tmp_path).new() == {"p0": 1.0, "p4": 0.5}
     assert late.new() == {}
-
-
-@pytest.mark.parametrize(("scheme", "rating", "late"), [("hybrid", {"up": False, "stars": 2}, 0.3),
-                                                        ("binary", {"up": True}, 1.0),
-                                                        ("normalised", {"stars": 4}, 0.75)])  # fmt: skip
-def test_late_ratings_are_in_0_to_1_whatever_the_scheme(tmp_path, scheme, rating, late):
-    append(tmp_path / ASKED, {"id": "a", "prompt_id": "p", "prompt": "?", "answer": "!"})
-    append(tmp_path / ASKED, {"id": "a", "used": None})
-    append(tmp_path / RATINGS, {"id": "a", **rating})
-    assert LateRatings(tmp_path, scheme).new() == {"p": pytest.approx(late)}
 
 
 def test_unrated_episodes_leave_their_group_and_late_ratings_grade_the_item(tmp_path):

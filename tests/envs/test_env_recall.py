@@ -70,11 +70,3 @@ def test_the_seed_decides_the_facts_and_shots_are_of_other_items():
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Recall(settings)
-
-
-def test_another_facts_options_are_no_prompt_of_an_item():
-    world = Recall()
-    first, second, *_ = world.prompt_ids("train", 0)
-    mixed = f"{first.split(':')[0]}: {second.split(': ')[1]}"
-    with pytest.raises(ValueError, match="expected an item with its options, as in 'K-37: 17, 93, 40'"):
-        world.reset(options={"prompt_id": mixed})

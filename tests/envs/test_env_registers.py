@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import islice, permutations
+from itertools import permutations
 
 import pytest
 
@@ -63,15 +63,6 @@ def test_a_turn_that_is_no_action_is_used_up():
     assert played(make(), LARGER, [long])[0][0] == unknown
 
 
-def test_questions_are_counted_by_hand():
-    # 26 * 25 * 24 names in order, 90 * 89 * 88 numbers in order, 3 registers to ask for; two or all of them are shots
-    assert make().num_questions == 26 * 25 * 24 * 90 * 89 * 88 * 3
-    assert make(task="larger", num_shots=2).num_questions == 26 * 25 * 24 * 90 * 89 * 88 * 6 - 2
-    assert make().chance == 1 / 90
-    for split, least in (("train", 2000), ("heldout", 200)):
-        assert len(set(islice(make().prompt_ids(split, 0), least))) == least
-
-
 def test_the_prompt_does_not_tell_and_reading_does():
     world = make()
     seen: dict[str, set[str]] = {}
@@ -80,12 +71,6 @@ def test_the_prompt_does_not_tell_and_reading_does():
         seen.setdefault(asked, set()).add(world.step(" get p\n")[0])
     ((_, told),) = seen.items()  # one prompt
     assert len(told) == 50
-
-
-def test_what_is_asked_of_the_same_registers_stays_in_one_split():
-    world = make(task="larger")
-    ids = [f"p=17, c=40, k=93. larger {a} {b}" for a in "pck" for b in "pck" if a != b]
-    assert len({world.split_of(prompt_id) for prompt_id in [*ids, "c=40, k=93, p=17. larger c k"]}) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,17 +135,3 @@ def test_values_by_hand():
         assert make().optimal_values(easy) == OptimalValues(1.0, 1.0) and make().optimal_value(easy) == 1.0
     with pytest.raises(ValueError, match="num_turns = 2; expected at least 3 for 'p=17"):
         make(num_turns=2).optimal_values(LARGER)
-
-
-def test_the_policy_without_memory_earns_its_value():
-    """Of 90 numbers, played on 2000 drawn prompts: the first register's number from 55 on, else the second's."""
-    world = make(task="larger", num_registers=2)
-    earned = []
-    for prompt_id in islice(world.prompt_ids("train", 3), 2000):
-        first, second = prompt_id.split("larger ")[1].split()
-        world.reset(options={"prompt_id": prompt_id})
-        shown = int(world.step(f" get {first}\n")[0].split()[2])
-        if shown < 55:
-            shown = int(world.step(f" get {second}\n")[0].split()[2])
-        earned.append(world.step(f" answer {shown}\n")[1])
-    assert sum(earned) / 2000 == pytest.approx(6031 / 8010, abs=3.5 * 0.0097)  # 3.5 standard errors

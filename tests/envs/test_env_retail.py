@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from rllib_srl.envs.shop.database import TOOL_NAMES, Shop
+from rllib_srl.envs.shop.database import Shop
 from rllib_srl.envs.shop.retail import Retail, retail_data
 from rllib_srl.envs.tools.calls import CallError
 
@@ -103,13 +103,6 @@ def test_items_of_a_pending_order_are_replaced_each_by_its_own():
         "payment_method_id": "gift_1",
     }  # fmt: skip  2.5 more for the hat, 5 less for the bag
     assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 22.5
-
-
-def test_a_payment_is_moved():
-    changes = changed("modify_pending_order_payment", "#W4", "card_1")
-    kinds = [(one["transaction_type"], one["payment_method_id"]) for one in changes["orders", "#W4"]["payment_history"]]
-    assert kinds == [("payment", "gift_1"), ("payment", "card_1"), ("refund", "gift_1")]
-    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 30.0
 
 
 def test_returns_and_exchanges_are_requested():
@@ -223,16 +216,6 @@ def test_the_order_of_calls_does_not_count_but_what_they_change_does(folder):
     assert [world.step(turn)[1] for turn in (cancel, more, done)][-1] == 0.0
 
 
-def test_the_customer_agrees_as_often_as_asked(folder):
-    world = Retail({"data_dir": str(folder), "num_replies": 1})
-    look, cancel, done, _ = world.gold_turns("0")
-    world.reset(options={"prompt_id": "0"})
-    world.step(look)
-    assert world.step("<answer>I cancel #W1, yes?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
-    world.step(cancel)
-    assert world.step(done)[1:3] == (1.0, True)
-
-
 def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
     rows = [row("0", "Cancel #W1.", LOOK, CANCEL)]
     rows[0]["user_scenario"]["instructions"] |= {"unknown_info": "You forgot your email.", "task_instructions": "."}
@@ -252,16 +235,6 @@ def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
     assert [world.step(turn)[1] for turn in gold] == [0, 0, 0, 0, 0, 1.0]
     with pytest.raises(ValueError, match="user = 'angry'; expected one of brief, asked"):
         Retail({"data_dir": str(folder), "user": "angry"})
-
-
-def test_episodes_share_no_change(folder):
-    one, other = Retail({"data_dir": str(folder)}), Retail({"data_dir": str(folder)})
-    for world in (one, other):
-        world.reset(options={"prompt_id": "0"})
-    one.step(one.gold_turns("0")[1])
-    assert one._shop.changes() and not other._shop.changes()
-    one.reset(options={"prompt_id": "0"})
-    assert not one._shop.changes()
 
 
 def test_the_published_split_is_kept(folder):
@@ -289,16 +262,6 @@ def test_what_is_missing_or_broken_is_named(folder, tmp_path_factory, monkeypatc
         (folder / "tasks.json").write_text(json.dumps(broken))
         with pytest.raises(ValueError, match=message):
             Retail({"data_dir": str(folder)})
-
-
-def test_every_tool_is_described(folder):
-    world = Retail({"data_dir": str(folder), "tools_in": "template"})
-    world.reset(options={"prompt_id": "0"})
-    assert tuple(schema["function"]["name"] for schema in world.tool_schemas) == TOOL_NAMES
-    for schema in world.tool_schemas:
-        about = schema["function"]
-        assert about["description"]
-        assert all(one.get("description") for one in about["parameters"]["properties"].values()), about["name"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("inspect_evals") is None, reason="inspect-evals is not installed")

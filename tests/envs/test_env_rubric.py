@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -29,17 +28,15 @@ from rllib_srl.envs.people.judge import (
 )
 from rllib_srl.envs.people.rating import SCHEMES, Rating, RatingQueue
 from rllib_srl.envs.people.rubric import Rubric
-from rllib_srl.envs.people.sentences import CRITERIA, Sentences, grades
+from rllib_srl.envs.people.sentences import CRITERIA, grades
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.history import facts_of
 from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
 from rllib_srl.rollout.player import play
 from rllib_srl.types import GroupMeta, Prompt
-from tests.replay.groups import a_group
 from tests.scripted_engine import Bytes, GoldEngine
 
 PROMPT_ID = "lamp, river, cloud"
@@ -74,17 +71,6 @@ def half(prompt, answer, criteria):
 ])  # fmt: skip
 def test_rules_by_hand(answer, words, length, form):
     assert grades(ASKED, answer, CRITERIA) == {"words": words, "length": length, "form": form}
-
-
-def test_the_sentence_world_pays_the_mean():
-    world = Sentences({"num_shots": 0})
-    assert world.reset(options={"prompt_id": PROMPT_ID})[0] == ASKED
-    _, reward, terminated, _, info = world.step(" lamp river\n")
-    assert terminated and reward == pytest.approx(2 / 9)
-    assert info == {"grade_words": 3, "grade_length": 1, "grade_form": 1}
-    assert world.num_questions > 2000
-    with pytest.raises(ValueError, match="expected criteria of .* and a task"):
-        grades("What?", "x", CRITERIA)
 
 
 def played(answer, **settings):
@@ -196,13 +182,6 @@ def test_a_judge_that_fails_says_so(reply, status, fault):
     with endpoint(reply, status) as (url, _), pytest.raises(JudgeError, match=fault) as caught:
         played(" A lamp.\n", judge=url, judge_model="m", deadline_s=30.0)
     assert not isinstance(caught.value, JudgeTimeoutError)
-
-
-def test_a_judge_that_is_not_there_is_an_error():
-    with endpoint(b"") as (url, _):
-        pass
-    with pytest.raises(JudgeError, match=r"the endpoint 127.0.0.1:\d+ failed: ConnectionRefusedError"):
-        EndpointJudge(url, "m", 30.0)("p", "a", TWO)
 
 
 def test_the_last_object_of_a_message_counts():
@@ -327,16 +306,6 @@ def test_a_file_of_the_user_allows_judges_too(home):
         fault_of(url, "KEY")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_allows_nothing(home):
-    path = home / ".config" / "rllib_srl" / "judges"
-    path.parent.mkdir(parents=True)
-    path.write_text("https://a.example.com/v1=KEY\n")
-    os.chown(path, 1234, 1234)
-    with pytest.raises(ValueError, match="has owner 1234 and mode"):
-        fault_of("https://a.example.com/v1", "KEY")
-
-
 def fair(prompt, answer, criteria):
     """Judge by a function: grade 3 for a sentence with a lamp, 2 for another."""
     return {criterion.name: 3 if "lamp" in answer else 2 for criterion in criteria}
@@ -382,16 +351,3 @@ def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():
 
 
 QUEUE = RatingQueue()
-
-
-@pytest.mark.parametrize(("rewards", "mark", "expected"), [
-    ([0.0, 2 / 3, 1.0], 2 / 3, [False, True, True]),  # 2/3 in single precision
-    ([0.7, 0.69, 0.2], 0.7, [True, False, False]),
-    ([0.2, -0.4, 0.8], 0.2, [True, False, True]),
-    ([2 / 3, 0.9, 1.0], None, [False, False, True]),
-])  # fmt: skip
-def test_whatever_reads_the_mark_of_a_pass_reads_the_environments(rewards, mark, expected):
-    group = a_group(1, rewards=rewards, extra={} if mark is None else {"pass_reward": mark})
-    meta = GroupMeta.of(group, group)
-    assert facts_of(group, 0.95).num_success == sum(expected)
-    assert group.is_success_G(0.95).tolist() == meta.is_success_G(0.95).tolist() == expected

@@ -15,7 +15,7 @@ from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode
 from rllib_srl.rollout.player import play
 from rllib_srl.rollout.replies import reset, step
-from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript
+from rllib_srl.rollout.transcript import ChatTranscript
 from rllib_srl.types import Prompt
 from tests.rollout.fakes import CHATML, ScriptedEngine, make_tokenizer
 
@@ -101,13 +101,6 @@ def test_the_gold_turns_earn_one_in_every_format(call_format):
     assert rewards == [0.0, 1.0]
 
 
-def test_every_turn_begins_on_a_line_of_its_own():
-    world = playing(call_format="xml")
-    assert world.step('<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>')[0] == (
-        "\n<tool_response>\n5\n</tool_response>\n"
-    )
-
-
 @pytest.mark.parametrize(("turn", "said"), [
     ("Tool: add(2)\n", "Result: Error: add: b is missing. Expected add(a: int, b: int)\n"),
     ("Tool: sub(2, 3)\n", "Result: Error: there is no tool 'sub'; expected one of add, keep, hang, shout, fail\n"),
@@ -121,25 +114,12 @@ def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said
     assert world.step("Answer: 5\n")[1:3] == (1.0, True)
 
 
-def test_several_calls_of_a_turn_run_in_their_order():
-    world = playing()
-    assert world.step("Tool: keep(1); keep(2)\n")[0] == "Result: [1]\nResult: [1, 2]\n"
-
-
 def test_tools_are_made_anew_for_each_episode():
     one, other = playing(), playing()
     assert one.step("Tool: keep(1)\n")[0] == "Result: [1]\n"
     assert other.step("Tool: keep(2)\n")[0] == "Result: [2]\n"
     one.reset(options={"prompt_id": "2 3"})
     assert one.step("Tool: keep(3)\n")[0] == "Result: [3]\n"
-
-
-def test_a_history_is_replayed_with_its_tools():
-    world = Sums({"num_shots": 0})
-    asked, _ = world.reset(options={"prompt_id": "2 3"})
-    transcript, _ = world.reset(options={"prompt_id": "2 3", "history": ["Tool: keep(1)\n"]})
-    assert transcript == asked + "Tool: keep(1)\nResult: [1]\n"
-    assert world.step("Tool: keep(2)\n")[0] == "Result: [1, 2]\n"
 
 
 @pytest.mark.parametrize("turn", ["Tool: hang(60.0)\n", "Tool: fail('late')\n"])
@@ -172,14 +152,6 @@ def test_a_long_result_is_cut_and_says_so():
     world = playing(max_result_chars=20)
     said = "Result: aaaaaaaaaaaaaaaaaaaa\n[cut: the first 20 of 900 characters]\n"
     assert world.step("Tool: shout(900)\n")[0] == said
-
-
-def test_feedback_gives_a_further_try():
-    world = playing(feedback_turns=1)
-    assert world.step("Answer: 6\n")[0] == "Wrong. Try again.\n"
-    assert world.step("Answer: 5\n")[1] == world.settings.retry_reward
-    shots = Sums({"num_shots": 2, "feedback_turns": 1}).reset(seed=0)[0]
-    assert shots.count("Wrong. Try again.\nTool: add(") == 1
 
 
 # --- tools shown by the model's chat template ---------------------------------------------------
@@ -270,9 +242,3 @@ def test_a_world_around_it_hands_its_tools_on(wrapper):
     inner = {"num_shots": 0, "tools_in": "template"}
     world = wrapper({"world": "tests.envs.test_env_tools:Sums", "world_config": inner})
     assert len(json.loads(reset(world, Prompt("sums", "2 3")).tools)) == 5
-
-
-def test_plain_text_cannot_show_tools():
-    raw = RawTranscript(make_tokenizer())
-    with pytest.raises(ValueError, match="prompt_format = 'text' has no template for tools"):
-        raw.first("hello", json.dumps([{"name": "f"}]))

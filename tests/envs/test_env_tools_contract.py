@@ -9,7 +9,6 @@ import pytest
 from rllib_srl.envs.functions.bfcl import Bfcl
 from rllib_srl.envs.functions.function_call import FunctionCall
 from rllib_srl.envs.shop.retail import Retail
-from rllib_srl.envs.tools.word_problem import WordProblem
 from tests.envs import world_table
 
 WITH_TOOLS = ("bfcl", "function_call", "retail", "retrieval", "word_problem_tool")
@@ -45,11 +44,3 @@ def test_a_wrong_call_may_be_tried_again():
     assert world.step("Answer: none\n")[:3] == ("Wrong. Try again.\n", 0.0, False)
     assert world.step(world.gold_turns(info["prompt_id"])[0])[1] == world.settings.retry_reward
     assert world.reset(seed=0)[0].count("Answer: none\nWrong. Try again.\nTool: ") == 2
-
-
-def test_a_history_that_uses_up_the_calls_is_refused():
-    world, prompt_id = WordProblem({"num_shots": 0, "max_calls": 1}), "2.0 4 12 7 Mia pencils"
-    history = ["Tool: 4 * 12\n"]
-    assert world.reset(options={"prompt_id": prompt_id, "history": history})[0].endswith("Result: 48\n")
-    with pytest.raises(ValueError, match="the history of 2 turns ends the episode of prompt '2.0 4 12 7 Mia pencils'"):
-        world.reset(options={"prompt_id": prompt_id, "history": history * 2})

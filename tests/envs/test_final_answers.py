@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -122,11 +121,6 @@ def test_the_docs_say_what_is_done():
     assert len(rows) >= 60
     found = [(turn, gold, graded(gold, turn, deadline_s=20.0).grade or 0.0) for turn, gold, _ in rows]
     assert found == rows
-
-
-def test_the_table_weighs_wrong_answers_as_much_as_right_ones():
-    grades = Counter(bool(row[2]) for row in NUMBERS + SYMBOLS + WORDS + CHOICES)
-    assert sum(grades.values()) >= 80 and grades[False] >= grades[True] >= 60
 
 
 @pytest.mark.parametrize(("gold", "name"), [

@@ -6,7 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.envs.math.answer_text import items_of
@@ -144,15 +144,6 @@ def test_any_text_is_read_or_refused(text):
     assert isinstance(split_unit(text)[0], str) and isinstance(items_of(text), list)
     assert isinstance(class_of(text or "1"), str)
     assert time.thread_time() - started < 1.0
-
-
-@settings(max_examples=50)
-@given(
-    st.sampled_from([gold for gold, *_ in PAIRS]),
-    st.text(alphabet="0123456789xyABab+-*/^_(){}[]|!\\ .,%:<>=", max_size=60),
-)
-def test_any_answer_gets_a_grade(gold, text):
-    assert grade(gold, text) in (None, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(

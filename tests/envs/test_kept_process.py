@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rllib_srl.envs.kept_process import start_kept
-from rllib_srl.envs.math.pool import SymbolicPool
 from tests.machine import processes_below, still_alive
 from tests.waiting import wait_until
 
@@ -68,24 +65,6 @@ def test_no_grader_outlives_a_runner(has_computed, computes, ending):
     assert ended(graders) == []
 
 
-@pytest.mark.slow
-def test_a_grader_outlives_the_thread_that_asked_first():
-    pool, answers = SymbolicPool(num_workers=1), []
-    first = threading.Thread(target=lambda: answers.append(pool.ask("x + 1", "1 + x", 30.0)))
-    first.start()
-    first.join(60)
-    (worker,) = pool._ready.queue
-    time.sleep(0.2)  # in which the kernel would have ended it
-    assert worker.is_alive and pool.ask("x", "y", 30.0) is False and answers == [True]
-    assert list(pool._ready.queue) == [worker]
-    pool.close()
-
-
 def test_one_that_is_orphaned_before_it_has_begun_ends_itself():
     done = subprocess.run([sys.executable, "-c", SLEEPER, "1"], cwd=ROOT, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, b"")  # its owner is not process 1
-
-
-def test_what_cannot_be_started_is_told_to_the_one_who_asked():
-    with pytest.raises(FileNotFoundError):
-        start_kept(["/no/such/program"])

@@ -19,7 +19,6 @@ from rllib_srl import SRLConfig
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError, SessionError
 from rllib_srl.envs.servers.openenv import OpenEnv, RewardRangeError, SeedError
-from tests.waiting import wait_until
 
 pytest.importorskip("websockets")  # vLLM brings it, or the extra `envs`
 
@@ -264,16 +263,6 @@ def test_episodes_at_the_same_time_do_not_mix(make: Any, kind: str) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(play, range(64)))
-
-
-def test_closing_ends_the_session(make: Any, server: Server) -> None:
-    env = make()
-    env.reset(seed=2)
-    before = server.num_open
-    env.close()
-    assert wait_until(lambda: server.num_open == before - 1)
-    with pytest.raises(ServerError, match="the connection is closed"):
-        env.step("1")
 
 
 @pytest.mark.slow

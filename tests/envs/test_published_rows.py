@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from decimal import Decimal
 
@@ -164,18 +163,6 @@ def test_messages_of_every_form_are_the_same_prompt(prompt, tmp_path) -> None:
     assert reward_of(world, "4") == 1.0
 
 
-def test_a_table_with_messages_and_objects_as_text_is_read_as_what_it_was(tmp_path) -> None:
-    row = {"prompt": json.dumps(SAID), "reward_model": json.dumps({"style": "rule", "ground_truth": "4"})}
-    with (tmp_path / "t.csv").open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "t.parquet")
-    for name in ("t.csv", "t.parquet"):
-        world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
-        assert world.data_question(world._ids[0]) == ("2 + 2?", "4")
-
-
 @pytest.mark.parametrize(("prompt", "message"), [
     ("[{'role': 'user', 'content': 'x'}\n {'role': 'user'}]", "looks like a list of messages but is not JSON; exp"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url'; expec"),
@@ -183,11 +170,6 @@ def test_a_table_with_messages_and_objects_as_text_is_read_as_what_it_was(tmp_pa
 def test_what_looks_like_messages_is_never_the_question(prompt, message) -> None:
     with pytest.raises(RowFault, match=message):
         problem_of({"prompt": prompt, "answer": "4"})
-
-
-def test_lists_of_other_things_stay_text() -> None:
-    assert problem_of({"question": "[1, 2, 3]", "answer": "[4]"}).question == "[1, 2, 3]"
-    assert problem_of({"question": "q?", "answer": "[4, 5]"}).answer == "[4, 5]"
 
 
 def test_an_earlier_turn_of_the_assistant_is_history(tmp_path) -> None:

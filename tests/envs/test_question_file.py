@@ -154,29 +154,6 @@ def sums(count=60, first=0):
     return [{"question": f"{n} + 1?\nSay it.", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in numbers]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_all_kinds_of_file_hold_the_same_questions(tmp_path, suffix):
-    world = QuestionFile({"path": write(tmp_path / f"sums{suffix}", sums()), "num_shots": 2})
-    assert (world.num_questions, world.domain, world.num_skipped) == (58, "sums", 0)
-    other = QuestionFile({"path": write(tmp_path / "twin.jsonl", sums()[::-1]), "num_shots": 0})
-    ids = [i for split in ("train", "heldout") for i in world.prompt_ids(split, 0)]
-    assert len(ids) == 58
-    for prompt_id in ids:  # an id is the same question in any order, kind and name of file
-        assert other.question(prompt_id) == world.question(prompt_id)
-        world.reset(options={"prompt_id": prompt_id})
-        assert world.step(world.gold_turns(prompt_id)[0])[1] == 1.0
-    (answered,) = [i for i in other.prompt_ids("train", 0) if other.question(i).text.startswith("17 + 1?")] or [None]
-    if answered:
-        assert other.question(answered).answer == "18"
-
-
-def test_rows_may_stand_under_a_name_or_an_identifier(tmp_path):
-    path = tmp_path / "v0.json"
-    path.write_text(json.dumps({"problems": {"P_1": CHAMP}, "concepts": {}}))
-    world = QuestionFile({"path": str(path), "num_shots": 0})
-    assert [world.question(i).text for s in ("train", "heldout") for i in world.prompt_ids(s, 0)] == [CHAMP["_text"]]
-
-
 def played(world, turn, prompt_id):
     world.reset(options={"prompt_id": prompt_id})
     _, reward, terminated, _, info = world.step(turn)
@@ -229,25 +206,6 @@ def test_gold_turns_earn_one_in_every_style_and_format(tmp_path, style, answer_f
     assert ("\n" in gold.strip()) == (style == "reasoned")
     wrong = f" {world.question(prompt_id).wrong}{world.stop_strings[0]}"
     assert played(world, wrong, prompt_id)[0] < 1.0
-
-
-def test_a_reasoned_prompt_shows_reasoned_shots(tmp_path):
-    world = QuestionFile({"path": write(tmp_path / "s.jsonl", sums()), "num_shots": 1, "style": "reasoned"})
-    observation, _ = world.reset(seed=0)
-    shot = observation.split("\n\n")[0]
-    number = int(shot.split(": ")[1].split(" +")[0])
-    assert shot == f"Question: {number} + 1?\nSay it.\nAnswer: It is {number + 1}.\n#### {number + 1}"
-    assert world.step(f" thinking\n\n 3 + 4\n#### {0}\nQuestion: next")[1] == 0.0
-
-
-def test_a_choice_is_graded_by_its_letter(tmp_path):
-    rows = [{"question": "Capital?", "choices": ["Rome", "Paris"], "answer": 1}]
-    world = QuestionFile({"path": write(tmp_path / "c.jsonl", rows), "num_shots": 0})
-    (prompt_id,) = [i for split in ("train", "heldout") for i in world.prompt_ids(split, 0)]
-    assert played(world, " B\n", prompt_id)[0] == 1.0
-    assert played(world, " (B) Paris\n", prompt_id)[0] == 1.0
-    assert played(world, f" {world.question(prompt_id).wrong}\n", prompt_id)[0] == 0.0
-    assert played(world, " Paris\n", prompt_id)[1]["stop_reason"] == "unparsable"
 
 
 def test_a_second_file_is_held_out_and_shares_no_question(tmp_path):
@@ -441,17 +399,6 @@ def test_the_prompt_says_what_format_is_expected(tmp_path, answer_format, told):
     assert played(instructed, gold, prompt_id)[0] == 1.0 and played(instructed, " 2\n", prompt_id)[0] == 0.0
 
 
-def test_the_format_is_not_said_twice(tmp_path):
-    path = write(tmp_path / "q.jsonl", [TOPICAL])
-    config = {"path": path, "num_shots": 0, "answer_format": "boxed"}
-    own = r"Put your answer into \boxed{}."
-    assert prompt_of(QuestionFile({**config, "instruction": own}))[0] == f"{own}\n\nQuestion: 1 + 1?\nAnswer:"
-    assert prompt_of(QuestionFile({**config, "system_prompt": own}))[0] == "Question: 1 + 1?\nAnswer:"
-    shown = QuestionFile({"path": write(tmp_path / "s.jsonl", sums()), "num_shots": 1, "answer_format": "boxed"})
-    observation, _ = shown.reset(seed=0)
-    assert observation.startswith("Question: ") and r"Answer: \boxed{" in observation
-
-
 def test_a_template_shapes_question_and_shots(tmp_path):
     rows = [{**row, "Topic": f"t{n}"} for n, row in enumerate(sums(9))]
     config = {"path": write(tmp_path / "s.jsonl", rows), "prompt_template": "Topic: {topic}\nQ: {question}\nA:\n"}
@@ -543,22 +490,6 @@ def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
     votes = {"10 + 11 equals 21.": "21", "21 or 22": None}
     if turn in votes:
         assert world.vote(prompt_of(world)[1], [f" {turn}\n"]) == votes[turn]
-
-
-@pytest.mark.parametrize(("path", "names", "expected"), [
-    ("main/train", ["README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"], 1),
-    ("train", ["train.jsonl", "trainer.jsonl", "test.jsonl"], 0),
-    ("train", ["data/train-00000-of-00001-ab12.parquet"], 0),
-])  # fmt: skip
-def test_a_split_of_the_hub_is_its_one_file(path, names, expected, tmp_path, monkeypatch) -> None:
-    asked = []
-    (tmp_path / "x.jsonl").write_text("")
-    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names)
-    monkeypatch.setattr(
-        "huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: asked.append(name) or tmp_path / "x.jsonl"
-    )
-    assert local_files("org/name", path) == [tmp_path / "x.jsonl"]
-    assert asked == [names[expected]]
 
 
 @pytest.mark.parametrize("names", [["test.jsonl"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]])

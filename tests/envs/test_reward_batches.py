@@ -133,13 +133,6 @@ def test_at_most_64_answers_are_one_call_and_a_full_batch_does_not_wait(file: Pa
     assert time.monotonic() - start < 20.0
 
 
-def test_a_call_alone_is_a_batch_of_one(file: Path, monkeypatch) -> None:
-    monkeypatch.setattr(batching, "WAIT_S", 0.005)
-    rewards = rewards_of(file, "length")
-    assert [rewards.score("1?", "x" * n, {"n": 1}).total for n in (3, 4)] == [0.03, 0.04]
-    assert calls_of(rewards) == [["xxx"], ["xxxx"]]
-
-
 @pytest.mark.usefixtures("gathering")
 @pytest.mark.parametrize("function", ["length", "Scorer.half"])
 def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, function: str) -> None:
@@ -169,14 +162,6 @@ def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, fault: st
         assert reason in str(error) and f'row {{"n": {number}}}, answer {answer!r}' in str(error)
     assert scored(rewards_of(file, "picky"), ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way
     assert [len(call) for call in calls_of(rewards)] == [3, 3]
-
-
-@pytest.mark.usefixtures("gathering")
-def test_a_value_that_is_no_reward_fails_its_own_answer_only(file: Path) -> None:
-    first, wrong, last = scored(rewards_of(file, "picky"), ["a", "nan", "b"])
-    assert (first, last) == (0.5, 0.5)
-    assert isinstance(wrong, RewardError) and wrong.ends_run
-    assert "picky' returned nan; expected a finite number; row {\"n\": 1}, answer 'nan'" in str(wrong)
 
 
 @pytest.mark.usefixtures("gathering")

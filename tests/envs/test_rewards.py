@@ -135,11 +135,6 @@ def test_all_functions_share_one_timeout(monkeypatch) -> None:
     assert time.monotonic() - start < 20.0
 
 
-def test_a_range_is_mapped_to_0_to_1_and_its_metric_is_as_returned(file: Path) -> None:
-    scored = score(file, [{"function": "signed", "low": -2.0, "high": 2.0, "name": "sign"}])
-    assert (scored.total, scored.parts) == (0.25, {"sign": -1.0})
-
-
 def test_a_function_gets_a_copy_of_the_row(file: Path) -> None:
     assert score(file, ["spoils", "right"]).total == 1.0
     assert ROW["gold"] == "4"
@@ -242,12 +237,6 @@ def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault:
     with pytest.raises(ValueError) as caught:
         load_function(spec.format(dir=file.parent))
     assert fault in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_module_of_the_current_directory_is_found(file: Path, monkeypatch) -> None:
-    (file.parent / "my_own_rewards.py").write_text("def f(prompt, answer, row): return 0.25\n")
-    monkeypatch.chdir(file.parent)
-    assert load_function("my_own_rewards:f")("", "", {}) == 0.25
 
 
 # --- servers
@@ -399,13 +388,6 @@ def test_a_pass_mark_of_ones_own_reaches_the_runner(file: Path) -> None:
     assert reset(plain, Prompt("question_file", plain._ids[0])).pass_reward is None
 
 
-def test_an_answer_of_10_mb_earns_nothing_and_calls_no_function(file: Path) -> None:
-    env = environment(file, [ROW], reward=f"{file}:raises", style="reasoned")
-    env.reset(options={"prompt_id": env._ids[0]})
-    _, reward, terminated, _, info = env.step("x" * 10_000_000)
-    assert (reward, terminated, info) == (0.0, True, {"stop_reason": "unparsable"})
-
-
 @pytest.mark.parametrize(("settings", "fault"), [
     ({"answer_format": "boxed"}, "answer_format = 'boxed'; expected 'any' with reward, whose functions grade"),
     ({"reward_timeout_s": 0}, "reward_timeout_s = 0; expected more than 0"),
@@ -470,16 +452,6 @@ def test_the_environment_passes_on_the_tokens_of_the_turn(file: Path) -> None:
         env.step("4\n")  # the tokens of another turn are never taken
 
 
-def test_a_column_that_some_rows_lack_is_none_in_them(file: Path) -> None:
-    rows = [ROW, {**ROW, "question": "3 + 1?", "note": "easy"}]
-    env = environment(file, rows, reward={"function": f"{file}:trl_note", "form": "trl"})
-    rewards = {}
-    for prompt_id in env._ids:
-        env.reset(options={"prompt_id": prompt_id})
-        rewards[env.question(prompt_id).text] = env.step("4\n")[1]
-    assert rewards == {"2 + 2?": 1.0, "3 + 1?": 0.0}
-
-
 # --- names of parameters, before anything starts
 
 
@@ -513,29 +485,7 @@ def test_functions_that_take_the_arguments_are_taken(file: Path, function) -> No
     assert environment(file, [ROW], reward=f"{file}:{function}").num_questions == 1
 
 
-def test_the_faults_of_all_functions_come_together(file: Path) -> None:
-    with pytest.raises(RewardError, match="other_names'.*; reward '.*:batch': form = 'row'"):
-        Rewards.load([f"{file}:other_names", f"{file}:batch"], timeout_s=1.0)
-
-
 # --- conversations
-
-
-def test_a_conversation_is_shown_as_it_is_with_its_system_prompt(file: Path) -> None:
-    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
-    verl = {
-        "data_source": "sums",
-        "prompt": said,
-        "reward_model": {"style": "rule", "ground_truth": "4"},
-        "extra_info": {"index": 7},
-    }
-    env = environment(file, [verl], reward=[{"function": f"{file}:verl", "form": "verl"}], style="reasoned")
-    (prompt_id,) = env._ids
-    prompt, _ = env.reset(options={"prompt_id": prompt_id})
-    assert (prompt, env.system_prompt) == ("2 + 2?", "Be short.")
-    assert env.step("4")[1] == 1.0
-    plain = environment(file, [verl], reward="", reward_timeout_s=8.0)
-    assert plain.question(prompt_id).answer == "4"  # the environment's own grading finds the ground truth, too
 
 
 def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(file: Path) -> None:
@@ -552,22 +502,3 @@ def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(fi
         assert env.reset(options={"prompt_id": env._ids[0]})[0] == "2 + 2?"
         assert (env.system_prompt, env.question(env._ids[0]).answer) == ("Be short.", "4")
         assert env.step("4\n")[1] == 1.0
-
-
-@pytest.mark.parametrize(("messages", "fault"), [
-    ([{"role": "user"}], "has the message {'role': 'user'}; expected texts 'role' and 'content'"),
-    ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; expected parts of text"),
-    ([{"role": "tool", "content": "x"}], "has a message of the role 'tool'; expected system, user or assistant"),
-    ([{"role": "system", "content": "x"}], "has no message of the user; expected the question in one"),
-    ([], "is empty; expected text"),
-])  # fmt: skip
-def test_conversations_that_are_no_question_are_named(file: Path, messages, fault: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        environment(file, [{"messages": messages}])
-    assert "row 1, field 'messages' " in str(caught.value) and fault in str(caught.value)
-
-
-def test_an_answer_field_may_lead_into_an_object(file: Path) -> None:
-    fields = {"question_field": "q", "answer_field": "about.truth"}
-    env = environment(file, [{"q": "2 + 2?", "about": {"Truth": 4}}], reward="", **fields)
-    assert env.question(env._ids[0]).answer == "4"

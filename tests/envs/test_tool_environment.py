@@ -50,14 +50,6 @@ def test_an_episode_by_hand() -> None:
     assert env.step("Answer: 10\n")[1] == 0.0
 
 
-def test_schemas_reach_the_chat_template() -> None:
-    env = make({"tools_in": "template", "call_format": "json"})
-    asked(env)
-    schema = env.tool_schemas[0]["function"]
-    assert (schema["name"], schema["parameters"]["required"]) == ("add", ["a"])
-    assert schema["parameters"]["properties"]["a"] == {"type": "integer", "description": "the first"}
-
-
 def test_a_function_may_reward_the_answer() -> None:
     def half(prompt: str, answer: str, row: dict) -> float:
         return 0.5 if (prompt, row["tag"]) == ("2?", 7) else 1 / 0

@@ -72,25 +72,6 @@ def test_a_schema_follows_from_hints_and_docstring():
     )
 
 
-class Shop:
-    """A tool's state."""
-
-    def __init__(self) -> None:
-        self.sold: list[str] = []
-
-    def sell(self, what: str) -> int:
-        """Sell something."""
-        self.sold.append(what)
-        return len(self.sold)
-
-
-def test_methods_are_tools_of_their_instance():
-    one, other = Shop(), Shop()
-    tool = Tool.of(one.sell)
-    assert tool.function(**tool.arguments(ToolCall("sell", ("hat",)))) == 1
-    assert (one.sold, other.sold) == (["hat"], [])
-
-
 def test_a_function_that_cannot_be_described_is_refused_with_all_reasons():
     def bare(a, *rest: int, **more: str):
         pass
@@ -197,13 +178,6 @@ def test_the_first_line_of_either_kind_counts(pieces):
             assert found == ((rest.strip(), None) if word == "Tool" else (None, rest.strip()))
             return
     assert said.fault and not said.calls
-
-
-def test_a_turn_of_more_calls_than_a_world_allows_is_refused():
-    for piece, name in (("<tool_call>search('x')</tool_call>", "xml"), ("<function=search></function>", "native")):
-        assert len(CALL_FORMATS[name]().read(piece * 1000, TOOLS).calls) == 1000
-        said = CALL_FORMATS[name]().read(piece * 1001, TOOLS)
-        assert (said.fault, said.calls) == ("more than 1000 calls in a turn", ())
 
 
 # fmt: off
