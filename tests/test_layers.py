@@ -126,8 +126,7 @@ def _within(module: str, folder: str, target: str) -> str:
         return ""
     other = rest.split(".")[0]
     if other in MAY_IMPORT:
-        is_table = target.startswith("rllib_srl.envs.people.schemes.") and folder == "people"
-        return "" if folder in ("cli", "contrib") or is_table else "environments and studies are found by name"
+        return "" if folder in ("cli", "contrib") else "environments and studies are found by name"
     if other not in LAYER_OF:
         return "" if folder in ("cli", "contrib") else "public names are for users; import the module"
     if other != folder and LAYER_OF[other] >= LAYER_OF[folder]:

@@ -17,7 +17,7 @@ see envs/people/judge.py. Settings alone, which may come from a checkpoint, cann
 
 An empty answer, or one longer than `max_characters`, gets grade 1 and is not sent to the judge. No grade within
 `deadline_s` ends the episode as `env_timeout`. A judge that fails or returns no valid grade raises, and the episode
-ends as `env_crashed`. Neither carries information about the policy.
+ends as `env_crashed`. Neither carries information about the policy: the runner drops such an episode from its group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from rllib_srl.envs import text
 from rllib_srl.envs.people.judge import GRADES, PASS, Criterion, JudgeTimeoutError, checked, make_judge
-from rllib_srl.envs.people.outside import GradedOutside
 from rllib_srl.envs.people.sentences import CRITERIA
 from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
+from rllib_srl.envs.wrappers.around import Around
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,15 @@ class RubricSettings(Settings):
         return [f"criteria = {self.criteria!r}; expected a mapping: name -> description"]
 
 
-class Rubric(GradedOutside):
-    """An environment whose answers a judge grades. Invariant: every reward is a function of the judge's grades."""
+class Rubric(Around):
+    """An environment whose answers a judge grades, one turn an episode.
+
+    Invariant: as in `Around`; observations are the inner environment's, and every reward is a function of the judge's
+    grades.
+    """
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
-        settings: RubricSettings = read_settings(RubricSettings, env_config, type(self).__name__)
+        settings = read_settings(RubricSettings, env_config, type(self).__name__)
         super().__init__(settings.world, settings.world_config)
         self.settings = settings
         self.criteria = tuple(Criterion(name, text) for name, text in settings.criteria.items())
@@ -70,13 +75,36 @@ class Rubric(GradedOutside):
         self.judge = make_judge(
             settings.judge, settings.judge_model, settings.deadline_s, settings.judge_key_variable
         )
+        self._asked: str | None = None  # the prompt, until it is answered
 
-    def graded(self, prompt_id: str, prompt: str, answer: str) -> tuple[float, dict[str, Any]] | None:
-        """Request the judge's grades.
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """State a prompt.
+
+        Args:
+            seed: of the generator that draws a training prompt when no prompt id is given
+            options: "prompt_id", and with it an empty "history": the first turn ends an episode
+
+        Raises:
+            ValueError: for an unknown option or prompt id, or a history.
+        """
+        super().reset(seed=seed)
+        prompt_id, history = text.reset_options(options)
+        if history:
+            raise ValueError(
+                f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; expected an empty one"
+            )
+        self._asked, info = self.world.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
+        return self._asked, {"prompt_id": str(info["prompt_id"] if prompt_id is None else prompt_id)}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Request the judge's grades; this ends the episode.
 
         Raises:
             JudgeError: the judge failed, or its reply is not a valid grade.
         """
+        text.check_step(action, self._asked is not None)
+        prompt, self._asked = str(self._asked), None
+        answer = (action.split(self.stop_strings[0], 1)[0] if self.stop_strings else action).strip()
         low, high = GRADES
         try:
             grades = (
@@ -85,8 +113,8 @@ class Rubric(GradedOutside):
                 else {criterion.name: low for criterion in self.criteria}
             )
         except JudgeTimeoutError:
-            return None
+            return "", 0.0, False, True, {"stop_reason": "env_timeout"}
         grade = sum(grades.values()) / len(grades)
         reward = float(grade >= PASS) if self.settings.reward == "pass" else (grade - low) / (high - low)
         each = {f"grade_{name}": value for name, value in grades.items()}
-        return reward, {"grade": grade, "passed": grade >= PASS, **each}
+        return "", reward, True, False, {"grade": grade, "passed": grade >= PASS, **each}

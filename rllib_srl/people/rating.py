@@ -8,7 +8,7 @@
     hybrid        good 1 ... good 5, bad 1 ...    stars / 5, -stars / 5: good 4 is 0.8, bad 2 is -0.4
     all           none                            taken back
 
-The formulas are those of the environment `rating`: `envs/people/schemes.py`.
+The formulas are in `schemes.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rllib_srl.envs.people.schemes import NEUTRAL_REWARDS, PASS_REWARDS, SCHEMES, Moving, quality_of, reward_of
+from rllib_srl.people.schemes import NEUTRAL_REWARDS, PASS_REWARDS, SCHEMES, Moving, quality_of, reward_of
 
 TAKEN_BACK = "none"
 _STARS = tuple(map(str, range(1, 6)))

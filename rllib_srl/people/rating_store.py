@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.envs.people.schemes import Moving
 from rllib_srl.people.rating import TAKEN_BACK, Answer, Rating, check_scheme, check_value, reward_under, shown_reward
+from rllib_srl.people.schemes import Moving
 from rllib_srl.storage.private_database import PrivateDatabase
 
 RATINGS = "ratings.db"  # in the directory of a run

@@ -26,7 +26,6 @@ from rllib_srl.envs.people.judge import (
     grades_in,
     make_judge,
 )
-from rllib_srl.envs.people.rating import SCHEMES, Rating, RatingQueue
 from rllib_srl.envs.people.rubric import Rubric
 from rllib_srl.envs.people.sentences import CRITERIA, grades
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
@@ -345,9 +344,3 @@ def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():
     assert SelfIteration(inner).pass_reward == 2 / 3
     assert SelfIteration({**inner, "reward": "improvement"}).pass_reward is None
     assert getattr(SelfLabel(inner), "pass_reward", None) is None  # paid for agreeing, not for passing
-    marks = {scheme: Rating({"world": "compare", "source": f"{__name__}:QUEUE", "scheme": scheme}).pass_reward
-             for scheme in SCHEMES}  # fmt: skip
-    assert marks == {"binary": 1.0, "ordinal": 0.75, "normalised": None, "hybrid": 0.2}
-
-
-QUEUE = RatingQueue()

@@ -12,15 +12,12 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from rllib_srl.envs.people.rating import RatingQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "rllib_srl.envs"
@@ -42,12 +39,6 @@ class Row:
     num_checked: int = 20  # prompts a test looks at: fewer where a prompt is slow to make
 
 
-def _stars(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rate as a person would who knows which of some numbers is largest."""
-    numbers = re.findall(r"[0-9]+", request["prompt"].rpartition("Question:")[2])
-    return {"stars": 5 if request["answer"] == max(numbers, key=int) else 1}
-
-
 def _sums(side: int = 20) -> str:
     """Write a file of side x side questions, and return its path: the same for all processes of this user."""
     numbers = range(10, 10 + side)
@@ -59,7 +50,6 @@ def _sums(side: int = 20) -> str:
     return str(path)
 
 
-RATERS = RatingQueue(_stars)
 QUICK = {"num_shots": 1}
 ROWS: dict[str, list[Row]] = {
     "code_task": [Row(), Row({"feedback_turns": 1, "num_shots": 3})],
@@ -89,7 +79,6 @@ ROWS: dict[str, list[Row]] = {
         Row({"task": "follow", "num_shots": 1, "num_registers": 5}, is_hidden=True),
     ],
     "question_file": [Row({"path": _sums(), "num_shots": 1})],
-    "rating": [Row({"world": "rllib_srl.envs.math.compare:Compare", "source": "tests.envs.world_table:RATERS"})],
     "retail": [
         Row(needs=("inspect_evals",)),
         Row({"user": "asked", "num_replies": 1}, needs=("inspect_evals",), is_hidden=True),

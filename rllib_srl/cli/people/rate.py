@@ -31,11 +31,11 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.envs.people.schemes import SCHEMES
 from rllib_srl.people.rate_by_id import rate_by_id
 from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
+from rllib_srl.people.schemes import SCHEMES
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
 from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.disk import writing

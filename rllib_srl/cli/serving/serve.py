@@ -44,7 +44,7 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
-from rllib_srl.envs.people.schemes import SCHEMES
+from rllib_srl.people.schemes import SCHEMES
 from rllib_srl.rollout.transcript import make_transcript
 
 CONTEXT = 4096  # most tokens of a conversation

@@ -1,17 +1,15 @@
-"""What a person's rating of an answer is worth: the fields of a rating, its reward, and what the memory calls a pass.
+"""What a person's rating of an answer is worth: its reward, and what the memory calls a pass.
 
     scheme        a rating holds     reward
     binary        up                 1 for up, 0 for down
     ordinal       stars, 1 to 5      (stars - 1) / 4
     normalised    stars              (stars - mean) / standard deviation, both moving over the ratings before it
     hybrid        up and stars       stars / 5 for up, -stars / 5 for down: up with 4 is 0.8, down with 2 is -0.4
-
-The environment `rating` (rating.py) and `srl rate` read this table. It needs the standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,38 +20,10 @@ PASS_REWARDS: dict[str, float | None] = {"binary": 1.0, "ordinal": 0.75, "normal
 # What an answer that is neither good nor bad would earn.
 NEUTRAL_REWARDS = {"binary": 0.5, "ordinal": 0.5, "normalised": 0.0, "hybrid": 0.0}
 MOMENTUM = 0.95  # of the moving mean and variance: weight of the past at each rating
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # field -> expected value in words, and its check
-    "up": ("true or false", lambda value: isinstance(value, bool)),
-    "stars": (
-        "a number from 1 to 5",
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 5,
-    ),
-}
-_NEEDED = {"binary": ("up",), "ordinal": ("stars",), "normalised": ("stars",), "hybrid": ("up", "stars")}
-
-
-def needed_by(scheme: str) -> tuple[str, ...]:
-    """Return the required fields of a rating."""
-    return _NEEDED[scheme]
-
-
-def faults_of_rating(rating: Mapping[str, Any], needed: tuple[str, ...]) -> list[str]:
-    """Return one error message for each field that is missing or holds an invalid value."""
-    return [
-        f"{name} = {rating.get(name)!r}; expected {_FIELDS[name][0]}"
-        for name in needed
-        if not _FIELDS[name][1](rating.get(name))
-    ]
 
 
 def reward_of(rating: Mapping[str, Any], scheme: str) -> float:
-    """Return the reward of a rating, for a scheme that depends on no other ratings (all but "normalised").
-
-    Raises:
-        ValueError: the rating lacks a required field.
-    """
-    if faults := faults_of_rating(rating, needed_by(scheme)):
-        raise ValueError("; ".join(faults))
+    """Return the reward of a rating, for a scheme that depends on no other ratings (all but "normalised")."""
     if scheme == "binary":
         return float(rating["up"])
     if scheme == "hybrid":
