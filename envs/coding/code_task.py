@@ -23,7 +23,8 @@ from typing import Annotated, Any
 from rllib_srl.envs import text
 from rllib_srl.envs.coding import function_tasks
 from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
-from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult
+from rllib_srl.envs.sandbox.calls import Call, Limits, SandboxResult
+from rllib_srl.envs.sandbox.run import Sandbox
 from rllib_srl.envs.settings import Within
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(?P<code>.*?)(?:\n```|(?<=\n)```|\Z)", re.DOTALL)

@@ -20,7 +20,8 @@ from typing import Annotated
 
 from rllib_srl.envs.coding import number_problems
 from rllib_srl.envs.question import Question, integer_in
-from rllib_srl.envs.sandbox import Limits, Sandbox, SandboxResult
+from rllib_srl.envs.sandbox.calls import Limits, SandboxResult
+from rllib_srl.envs.sandbox.run import Sandbox
 from rllib_srl.envs.settings import Within
 from rllib_srl.envs.tools.calls import CallError, ToolCall, ToolTimeoutError
 from rllib_srl.envs.tools.tool import Tool

@@ -10,8 +10,8 @@ import pytest
 from rllib_srl.envs.coding import code_task, function_tasks, number_problems
 from rllib_srl.envs.coding.code_task import CodeTask, is_same
 from rllib_srl.envs.coding.python_tool import PythonTool
-from rllib_srl.envs.sandbox import Sandbox, WeakSandboxError
-from rllib_srl.envs.sandbox.run import MECHANISMS
+from rllib_srl.envs.sandbox.calls import WeakSandboxError
+from rllib_srl.envs.sandbox.run import MECHANISMS, Sandbox
 from tests.machine import CAN_ISOLATE
 
 pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")

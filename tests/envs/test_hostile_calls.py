@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.envs.sandbox import Call, Limits, Sandbox, SandboxResult, WeakSandboxError
+from rllib_srl.envs.sandbox.calls import Call, Limits, SandboxResult, WeakSandboxError
 from rllib_srl.envs.sandbox.pool import NUM_WARM, pool_of
+from rllib_srl.envs.sandbox.run import Sandbox
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below
 
 TIMEOUT_S = 1.0  # of code that may come to its limit; all other code has the one of `LIMITS`

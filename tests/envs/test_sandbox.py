@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.envs.sandbox import Call, Limits, Returned, Sandbox, SandboxError, exchange, probe, seccomp
-from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees
+from rllib_srl.envs.sandbox import exchange, seccomp
+from rllib_srl.envs.sandbox.calls import Call, Limits, Returned, SandboxError
+from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees, probe
 from rllib_srl.envs.sandbox.pool import ENVIRONMENT, NUM_WARM, Pool, close_all, pool_of
+from rllib_srl.envs.sandbox.run import Sandbox
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
 from tests.waiting import wait_until
 
@@ -264,7 +266,7 @@ def test_closing_ends_every_process():
 
 SCRIPT = """
 import threading, time
-from rllib_srl.envs.sandbox import Sandbox
+from rllib_srl.envs.sandbox.run import Sandbox
 from rllib_srl.envs.sandbox.pool import pool_of
 sandbox = Sandbox(allow_weak_sandbox=True)
 thread = threading.Thread(target=lambda: sandbox.run("while True: pass", timeout_s=60), daemon=True)
