@@ -50,7 +50,7 @@ class OneOf:
         return value in self.names
 
     def __str__(self) -> str:
-        return f"one of {', '.join(self.names)}"
+        return "one of " + ", ".join(name or "''" for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None,
     """Return `settings_class` filled from `env_config`.
 
     Raises:
-        ValueError: lists every unknown name, wrong type and value out of range at once.
+        ValueError: lists every unknown name, wrong type and value out of range at once, or if there is none, all faults().
     """
     names, given = [field.name for field in dataclasses.fields(settings_class)], dict(env_config or {})
     expected = ", ".join(sorted(names))
