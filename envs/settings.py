@@ -66,7 +66,7 @@ def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None,
     """Return `settings_class` filled from `env_config`.
 
     Raises:
-        ValueError: lists every unknown name, wrong type and value out of range at once, or if there is none, all faults().
+        ValueError: lists every unknown name, wrong type and value out of range, or else all faults().
     """
     names, given = [field.name for field in dataclasses.fields(settings_class)], dict(env_config or {})
     expected = ", ".join(sorted(names))
