@@ -229,25 +229,3 @@ def test_how_code_is_found_in_a_turn():
 )  # fmt: skip
 def test_is_same(value, wanted, same):
     assert is_same(value, wanted) is same
-
-
-@pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_code_that_ends_or_stops_the_sandbox_itself_is_paid_as_a_wrong_answer(signal, monkeypatch):
-    """Where no mechanism stops it: the episode stays in its group, with reward 0."""
-
-    class Weak(Sandbox):
-        def __init__(self, limits=None, *, allow_weak_sandbox=False):
-            super().__init__(limits, allow_weak_sandbox=True, without=MECHANISMS)
-
-    monkeypatch.setattr("rllib_srl.envs.coding.code_task.Sandbox", Weak)
-    if signal == "STOP":
-        monkeypatch.setattr("rllib_srl.envs.sandbox.exchange.END_S", 0.3)
-    world = CodeTask({"timeout_s": 3.0 if signal == "STOP" else 30.0})
-    (prompt_id,) = ids_of(world, count=1)
-    hostile = f"import os, signal\nos.kill(os.getppid(), signal.SIG{signal})\nwhile True: pass"
-    _, rewards, ended, info = played(world, prompt_id, code(hostile))
-    assert (rewards, ended) == ([0.0], True)
-    assert info.get("stop_reason", "") == ("tool_timeout" if signal == "STOP" else "")
-    monkeypatch.setattr("rllib_srl.envs.sandbox.exchange.END_S", 20.0)
-    world = CodeTask({"timeout_s": 30.0})
-    assert played(world, prompt_id, *world.gold_turns(prompt_id))[1] == [1.0]

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rllib_srl import SRLConfig, ToolEnvironment
+from rllib_srl import ToolEnvironment
 from rllib_srl.common.environments import resolve
 from rllib_srl.envs.tools.calls import ToolServerError
 from tests.waiting import wait_until
@@ -195,23 +195,3 @@ def test_a_published_server() -> None:
     found = json.loads(env.step(f"Tool: {call}\n")[0].removeprefix("Result: "))
     assert found["target"]["timezone"] == "Asia/Tokyo" and found["target"]["datetime"][11:16] in ("23:30", "00:30")
     assert env.step("Tool: get_current_time('Mars/Base')\n")[0].startswith("Result: Error: ")
-
-
-@pytest.mark.slow
-def test_a_run_trains_with_it(tmp_path: Path, ray_here: Any) -> None:
-    settings = {"command": COMMAND, "tasks": TASKS, "start_timeout_s": 60.0}
-    config = (
-        SRLConfig()
-        .environment("mcp", env_config=settings)
-        .rl_module(model_config={"model": "tiny"})
-        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=8, max_episode_tokens=512, max_turns=2)
-        .env_runners(env_timeout_s=60.0)
-        .training(lr=3e-4, num_prompts_per_batch=2, group_size=2, compute_dtype="float32")
-        .training(log_directory=str(tmp_path), checkpoint_every=0)
-        .debugging(seed=1)
-    )
-    algo = config.build_algo()
-    try:
-        assert algo.train()["env_runners"]["num_groups"] == 2
-    finally:
-        algo.stop()

@@ -7,17 +7,14 @@ import time
 
 import pytest
 
-from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs.question import Question
 from rllib_srl.envs.tools import ToolCall, ToolTimeoutError, ToolWorld
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
-from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode
-from rllib_srl.rollout.player import play
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.rollout.transcript import ChatTranscript
 from rllib_srl.types import Prompt
-from tests.rollout.fakes import CHATML, ScriptedEngine, make_tokenizer
+from tests.rollout.fakes import CHATML, make_tokenizer
 
 
 class Sums(ToolWorld):
@@ -148,12 +145,6 @@ def test_calls_are_limited():
     assert world.step("Answer: 5\n")[1] == 1.0
 
 
-def test_a_long_result_is_cut_and_says_so():
-    world = playing(max_result_chars=20)
-    said = "Result: aaaaaaaaaaaaaaaaaaaa\n[cut: the first 20 of 900 characters]\n"
-    assert world.step("Tool: shout(900)\n")[0] == said
-
-
 # --- tools shown by the model's chat template ---------------------------------------------------
 
 # As Qwen 2.5 writes tools and their results; a template of CHATML's kind otherwise.
@@ -205,36 +196,6 @@ def test_a_template_that_cannot_show_tools_is_refused(template, message):
     transcript.first("hello")  # fine without tools
     with pytest.raises(ValueError, match=message):
         transcript.first("hello", json.dumps([{"name": "f"}]))
-
-
-def test_a_played_episode_is_the_rendering_of_its_conversation():
-    tokenizer = make_tokenizer(chat_template=QWEN, with_bos=False)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
-    turns = {"g/0/0": call, "g/0/1": "<answer>5</answer>"}
-    engine = ScriptedEngine(
-        tokenizer, lambda name, _: [*tokenizer(turns[name], add_special_tokens=False)["input_ids"], end], 9000
-    )
-    calls = EnvCalls(1, 60.0)
-    (episode,) = play(
-        [LiveEpisode(Prompt("sums", "2 3"), "g", 0)], engine=engine,
-        worlds={"sums": lambda: Sums({"num_shots": 0, "tools_in": "template", "call_format": "native"})},
-        transcript=ChatTranscript(tokenizer), sampling=Sampling(max_tokens=1),
-        limits=Limits(max_turns=4, max_turn_tokens=500, max_episode_tokens=8000), calls=calls, deadline_s=60.0,
-    )  # fmt: skip
-    calls.close(1.0)
-    assert (episode.get_return(), episode.custom_data["stop_reason"].value) == (1.0, "terminated")
-    stream = [token for pair in zip(episode.get_observations(), episode.get_actions()) for ids in pair for token in ids]
-    world = Sums({"num_shots": 0, "tools_in": "template"})
-    world.reset(options={"prompt_id": "2 3"})
-    messages = [
-        {"role": "user", "content": "Question: 2 + 3?\n"},
-        {"role": "assistant", "content": call},
-        {"role": "tool", "content": "5"},
-        {"role": "assistant", "content": "<answer>5</answer>"},
-    ]
-    whole = tokenizer.apply_chat_template(messages, tools=world.tool_schemas, tokenize=False)
-    assert tokenizer.decode(stream) + "\n" == whole
 
 
 @pytest.mark.parametrize("wrapper", [SelfIteration, SelfLabel])

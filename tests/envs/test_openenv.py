@@ -9,13 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
 
-from rllib_srl import SRLConfig
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError, SessionError
 from rllib_srl.envs.servers.openenv import OpenEnv, RewardRangeError, SeedError
@@ -263,27 +261,3 @@ def test_episodes_at_the_same_time_do_not_mix(make: Any, kind: str) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(play, range(64)))
-
-
-@pytest.mark.slow
-def test_a_run_plays_whole_groups(server: Server, tmp_path: Path) -> None:
-    url = f"ws://127.0.0.1:{server.port}/plain/ws"
-    settings = {"url": url, "action": {"message": "{turn}"}, "observation": "said.text", "low": -0.3, "stop": ["\n"]}
-    config = (
-        SRLConfig()
-        .environment("rllib_srl.envs.servers.openenv:OpenEnv", env_config=settings)
-        .rl_module(model_config={"model": "tiny"})
-        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=4, max_episode_tokens=64, max_turns=3)
-        .env_runners(max_concurrent_episodes=4)
-        .training(num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
-        .training(log_directory=str(tmp_path), checkpoint_every=0)
-        .debugging(seed=1)
-    )
-    server.most_open = server.num_open
-    algo = config.build_algo()
-    try:
-        played = algo.train()["env_runners"]
-    finally:
-        algo.stop()
-    assert played["num_episodes_lost"] == 0 and 0 <= played["episode_return_mean"] <= 1
-    assert server.most_open <= 6  # four episodes, and what checks the settings

@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from rllib_srl import SRLConfig
 from rllib_srl.common.import_paths import functions_in, with_whole_paths
 from rllib_srl.envs.agents import loops, verifiers_env
 from rllib_srl.envs.agents.endpoint import Ended, endpoint
@@ -45,29 +44,6 @@ needs_tasksets = pytest.mark.skipif(installed() != "0.4", reason="no verifiers 0
 
 def asked(info: dict[str, Any]) -> dict[str, Any]:
     return json.loads(info["conversation"])  # type: ignore[no-any-return]
-
-
-def small_config(settings: dict[str, Any], log_directory: Path) -> SRLConfig:
-    return (
-        SRLConfig()
-        .environment("rllib_srl.envs.agents.verifiers_env:Verifiers", env_config=settings)
-        .rl_module(model_config={"model": "tiny"})
-        .env_runners(engine="transformers", num_env_runners=0, max_turn_tokens=8, max_episode_tokens=192, max_turns=4)
-        .training(lr=3e-4, num_prompts_per_batch=4, group_size=4, compute_dtype="float32")
-        .training(log_directory=str(log_directory), checkpoint_every=0)
-        .debugging(seed=1)
-    )
-
-
-def trained(settings: dict[str, Any], tmp_path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of the runners in two iterations."""
-    algo = small_config(settings, tmp_path).build_algo()
-    try:
-        results = [algo.train()["env_runners"] for _ in range(2)]
-    finally:
-        algo.stop()
-    assert all(one["num_episodes_lost"] == 0 and 0 <= one["episode_return_mean"] <= 1 for one in results)
-    return results
 
 
 @pytest.fixture
@@ -149,15 +125,6 @@ def test_how_rollouts_of_a_taskset_end(taskset: Any) -> None:
 def test_tasksets_that_cannot_be_played_are_refused(load: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Verifiers({"load": load, "args": args})
-
-
-@needs_tasksets
-@pytest.mark.slow
-@pytest.mark.usefixtures("taskset")
-def test_a_taskset_trains(tmp_path: Path) -> None:
-    for played in trained({"load": "verifiers-tasks", "args": taskset_args(num_tries=2)}, tmp_path):
-        assert played["reward/correct"] == pytest.approx(played["episode_return_mean"])
-        assert 1 <= played["agent/num_calls"] <= 2 and played["agent/num_conversations"] == 1
 
 
 def rule(messages: list[dict[str, Any]], answers: dict[str, str]) -> str:
