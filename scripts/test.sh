@@ -14,7 +14,7 @@ bash scripts/setup.sh --dev
 
 unset PYTHONDONTWRITEBYTECODE  # without its cache pytest compiles all tests anew, in every process
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s (%d min %02d s after the start)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 # over NAME PACKAGES: an environment build/NAME that sees the packages of .venv and has its own for the rest (15 s to make).
 over() {
     local there=build/$1
