@@ -15,7 +15,7 @@ With --page, Chromium without a window opens the page of the server, and picture
 Questions are asked by HTTP in both forms.
 
 Exit status 0: the rating rose, the harmful version was rejected, the rollback works, and training has delayed the 95th
-percentile of the latency by no more than --share.
+percentile of the latency by no more than --share, or 10 ms.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from typing import IO, Any, Protocol
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
+from rllib_srl.cli.serving.figures import percentile
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
@@ -49,6 +50,7 @@ WORDS = _WORDS.split()
 VERSION_S, CALL_S = 1800.0, 120.0
 GAP_S = 0.3  # between two questions of somebody who chats, at least
 READING = 2.0  # times as long as an answer took, it is read; training goes on meanwhile
+LEEWAY_S = 0.01  # by which training may delay the 95th percentile, however short answers are
 BLOCK = 12  # questions, in turn with and without training
 RATER = "rule"
 _SERVING = re.compile(r"serving (\S+)")
@@ -220,11 +222,6 @@ class Person:
         raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
 
 
-def p95(seconds: list[float]) -> float:
-    """Return the 95th percentile."""
-    return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
-
-
 def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool:
     """Play the evening, print what happened; return whether all went as it should."""
     held_out = random.Random(arguments.seed + 1)
@@ -243,19 +240,20 @@ def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool
         print(served.versions())
     back = served.call("GET", "/versions")["active"]
     paused, going_on = person.taken[True], person.taken[False]
-    latency = p95(going_on) / p95(paused) - 1
+    without, beside = (percentile(one, 0.95) or 0.0 for one in (paused, going_on))
+    is_fast = beside <= max((1 + arguments.share) * without, without + LEEWAY_S)
     rows = [
         ["version 1, from good ratings", state],
         ["held-out answers that the rule calls good", f"{before:.3f} -> {after:.3f} of {arguments.heldout}"],
         ["version 2, from harmful ratings", harmful],
         ["active, and after the rollback", f"{active}, {back}"],
-        ["p95 of an answer, training paused", f"{1000 * p95(paused):.1f} ms ({len(paused)} answers)"],
-        ["p95 of an answer, with training", f"{1000 * p95(going_on):.1f} ms ({len(going_on)} answers)"],
-        ["delay of the p95", f"{latency:+.1%}; limit {arguments.share:+.0%}"],
+        ["p95 of an answer, training paused", f"{1000 * without:.1f} ms ({len(paused)} answers)"],
+        ["p95 of an answer, with training", f"{1000 * beside:.1f} ms ({len(going_on)} answers)"],
+        ["delay of the p95", f"{beside / without - 1:+.1%}; limit {arguments.share:+.0%}, or {1000 * LEEWAY_S:.0f} ms"],
     ]
     print(table(rows))
     is_rejected = harmful == "rejected" and active == 1
-    return state == "active" and after > before and is_rejected and back == 0 and latency <= arguments.share
+    return state == "active" and after > before and is_rejected and back == 0 and is_fast
 
 
 def by_page(served: Served, arguments: argparse.Namespace) -> bool:

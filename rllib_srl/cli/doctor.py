@@ -4,6 +4,7 @@
     srl doctor --env compare --model smollm2-135m      the run that `srl train` with the same flags would start
     srl doctor --model DIR --gpus 4x80                 a model on four GPUs of 80 GiB, from any machine
     srl doctor --model DIR --gpus 1x24 --micro-batch-tokens 2048 --max-episode-tokens 4096
+    srl doctor --serve DIR --gpus 1x24                 whether `srl serve` and its training fit onto a card together
 
 With an environment it takes every flag of `srl train` (`srl train --help`). It prints a line for each check, with ok,
 warning or failure: right answers are graded 1 and empty ones 0, the gradient is not 0, and a checkpoint restores the
@@ -41,6 +42,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     text = "GPUs to plan for, such as 4x80 (default: those here)"
     parser.add_argument("--gpus", type=_gpus, metavar="NxGIB", help=text)
+    text = "name or directory of a model that `srl serve` would serve and train"
+    parser.add_argument("--serve", metavar="MODEL", help=text)
     text = "directory that the run would write (default: results)"
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help=text)
     add_verbose(parser)
@@ -59,9 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     given, found = given_settings(arguments), diagnosis.Findings()
     found.add(diagnosis.of_machine())
     number, gib = arguments.gpus or diagnosis.gpus_here()
-    if number:
+    if arguments.serve:
+        from rllib_srl.cli.serving.card import fit
+
+        found.add(fit(arguments.serve, number, gib))
+    elif number:
         found.add(diagnosis.of_gpus(given, number, gib, places_all=bool(arguments.gpus)))
-    if not arguments.gpus:
+    if not arguments.gpus and not arguments.serve:
         found.add(diagnosis.of_packages())
         if any(given.get(name) != 0 for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")):
             found.add(diagnosis.of_build())

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scripts.evening import Served, is_word, p95, question_of
+from rllib_srl.cli.serving.figures import percentile
+from scripts.evening import Served, is_word, question_of
 
 
 def chat(served: Served, seed: int, until: float) -> list[float]:
@@ -54,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             served.stop()
     print(json.dumps({
         "start_s": round(start_s, 1), "answers": len(taken), "answers_per_s": round(len(taken) / seconds, 2),
-        "p50_ms": round(1e3 * sorted(taken)[len(taken) // 2]) if taken else None,
-        "p95_ms": round(1e3 * p95(taken)) if taken else None, "versions": len(states), "active": states.count("active"),
+        "p50_ms": round(1e3 * (percentile(taken, 0.5) or 0)), "p95_ms": round(1e3 * (percentile(taken, 0.95) or 0)),
+        "versions": len(states), "active": states.count("active"),
     }))  # fmt: skip
     return int(not taken)
 

@@ -65,14 +65,22 @@ def gap_of(expected: Sequence[Continuation], served: Sequence[ServedContinuation
     return CanaryGap.between([np.array(ours)], [np.array(theirs)])
 
 
-def check(expected: Sequence[Continuation], served: Sequence[ServedContinuation], version: int) -> CanaryGap:
+def check(
+    expected: Sequence[Continuation], served: Sequence[ServedContinuation], version: int, dtype: str = "float32"
+) -> CanaryGap:
     """Check that the server computes the version that was trained; return the gap.
+
+    Args:
+        expected: by the trainer.
+        served: by the server.
+        version: its number, for the message.
+        dtype: in which both compute. In bfloat16 the bound is that of rounding, which hides a small adapter.
 
     Raises:
         WeightSyncError: it does not; the message has version and gap.
     """
     gap = gap_of(expected, served)
-    check_canary(gap, None, "float32", version)
+    check_canary(gap, None, dtype, version)
     return gap
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,7 +39,7 @@ class Meter:
 
     def figures(self) -> dict[str, Any]:
         """Return number, latency and speed; None where there is no answer yet."""
-        seconds = sorted(one for one, _ in self._newest)
+        seconds = [one for one, _ in self._newest]
         total = sum(seconds)
         return {
             "num": self.num,
@@ -49,9 +49,9 @@ class Meter:
         }
 
 
-def percentile(ordered: list[float], share: float) -> float | None:
+def percentile(values: Sequence[float], share: float) -> float | None:
     """Return the smallest value that at least a share of the values do not exceed; None without values."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 def stored_figures(ratings: RatingStore, lineage: Lineage, now: datetime | None = None) -> dict[str, Any]:

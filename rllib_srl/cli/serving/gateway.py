@@ -10,7 +10,8 @@
     POST /v1/rollback                           {"reason": "...", "version": 3}; only while that version is active
     POST /v1/training                           {"paused": true | false}
     GET  /v1/status
-    GET  /v1/figures                            latency, speed, ratings, versions (figures.py); /metrics for Prometheus
+    GET  /v1/figures                            latency, speed, ratings, versions (figures.py); /metrics for Prometheus,
+                                                and every minute a record for TensorBoard in DIR
 
 A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged. One token
 opens everything: as a bearer token, or in the cookie that the address of the page sets (dashboard/access.py).
@@ -24,7 +25,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +47,7 @@ from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.versions import rows_of
 from rllib_srl.cli.serving.vllm_server import ServerError
+from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import RequestError, read_object, read_request
@@ -55,12 +57,14 @@ from rllib_srl.people.lineage.versions import LineageError
 from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating, check_value, expected
 from rllib_srl.people.rating_store import RatingsError
 from rllib_srl.storage.disk import DiskFull
+from rllib_srl.storage.event_file import EventFile
 
 MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
 MAX_REASON = 1000  # characters
 MAX_QUERY = 200  # characters of a text that is searched for
 MOST_FOUND = 20  # conversations at once
+RECORD_S = 60.0  # between two records of the figures for TensorBoard
 SEARCH_S = 0.2  # most time of a search; answers that are to be logged wait for it
 PAGE = Path(__file__).with_name("page")
 PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -283,6 +287,15 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(prometheus_text(await self._measured()), media_type=CONTENT_TYPE_LATEST)
+
+    async def record(self, events: EventFile) -> None:
+        """Write the figures for TensorBoard every `RECORD_S` seconds, until cancelled; a full disk leaves a gap."""
+        while True:
+            for name, value in numbers_of(await self._measured()):
+                events.add_scalar(name, value, int(time.time() // RECORD_S))
+            with suppress(DiskFull):  # requests say so
+                await asyncio.to_thread(events.flush)
+            await asyncio.sleep(RECORD_S)
 
     async def _measured(self) -> dict[str, Any]:
         return {"answers": self._meter.figures(), **await self._stores.run(self._stores.figures)}

@@ -5,7 +5,7 @@
     progress.json  slices done, for the status
     result.json    verdicts of the gates and metrics
 
-The trainer opens no database: the gateway stops it (SIGSTOP) at any instant, and a stopped writer would block others.
+The trainer opens no database: the gateway may stop it at any instant, and a stopped writer would block others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rllib_srl.cli.serving.adapter import read_json
 from rllib_srl.studies.recording import write_whole
 
 JOB, PROGRESS, RESULT = "job.json", "progress.json", "result.json"
+CONTEXT = 4096  # most tokens of a conversation
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Job:
     neutral: float = 0.5  # reward of an answer that is neither good nor bad
     good: float = 0.75  # lowest reward of a good one
     changed: list[str] = field(default_factory=list)  # ids of answers that the parent remembers with another rating
+    dtype: str = "float32"  # bfloat16: on a card
 
     def write(self, directory: Path) -> None:
         """Write job.json."""

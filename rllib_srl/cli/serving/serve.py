@@ -9,6 +9,7 @@ ratings by PUT /v1/conversations/ID/rating. The token is in DIR/token. After --t
 model (an adapter) is trained, at the lowest priority and only while nothing is being answered. It answers once held-out
 prompts of every --keep environment say that nothing is lost, and once the server computes it as the trainer does. `srl
 versions DIR` lists all versions, and rolls back. Everything is in DIR, readable by you only; the same command goes on.
+On a GPU server and trainer share it, in bfloat16: `srl doctor --serve MODEL` says whether they fit.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-
+from rllib_srl.algorithm.resources import card_bytes_here
 from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.serving.adapter import AdapterError
+from rllib_srl.cli.serving.card import Place, place_of
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings, write_json
+from rllib_srl.cli.serving.job import CONTEXT, Job, KeptDomain, TrainingSettings, write_json
 from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.stores import Stores
@@ -46,8 +47,8 @@ from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.people.schemes import SCHEMES
 from rllib_srl.rollout.transcript import make_transcript
+from rllib_srl.storage.event_file import EventFile
 
-CONTEXT = 4096  # most tokens of a conversation
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 _HELP = {
@@ -122,18 +123,19 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
     return settings, keep
 
 
-async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir: Path) -> int:
+async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir: Path, place: Place) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     settings, keep = training_of(arguments)
     fixed = served.settings()
     tokenizer = load_tokenizer(model_dir)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
-    server = VLLMServer(model_dir, fixed["context"], fixed["rank"], served.log, has_template)
+    how = (fixed["context"], fixed["rank"])
+    server = VLLMServer(model_dir, *how, served.log, has_template, place.dtype, place.share)
     most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP
-    usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, torch.cuda.is_available())
+    usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, place.is_card)
     stores = Stores(served, arguments.scheme)
     serving = Serving(server, served, stores, lambda is_busy: training.on_busy(is_busy))
     training = Training(served, stores, serving, settings, keep, arguments.train_after)
@@ -152,7 +154,7 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir:
             print(f"serving {url}/v1  version {serving.number}  token in {served.path / TOKEN}")
             print(f"page {url}/?token={access.token}", flush=True)
             try:
-                return await _until_stopped(served, serving, training)
+                return await _until_stopped(served, serving, training, gateway)
             finally:
                 address.unlink(missing_ok=True)
     finally:
@@ -180,12 +182,12 @@ async def _watched(served: ServedDirectory, serving: Serving) -> None:
         await serving.watch()
 
 
-async def _until_stopped(served: ServedDirectory, serving: Serving, training: Training) -> int:
-    """Train and watch the engine; return 0 after SIGINT or SIGTERM."""
+async def _until_stopped(served: ServedDirectory, serving: Serving, training: Training, gateway: Gateway) -> int:
+    """Train, watch the engine and record figures; return 0 after SIGINT or SIGTERM."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    doing = [training.run(), _watched(served, serving), stopped.wait()]
+    doing = [training.run(), _watched(served, serving), gateway.record(EventFile(served.path)), stopped.wait()]
     tasks = [asyncio.create_task(one) for one in doing]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -205,14 +207,16 @@ def serve(arguments: argparse.Namespace) -> int:
     context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
-    Examiner(Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, []))  # its errors, now
+    job = Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, [])
+    Examiner(job)  # its errors, now
+    place = place_of(job, card_bytes_here(), bool(arguments.train_after))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
     served = ServedDirectory(arguments.out)
     fixed = {"model": str(model_dir.absolute()), "rank": arguments.rank, "context": context}
-    served.fix_settings({**fixed, "temperature": arguments.temperature})
+    served.fix_settings({**fixed, "temperature": arguments.temperature, "dtype": place.dtype})
     with served.locked():
-        return asyncio.run(run(arguments, served, model_dir))
+        return asyncio.run(run(arguments, served, model_dir, place))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -168,7 +168,8 @@ class Serving:
         await self.server.load(name_of(version.number), directory)
         self._loaded.add(version.number)
         try:
-            return check(expected, await self.server.continuations(name_of(version.number), expected), version.number)
+            found = await self.server.continuations(name_of(version.number), expected)
+            return check(expected, found, version.number, self.server.dtype)
         except (WeightSyncError, ServerError):
             await self._unload(version.number)
             raise

@@ -1,10 +1,10 @@
-"""Train versions in the background: start the trainer when enough ratings are new, stop it while answering.
+"""Train versions in the background: start the trainer when enough ratings are new, let it wait while answering.
 
     enough new ratings ─> job ─> trainer process ─> candidate ─> gates ─> push ─> active
-                                  │  stopped (SIGSTOP) while an answer is under way or training is paused
+                                  │  waits while an answer is under way or training is paused (trainer/process.py)
                                   └  killed: the next one continues with its newest slice
 
-The trainer writes no database and holds no lock, so it can be stopped at any instant.
+The trainer writes no database, so it can be stopped at any instant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, RatedTo
 from rllib_srl.cli.serving.served_directory import SETTINGS, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.stores import Stores
-from rllib_srl.cli.serving.trainer.process import signal_trainer, start_trainer
+from rllib_srl.cli.serving.trainer.process import UP, TrainerProcess, start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.lineage.conversations import ConversationsError
@@ -40,7 +39,7 @@ QUIET_S = 0.05  # without an answer under way, before the trainer goes on
 SEED = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
 MAX_TRIES = 3  # of a trainer that fails without another slice
 LOG = "train.log"
-_OF_SETTINGS: Kinds = {"model": str, "context": int, "temperature": (int, float)}
+_OF_SETTINGS: Kinds = {"model": str, "context": int, "temperature": (int, float), "dtype": str}
 _OF_PROGRESS: Kinds = {"done": int, "of": int}
 _OF_RESULT: Kinds = {
     "is_passed": bool, "reasons": list, "metrics": dict, "verdicts": (list, dict), "changes": dict, "trained": dict
@@ -72,9 +71,9 @@ class Training:
         """
         self._served, self._stores, self._serving = served, stores, serving
         self._settings, self._keep, self._after = settings, list(keep), after
-        self._process: subprocess.Popen[bytes] | None = None
+        self._trainer: TrainerProcess | None = None
         self._version: Version | None = None
-        self._tries, self._is_stopped, self._is_busy = 0, False, False
+        self._tries, self._is_busy = 0, False
         self._num_slices = 0  # of the version in training, when the trainer failed last
         self._resuming: asyncio.TimerHandle | None = None
         self._turning = asyncio.Lock()  # a rollback must not drop a version in mid-turn
@@ -83,10 +82,10 @@ class Training:
         self._has_candidates = True  # perhaps: of an earlier start, or one that met an engine that had ended
         self.is_paused, self.error = False, ""
 
-    # --- stopping and continuing the process -------------------------------------------------------
+    # --- letting the trainer wait ------------------------------------------------------------------
 
     def on_busy(self, is_busy: bool) -> None:
-        """Stop the trainer while answers are under way; continue it shortly after the last one."""
+        """Let the trainer wait while answers are under way, and go on shortly after the last one."""
         self._is_busy = is_busy
         if self._resuming is not None:
             self._resuming.cancel()
@@ -103,11 +102,8 @@ class Training:
         self._steer()
 
     def _steer(self) -> None:
-        process, wanted = self._process, self._is_busy or self.is_paused
-        if process is None or process.poll() is not None or wanted == self._is_stopped:
-            return
-        signal_trainer(process, signal.SIGSTOP if wanted else signal.SIGCONT)
-        self._is_stopped = wanted
+        if self._trainer is not None:
+            self._trainer.hold(self._is_busy or self.is_paused)
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -131,9 +127,9 @@ class Training:
 
     def kill(self) -> None:
         """End the trainer process; its newest slice stays."""
-        if self._process is not None and self._process.poll() is None:
-            signal_trainer(self._process, signal.SIGKILL)
-        self._process = None
+        if self._trainer is not None:
+            self._trainer.kill()
+        self._trainer = None
 
     async def drop(self, reason: str) -> None:
         """End the version in training, if there is one; its ratings are free again."""
@@ -146,9 +142,13 @@ class Training:
             await self._reject(self._version, reason, is_stale=True)
 
     async def _turn(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is not None:
-                await self._ended(self._process.returncode)
+        if self._trainer is not None:
+            if (status := self._trainer.process.poll()) is not None:
+                self._trainer.close()
+                self._trainer = None
+                await self._ended(status)
+            else:
+                self._steer()  # it may have been too early
         elif self.is_paused:
             return
         elif self._has_candidates:
@@ -197,7 +197,8 @@ class Training:
         today = await stores.run(stores.ratings_today)
         remembered = await stores.run(stores.lineage.remembered, version.parent)
         changed = [name.rpartition("/")[0] for name, value in remembered.items() if today.get(name, value) != value]
-        return Job(version.number, *where, SEED, self._settings, self._keep, answers, *levels, changed)
+        how = (SEED, self._settings, self._keep, answers)
+        return Job(version.number, *where, *how, *levels, changed, fixed["dtype"])
 
     async def _start(self, version: Version) -> None:
         if version.settings != self._about():
@@ -213,10 +214,11 @@ class Training:
             await self._failed(version, "starting the trainer", str(error))
             return
         await asyncio.to_thread(job.write, directory)
+        (directory / UP).unlink(missing_ok=True)
         with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            self._process = await asyncio.to_thread(start_trainer, directory, **how)
-        self._is_stopped = False
+            process = await asyncio.to_thread(start_trainer, directory, **how)
+        self._trainer = TrainerProcess(process, directory, on_card=self._serving.server.dtype == "bfloat16")
         self._steer()
 
     async def _is_stale(self, version: Version) -> bool:
@@ -231,7 +233,6 @@ class Training:
         version = self._version
         assert version is not None
         directory = self._served.version(version.number)
-        self._process = None
         if status != 0:
             last = await asyncio.to_thread(_last_line, directory / LOG)
             await self._failed(version, "the trainer", f"status {status}: {last}")

@@ -39,6 +39,7 @@ from rllib_srl.envs.kept_process import start_kept
 
 BASE = "v0"  # the served name of the model itself
 MAX_ADAPTERS = 2  # the active one, and the one that follows it
+NUM_REQUESTS = 32  # at the same time
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 900.0
@@ -64,7 +65,16 @@ class ServerError(RuntimeError):
 class VLLMServer:
     """One server process. Invariant: between `start` and `stop` it runs, or `has_ended` is true."""
 
-    def __init__(self, model_dir: Path, context_length: int, rank: int, log: Path, has_template: bool) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        context_length: int,
+        rank: int,
+        log: Path,
+        has_template: bool,
+        dtype: str = "float32",
+        share: float = 0.0,
+    ) -> None:
         """Prepare a server.
 
         Args:
@@ -73,7 +83,10 @@ class VLLMServer:
             rank: of the adapters.
             log: file for its output.
             has_template: whether the model has a chat template; else `PLAIN_TEMPLATE` is used.
+            dtype: in which it computes; adapters on a card need bfloat16.
+            share: of the card that it reserves; 0 without one.
         """
+        self.dtype, self._share = dtype, share
         self._model_dir, self._context_length, self._rank = model_dir, context_length, rank
         self._log, self._has_template = log, has_template
         self._process: subprocess.Popen[bytes] | None = None
@@ -110,7 +123,7 @@ class VLLMServer:
         if not self._has_template:
             template.write_text(PLAIN_TEMPLATE, encoding="utf-8")
         command = [sys.executable, "-m", "rllib_srl.cli.serving.end_with_owner", str(os.getpid())]
-        command += self._command(socket, template)
+        command += [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self.flags(socket, template)]
         with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             how["env"] = self._environment()
@@ -228,15 +241,17 @@ class VLLMServer:
             raise ServerError(f"vLLM answers {path} with {reply.status_code}: {text}")
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else reply.text
 
-    def _command(self, socket: Path, template: Path) -> list[str]:
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model_dir)]
-        command += ["--served-model-name", BASE, "--uds", str(socket), "--dtype", "float32"]
-        command += ["--max-model-len", str(self._context_length), "--logprobs-mode", "processed_logprobs"]
-        command += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(_rank_of(self._rank))]
-        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # for calls that a request demands
-        command += ["--enforce-eager", "--max-num-seqs", "32", "--disable-uvicorn-access-log"]
-        command += [] if self._has_template else ["--chat-template", str(template)]
-        return command
+    def flags(self, socket: Path, template: Path) -> list[str]:
+        """Return the flags of vLLM's server."""
+        flags = ["--model", str(self._model_dir), "--served-model-name", BASE, "--uds", str(socket)]
+        flags += ["--dtype", self.dtype, "--max-model-len", str(self._context_length)]
+        flags += ["--gpu-memory-utilization", f"{self._share:g}"] if self._share else []
+        flags += ["--logprobs-mode", "processed_logprobs"]
+        flags += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(rank_of(self._rank))]
+        flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # for calls that a request demands
+        flags += ["--enforce-eager", "--max-num-seqs", str(NUM_REQUESTS), "--disable-uvicorn-access-log"]
+        flags += [] if self._has_template else ["--chat-template", str(template)]
+        return flags
 
     def _environment(self) -> dict[str, str]:
         fixed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -253,7 +268,7 @@ class VLLMServer:
             return
 
 
-def _rank_of(rank: int) -> int:
+def rank_of(rank: int) -> int:
     """Return the smallest rank of those that vLLM takes that holds an adapter."""
     return next(one for one in (1, 8, 16, 32, 64) if one >= rank)
 

@@ -25,7 +25,7 @@ from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
 from rllib_srl.envs.agents.web import Server, listen
 
 TOKEN = "a-token-of-the-tests-0123456789"
-FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0}
+FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0, "dtype": "float32"}
 
 
 def choice_of(token, logp, name, text):

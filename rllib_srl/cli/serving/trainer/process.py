@@ -2,12 +2,18 @@
 
     python -m rllib_srl.cli.serving.trainer.process DIRECTORY OWNER READY
 
-The owner, the gateway, waits until the file descriptor READY is closed before it stops this process (SIGSTOP): one that
-is stopped earlier would outlive a killed owner for ever. Exit status 0: result.json is complete.
+The owner, the gateway, lets this process wait while an answer is under way (`TrainerProcess.hold`):
+
+    on a CPU    it is stopped (SIGSTOP), with the processes of its Ray, once these run: Ray waits 30 s for its start
+    on a card   it waits for a lock before its next forward pass: a process with a CUDA context is never stopped
+
+READY is a file descriptor that this process closes when it is tied to its owner; one that is stopped earlier would
+outlive a killed owner for ever. Exit status 0: result.json is complete.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -20,6 +26,7 @@ from typing import Any
 from rllib_srl.envs.kept_process import end_with, start_kept
 
 NICENESS = 19
+UP, TURN = "ray_is_up", "turn"  # files of the version's directory: a mark of the trainer, and the lock
 PRESTARTS = "RAY_prestart_worker_first_driver"
 _READY_S = 60.0  # until the process is tied to its owner
 
@@ -57,6 +64,57 @@ def signal_trainer(process: subprocess.Popen[bytes], number: int) -> None:
     their process group is orphaned; in a container only if its first process belongs to another session.
     """
     os.killpg(process.pid, number)
+
+
+class TrainerProcess:
+    """A trainer that runs. Invariant: after `hold(True)` returned True it computes no further forward pass."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, on_card: bool) -> None:
+        """Hold a trainer that was just started in the directory of its version."""
+        self.process, self._up, self._is_held = process, directory / UP, False
+        self._lock = open(directory / TURN, "w") if on_card else None  # noqa: SIM115  (until `close`)
+
+    def hold(self, is_held: bool) -> bool:
+        """Let it wait, or go on; return False if that has to be tried again."""
+        if is_held == self._is_held or self.process.poll() is not None:
+            return True
+        if self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB if is_held else fcntl.LOCK_UN)
+            except BlockingIOError:  # the trainer looks at this moment
+                return False
+        elif self._up.exists():
+            signal_trainer(self.process, signal.SIGSTOP if is_held else signal.SIGCONT)
+        else:
+            return False
+        self._is_held = is_held
+        return True
+
+    def kill(self) -> None:
+        """End it; its newest slice stays."""
+        if self.process.poll() is None:
+            signal_trainer(self.process, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back, once the process has ended."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def take_turns(directory: Path) -> None:
+    """Let each forward pass of a model in this process wait until `TrainerProcess.hold` lets it go on."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+    from transformers import PreTrainedModel
+
+    lock = (directory / TURN).open("w")
+
+    def wait(module: Any, _: Any) -> None:
+        if isinstance(module, PreTrainedModel):
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+    register_module_forward_pre_hook(wait)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -43,6 +43,7 @@ from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
 
 MAX_AGE = 8  # versions in which a rating trains
 WAIT_S = 7 * 86400.0  # for anything; the time in which the trainer is stopped counts, too
+NUM_PLAYED = 32  # episodes at the same time on a card
 NUM_BAD = "num_nonfinite"
 _METRICS = ("reuse/kl", "reuse/ratio", "reuse/clip_fraction", "reuse/left_out")
 _BAD = ("num_nonfinite_gradients", "num_nonfinite_logps")
@@ -245,11 +246,16 @@ class RatedRun:
 
 
 def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
-    """Return the settings of a run in one process, on the CPU, whose environments are domains to keep."""
+    """Return the settings of a run in one process whose environments are domains to keep: on a card in bfloat16."""
+    on_card = job.dtype == "bfloat16"
     values: dict[str, Any] = {"worlds": {one.world: dict(one.env_config) for one in domains}, "model": job.model}
-    values |= {"engine": "transformers", "compute_dtype": "float32", "max_episode_tokens": job.context_length}
-    values |= {"num_env_runners": 0, "num_learners": 0, "num_gpus_per_learner": 0, "num_gpus_per_env_runner": 0}
-    values |= {"replay_revisit_fraction": 0.0}
+    values |= {"engine": {"name": "transformers"}, "compute_dtype": job.dtype, "max_episode_tokens": job.context_length}
+    values |= {"num_env_runners": 0, "num_learners": 0, "replay_revisit_fraction": 0.0}
+    values |= dict.fromkeys(("num_gpus_per_learner", "num_gpus_per_env_runner"), 0.5 if on_card else 0)
+    # The shares of the card were computed before the start (card.py); Ray does not know of vLLM's.
+    if on_card:
+        values |= {"engine": {"name": "transformers", "max_num_seqs": NUM_PLAYED}}
+        values |= {"check_resources": False, "colocate": False}
     return values | dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
 
 

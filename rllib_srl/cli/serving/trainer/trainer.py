@@ -1,7 +1,7 @@
 """The trainer: train one version, play held-out prompts, apply the gates, write the files.
 
-It runs in its own process (`process.py`) at the lowest priority and may be stopped (SIGSTOP) and continued
-at any instant. Killed, it continues with the newest checkpoint when it is started again.
+It runs in its own process (`process.py`) at the lowest priority and waits while the server answers. Killed, it
+continues with the newest checkpoint when it is started again.
 
 The gates compare a candidate with version 0, the model that was given, and not with its parent: small losses, each
 within the margin, would otherwise add up over many versions.
@@ -23,6 +23,7 @@ from rllib_srl.cli.serving.adapter import CANARY, read_json
 from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Continuation
 from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_json
 from rllib_srl.cli.serving.trainer.grading_key import grading_key
+from rllib_srl.cli.serving.trainer.process import UP, take_turns
 from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, WAIT_S, RatedRun, shared_settings
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.cli.shared.settings import build_config
@@ -129,7 +130,10 @@ def train(directory: Path) -> None:
     """Do the job of a version's directory."""
     job = Job.read(directory)
     examiner = Examiner(job)
+    if job.dtype == "bfloat16":
+        take_turns(directory)
     start_ray(verbose=False)
+    (directory / UP).touch()
     with closing(RatedRun(job, directory)) as run:
         before = answers_before(job, examiner, run.engine, directory.parent / BEFORE)
         run.start()

@@ -1,0 +1,152 @@
+"""A card for server and trainer: shares, number format, vLLM's own reading of the flags, and turns. Without a card."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from rllib_srl.algorithm import config as config_module
+from rllib_srl.algorithm.gpu_memory import GIB
+from rllib_srl.algorithm.model_shape import SHAPES
+from rllib_srl.algorithm.resources import PlacementError
+from rllib_srl.cli.serving import card
+from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, check
+from rllib_srl.cli.serving.card import Place, needs_of, place_of
+from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings
+from rllib_srl.cli.serving.trainer.process import TURN, UP, TrainerProcess, take_turns
+from rllib_srl.cli.serving.trainer.rated_run import rated_config
+from rllib_srl.cli.serving.vllm_server import VLLMServer
+from rllib_srl.engine.models import local_model
+from rllib_srl.engine.sync import WeightSyncError
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def job():
+    keep = [KeptDomain("compare", "compare", {})]
+    return Job(1, str(local_model("tiny")), "", 1024, 1.0, 0, TrainingSettings(), keep, [])
+
+
+def test_without_a_card_all_is_on_the_cpu_in_float32(job):
+    assert place_of(job, None) == Place("float32", 0.0) and not Place().is_card
+
+
+def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
+    """1.5B on 24 GiB: .97 of it less the trainer's need; without training at most .9."""
+    monkeypatch.setattr(card.ModelShape, "of", lambda _: SHAPES["1.5B"])
+    server, trainer = needs_of(job)
+    assert trainer.parts["its engine"] == 2 * SHAPES["1.5B"].num_parameters + 32 * 1024 * SHAPES["1.5B"].kv_bytes
+    place = place_of(job, 24 * GIB)
+    left = 0.97 - trainer.total / (24 * GIB)
+    assert place.dtype == "bfloat16" and 0 <= left - place.share < 0.01 and server.total < place.share * 24 * GIB
+    assert place_of(job, 24 * GIB, is_trained=False).share == 0.9
+    with pytest.raises(PlacementError, match=r"needs .* GiB .*and its trainer .*card of 16 GiB.*--train-after 0"):
+        place_of(job, 16 * GIB)
+
+
+def test_a_model_of_unknown_sizes_is_refused_on_a_card(job, monkeypatch):
+    monkeypatch.setattr(card.ModelShape, "of", lambda _: None)
+    with pytest.raises(PlacementError, match="expected a config.json with a Llama-like model's sizes"):
+        place_of(job, 80 * GIB)
+
+
+def test_the_trainers_run_is_valid_on_a_card(job, monkeypatch):
+    monkeypatch.setattr(config_module, "num_gpus_here", lambda: 1.0)
+    monkeypatch.setattr(config_module, "card_bytes_here", lambda: 24 * GIB)
+    config = rated_config(replace(job, dtype="bfloat16"), Path())
+    config.validate()
+    assert (config.compute_dtype, config.num_gpus_per_learner, config.num_learners) == ("bfloat16", 0.5, 0)
+    assert config.engine_settings()["device"] == "cuda" and config.engine_settings()["dtype"] == "bfloat16"
+    assert not config.colocate
+
+
+@pytest.mark.engine
+def test_vllm_reads_the_flags_as_they_are_meant(tmp_path):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    found = {}
+    for dtype, share in (("bfloat16", 0.55), ("float32", 0.0)):
+        server = VLLMServer(local_model("tiny"), 512, 16, tmp_path / "log", False, dtype, share)
+        flags = server.flags(tmp_path / "socket", tmp_path / "template")
+        arguments = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(flags))
+        found[dtype] = arguments.create_engine_config()
+    on_card = found["bfloat16"]
+    assert str(on_card.model_config.dtype) == str(on_card.lora_config.lora_dtype) == "torch.bfloat16"
+    assert on_card.cache_config.gpu_memory_utilization == 0.55 and on_card.lora_config.max_lora_rank == 16
+    assert str(found["float32"].lora_config.lora_dtype) == "torch.float32"
+
+
+@pytest.mark.parametrize(("gap", "is_taken"), [(0.15, True), (0.3, False)])
+def test_the_bound_of_the_canary_follows_the_format(gap, is_taken):
+    expected = [Continuation([1], list(range(16)), [-0.5] * 16)]
+    served = [ServedContinuation(list(range(16)), [-0.5 - gap] * 16, [{at: -0.5 - gap} for at in range(16)])]
+    with pytest.raises(WeightSyncError, match="max <= 0.001"):
+        check(expected, served, 1, "float32")
+    if is_taken:
+        assert np.isclose(check(expected, served, 1, "bfloat16").mean, gap)
+    else:
+        with pytest.raises(WeightSyncError, match="mean <= 0.2"):
+            check(expected, served, 1, "bfloat16")
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_on_a_cpu_a_trainer_is_stopped_once_its_ray_runs(tmp_path, sleeper):
+    trainer = TrainerProcess(sleeper, tmp_path, on_card=False)
+    assert not trainer.hold(True)  # to be tried again
+    (tmp_path / UP).touch()
+    state = psutil.Process(sleeper.pid).status
+    assert trainer.hold(True) and wait_until(lambda: state() == psutil.STATUS_STOPPED)
+    assert trainer.hold(False) and wait_until(lambda: state() != psutil.STATUS_STOPPED)
+
+
+def test_on_a_card_a_trainer_waits_before_its_next_forward_pass(tmp_path, sleeper, random_llama_dir):
+    """The sleeper stands for the trainer's process, which is not stopped; its lock is waited for in a thread."""
+    import torch
+    from torch.nn.modules import module as modules
+    from transformers import AutoModelForCausalLM
+
+    model, hooks = AutoModelForCausalLM.from_pretrained(random_llama_dir), modules._global_forward_pre_hooks
+    before = dict(hooks)
+    trainer = TrainerProcess(sleeper, tmp_path, on_card=True)
+    take_turns(tmp_path)
+    try:
+        assert trainer.hold(True) and psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED
+        passes = []
+        thread = threading.Thread(target=lambda: passes.append(model(torch.tensor([[1, 2]]))), daemon=True)
+        thread.start()
+        thread.join(0.5)
+        assert not passes
+        assert trainer.hold(False)
+        thread.join(60)
+        assert len(passes) == 1
+    finally:
+        hooks.clear()
+        hooks.update(before)
+        trainer.close()
+
+
+def test_a_trainer_that_looks_at_this_moment_is_asked_again(tmp_path, sleeper):
+    trainer = TrainerProcess(sleeper, tmp_path, on_card=True)
+    with (tmp_path / TURN).open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not trainer.hold(True)
+        fcntl.flock(other, fcntl.LOCK_UN)
+    assert trainer.hold(True)
+    trainer.close()
