@@ -43,7 +43,7 @@ def test_without_any_loss_or_gain_the_bound_is_that_of_one_proportion() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(20, 3, 1), (44, 0, 1), (60, 12, 9), (7, 7, 0), (7, 0, 7), (5, 2, 3)])
+@pytest.mark.parametrize("counts", [(60, 12, 9), (7, 7, 0), (7, 0, 7)])
 def test_the_likeliest_chance_of_a_loss_is_that_of_a_grid(counts: tuple[int, int, int]) -> None:
     num, lost, gained = counts
     for d in (-0.6, -0.05, 0.03, 0.4):
@@ -69,9 +69,7 @@ def test_the_interval_ends_where_the_score_rejects_and_mirrors(num: int, data: s
 
 
 # Exact, over all outcomes of 60 prompts. Few changes make any interval too wide; the score may miss by about .02.
-@pytest.mark.parametrize(
-    ("p_lost", "p_gained", "most"), [(0.05, 0.05, 0.97), (0.1, 0.02, 0.97), (0.3, 0.2, 0.97), (0.02, 0.0, 1.0)]
-)
+@pytest.mark.parametrize(("p_lost", "p_gained", "most"), [(0.1, 0.02, 0.97), (0.02, 0.0, 1.0)])
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(p_lost: float, p_gained: float, most: float) -> None:
     num, covered, total = 60, 0.0, 0.0
     cells = [p_lost, p_gained, 1 - p_lost - p_gained]

@@ -70,10 +70,8 @@ def trainer_that(writes, status):
 @pytest.mark.parametrize(
     ("writes", "status", "said"),
     [
-        ({"progress.json": "{"}, 1, "the trainer failed 3 times, status 1: no message; "),
         ({"progress.json": "{}"}, 1, "progress.json has no entry done; expected done, of"),
         ({"progress.json": '{"done": "1", "of": 2}'}, 1, "progress.json is damaged: done = '1'"),
-        ({"result.json": "[]"}, 0, "result.json holds a list; expected an object with is_passed, reasons"),
         ({"result.json": '{"is_passed": true}'}, 0, "result.json has no entry reasons"),
     ],
 )

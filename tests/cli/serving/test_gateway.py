@@ -87,26 +87,13 @@ def test_a_stream_has_the_same_text_and_is_logged_before_it_ends(tmp_path):
     run(tmp_path, body)
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [({"temperature": 0.2}, "temperature = 0.2; expected 1.0"), ({"top_p": 0.5}, "p = 0.5"), ({"top_k": 3}, "k = 3")],
-)
-def test_what_was_sampled_otherwise_is_not_trained_on(tmp_path, more, why):
-    async def body(parts):
-        name = (await parts.ask(**more)).json()["id"]
-        logged = await parts.stores.run(parts.stores.conversations.find, name)
-        assert logged.tokens is None and why in logged.untrainable
-        rated = (await parts.rate(name, rating="good")).json()
-        assert rated["is_trained_on"] is False and await parts.stores.run(parts.stores.free_ratings) == {}
-
-    run(tmp_path, body)
-
-
 def test_a_secret_reaches_neither_the_log_nor_training(tmp_path):
     async def body(parts):
         name = (await parts.ask("my key is AKIAIOSFODNN7EXAMPLE")).json()["id"]
         shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
         assert shown["untrainable"] == HAS_SECRET and "AKIA" not in json.dumps(shown)
+        assert (await parts.rate(name, rating="good")).json()["is_trained_on"] is False
+        assert await parts.stores.run(parts.stores.free_ratings) == {}
 
     run(tmp_path, body)
 
@@ -140,13 +127,13 @@ def test_a_scheme_has_its_own_values_and_rewards(tmp_path):
     run(tmp_path, body, scheme="hybrid")
 
 
-@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "é"])
-def test_without_the_token_there_is_nothing_to_read(tmp_path, token):
+def test_without_the_token_there_is_nothing_to_read(tmp_path):
     async def body(parts):
-        for method, path in (("GET", "/v1/models"), ("GET", "/v1/versions"), ("POST", "/v1/rollback"), ("GET", "/x")):
-            reply = await parts.send(method, path, token)
-            assert reply.status_code == 401 and "rllib_srl" not in reply.text
-        assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
+        for token in ("", "wrong", TOKEN[:-1], "é"):
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/rollback"), ("GET", "/metrics"), ("GET", "/x")):
+                reply = await parts.send(method, path, token)
+                assert reply.status_code == 401 and "rllib_srl" not in reply.text
+            assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
 
     run(tmp_path, body)
 
@@ -456,35 +443,29 @@ def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypat
     run(tmp_path, body)
 
 
-def test_a_candidate_that_met_a_broken_engine_is_pushed_once_it_runs_again(tmp_path, monkeypatch):
+def test_a_candidate_that_the_engine_does_not_take_waits_for_a_new_engine_or_a_person(tmp_path, monkeypatch):
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    monkeypatch.setattr("rllib_srl.cli.serving.training.PUSH_AGAIN_S", 0.01)
 
     async def body(parts):
-        version = await candidate(parts, {"a/0": "good"})
+        async def state():
+            return (await parts.stores.run(parts.stores.lineage.version, 1)).state
+
+        await candidate(parts, {"a/0": "good"})
         parts.engine.is_dead, parts.engine.load_fault = True, "vLLM does not answer"
         task = asyncio.create_task(parts.training.run())
         await asyncio.sleep(0.1)
-        assert (await parts.stores.run(parts.stores.lineage.version, version.number)).state == "candidate"
-        parts.engine.is_dead, parts.engine.load_fault = False, ""
-        while parts.serving.number != version.number:
-            await asyncio.sleep(0.01)
-        task.cancel()
-
-    run(tmp_path, body)
-
-
-def test_a_candidate_that_the_engine_refuses_pauses_training_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
-
-    async def body(parts):
-        await candidate(parts, {"a/0": "good"})
-        monkeypatch.setattr("rllib_srl.cli.serving.training.PUSH_AGAIN_S", 0.01)
-        parts.engine.load_fault = "vLLM answers with 400: bad rank"
-        task = asyncio.create_task(parts.training.run())
+        assert await state() == "candidate" and not parts.training.is_paused  # the engine is started again
+        parts.engine.is_dead, parts.engine.load_fault = False, "vLLM answers with 400: bad rank"
         while not parts.training.is_paused:
             await asyncio.sleep(0.01)
         assert parts.training.error == "version 1: pushing failed 3 times, vLLM answers with 400: bad rank"
-        assert (await parts.stores.run(parts.stores.lineage.version, 1)).state == "candidate"
+        assert await state() == "candidate"
+        parts.engine.load_fault = ""
+        reply = await parts.send("POST", "/v1/training", json={"paused": False})
+        assert reply.json() == {"is_paused": False} and not parts.training.error
+        while parts.serving.number != 1:
+            await asyncio.sleep(0.01)
         task.cancel()
 
     run(tmp_path, body)
@@ -499,7 +480,7 @@ def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends_the_s
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
         parts.engine.is_dead, parts.engine.loaded, parts.engine.canary_shift = True, [], 0.5
         with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
-            await _until_stopped(parts.served, parts.serving, parts.training)
+            await _until_stopped(parts.served, parts.serving, parts.training, parts.gateway)
         assert (await parts.ask()).status_code == 503
 
     run(tmp_path, body)
@@ -512,24 +493,6 @@ def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
         await parts.serving.push(await candidate(parts, {f"{name}/0": "good"}))
         assert (await parts.rate(name, rating="bad")).json()["stale_versions"] == [1]
         assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "bad"}
-
-    run(tmp_path, body)
-
-
-def test_a_trainer_that_fails_again_and_again_pauses_training_and_loses_no_rating(tmp_path):
-    async def body(parts):
-        lineage, training = parts.stores.lineage, parts.training
-        training._version = await parts.stores.run(lineage.begin, {"a/0": "good"}, {})
-        parts.served.version(1).mkdir(parents=True)
-        (parts.served.version(1) / "train.log").write_text("started\nDiskFull: disk full\n\n")
-        for is_paused in (False, False, True):
-            await training._ended(1)
-            assert training.is_paused == is_paused
-        status = (await parts.send("GET", "/v1/status")).json()
-        assert status["training"]["error"].endswith("failed 3 times, status 1: DiskFull: disk full")
-        assert (await parts.stores.run(lineage.in_training)).number == 1
-        reply = await parts.send("POST", "/v1/training", json={"paused": False})
-        assert reply.json() == {"is_paused": False} and not training.error
 
     run(tmp_path, body)
 
@@ -556,7 +519,7 @@ def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
 
     async def body(parts):
         rng, statuses = random.Random(11), Counter()
-        for _ in range(150):
+        for _ in range(80):
             data = with_other_bytes(rng, rng.choice(seeds))
             async with raw(parts) as (reader, writer):
                 writer.write(data)
@@ -567,7 +530,7 @@ def test_mutated_requests_get_4xx_or_an_answer(tmp_path, monkeypatch, caplog):
                     continue
             statuses[int(reply.split()[1])] += 1
         assert not {one for one in statuses if one >= 500}, statuses
-        assert statuses[200] > 2 and statuses[400] > 20 and statuses[401] > 2
+        assert statuses[200] > 1 and statuses[400] > 10 and statuses[401] > 1
         assert (await parts.ask()).status_code == 200
 
     run(tmp_path, body)

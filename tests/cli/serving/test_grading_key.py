@@ -49,18 +49,16 @@ def test_the_code_of_an_own_environment_is_part_of_the_key(module):
     assert key_of("graded_otherwise:Strict") != before
 
 
-@pytest.mark.parametrize("what", ["rows", "reward"])
-def test_rows_and_reward_functions_are_part_of_the_key(module, tmp_path, what):
+def test_rows_and_reward_functions_are_part_of_the_key(module, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"question": "What is 1 + 1?", "answer": "2"}) + "\n")
-    given = {"path": str(rows), "num_shots": 0, **({"reward": "graded_otherwise:grade"} if what == "reward" else {})}
-    before = key_of("question_file", **given)
-    assert key_of("question_file", **given) == before
-    if what == "rows":
-        rows.write_text(rows.read_text().replace('"2"', '"3"'))
-    else:
-        module.write_text(MODULE.replace("1.0", "0.5"))
-    assert key_of("question_file", **given) != before
+    given = {"path": str(rows), "num_shots": 0, "reward": "graded_otherwise:grade"}
+    keys = [key_of("question_file", **given)]
+    rows.write_text(rows.read_text().replace('"2"', '"3"'))
+    keys.append(key_of("question_file", **given))
+    module.write_text(MODULE.replace("1.0", "0.5"))
+    keys.append(key_of("question_file", **given))
+    assert len(set(keys)) == 3 and key_of("question_file", **given) == keys[-1]
 
 
 def test_old_measurements_are_used_only_under_the_same_grading(tmp_path):
@@ -76,6 +74,3 @@ def test_old_measurements_are_used_only_under_the_same_grading(tmp_path):
     for key, is_right in (("lax", True), ("lax", True), ("strict", False)):
         assert answers_before(job, examiner(key), None, tmp_path / "before.json") == {"compare": {"a": is_right}}
     assert played == ["lax", "strict"]
-    of_before = {"model": "m", "prompts": {}, "answers": {}}  # of an older release, without a key
-    (tmp_path / "before.json").write_text(json.dumps(of_before))
-    assert answers_before(job, examiner("lax"), None, tmp_path / "before.json") == {"compare": {"a": True}}

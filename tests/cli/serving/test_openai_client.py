@@ -45,30 +45,29 @@ def run(directory, body):
     small_engine.run(directory, with_client, shows_tools=True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "marked"),
-    [
-        ({"stop": ["x"], "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 0}, "yes"),
-        ({"seed": 3}, "yes"),
-        ({"n": 2}, "no; reason=n = 2; a conversation that is trained on has one answer"),
-        (
-            {"response_format": {"type": "json_object"}},
-            "no; reason=response_format: the engine edits the probabilities",
-        ),
-        ({"temperature": 0.5}, "no; reason=temperature = 0.5; expected 1.0"),
-    ],
+MARKED = (
+    ({"stop": ["x"], "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 0}, "yes"),
+    ({"seed": 3}, "yes"),
+    ({"n": 2}, "no; reason=n = 2; a conversation that is trained on has one answer"),
+    ({"response_format": {"type": "json_object"}}, "no; reason=response_format: the engine edits the probabilities"),
+    ({"temperature": 0.5}, "no; reason=temperature = 0.5; expected 1.0"),
+    ({"top_p": 0.5}, "no; reason=top_p = 0.5; expected 1.0"),
 )
-def test_an_answer_says_whether_it_can_be_trained_on(tmp_path, fields, marked):
+
+
+def test_an_answer_says_whether_it_can_be_trained_on(tmp_path):
     async def body(parts, completions):
-        raw = await completions.with_raw_response.create(**ASKED, **fields)
-        reply = raw.parse()
-        assert [one.message.content for one in reply.choices] == [" 93"] * fields.get("n", 1)
-        assert raw.headers["X-SRL-Trained"] == marked
-        stored = await parts.stores.run(parts.stores.conversations.find, reply.id)
-        assert (stored.tokens is not None) == (marked == "yes") and stored.untrainable == marked.partition("reason=")[2]
-        assert (reply.choices[0].logprobs is not None) == ("logprobs" in fields)
-        assert ("seed" in raw.headers.get("X-SRL-Ignored", "")) == ("seed" in fields)
-        assert "seed" not in parts.engine.bodies[-1]
+        for fields, marked in MARKED:
+            raw = await completions.with_raw_response.create(**ASKED, **fields)
+            reply = raw.parse()
+            assert [one.message.content for one in reply.choices] == [" 93"] * fields.get("n", 1)
+            assert raw.headers["X-SRL-Trained"] == marked
+            stored = await parts.stores.run(parts.stores.conversations.find, reply.id)
+            assert (stored.tokens is not None) == (marked == "yes")
+            assert stored.untrainable == marked.partition("reason=")[2]
+            assert (reply.choices[0].logprobs is not None) == ("logprobs" in fields)
+            assert ("seed" in raw.headers.get("X-SRL-Ignored", "")) == ("seed" in fields)
+            assert "seed" not in parts.engine.bodies[-1]
 
     run(tmp_path, body)
 

@@ -84,7 +84,7 @@ def change(stores, rng, answers):
         lineage.roll_back("rude")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_histories_agree_with_reading_all(served, stores, seed):
     """Half of the changes are those of another process; the values agree in order, too."""
     other, rng, answers, seen = Stores(served), random.Random(seed), [], set()
@@ -129,10 +129,3 @@ def test_a_call_reads_what_has_changed_and_no_more(stores, monkeypatch):
     stores.now(lambda: stores.lineage.reject(1, "a setting changed", None, True))
     num, num_free, stale = num_read()
     assert (num_free, stale) == (199, {}) and num < 200  # what versions have used, and no rating
-
-
-def test_what_is_returned_may_be_changed_by_the_caller(stores):
-    stores.now(lambda: stores.ratings.rate(logged(stores, 1).as_answer(), "good"))
-    stores.now(stores.free_ratings).clear()
-    stores.now(stores.ratings_today).clear()
-    assert stores.now(stores.free_ratings) == stores.now(stores.ratings_today) == {"c1/0": "good"}

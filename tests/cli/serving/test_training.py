@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import replace
 
@@ -16,12 +15,12 @@ from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
 from rllib_srl.cli.serving.trainer import trainer
-from rllib_srl.cli.serving.trainer.process import signal_trainer, start_trainer
-from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of
+from rllib_srl.cli.serving.trainer.process import TrainerProcess, start_trainer
+from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of, parent_checkpoint
+from rllib_srl.engine import make_engine
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.replay.payloads import decode
-from rllib_srl.storage.checkpoints import checkpoints_in
 
 # "Question: Which is largest: 17, 93 or 40?\nAnswer:" in the tiny model's tokens, and two answers.
 PROMPT = [361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27]
@@ -80,14 +79,10 @@ def test_the_canary_compares_tokens_and_log_probs():
         gap_of(want, [served([9, *range(1, 12)], [-0.5] * 12, tie)])
 
 
-@pytest.mark.parametrize(("num", "is_enough"), [(72, False), (73, True)])
-def test_a_gate_that_no_version_can_pass_is_refused_before_the_server_starts(num, is_enough):
-    job = job_of(gate_prompts=num, max_drop=0.05)
-    if is_enough:
-        assert len(trainer.Examiner(job).prompts["compare"]) == num
-        return
+def test_a_gate_that_no_version_can_pass_is_refused_before_the_server_starts():
+    assert len(trainer.Examiner(job_of(gate_prompts=73, max_drop=0.05)).prompts["compare"]) == 73
     with pytest.raises(ValueError, match="72 held-out prompts; expected at least 73, since .* max_drop = 0.05"):
-        trainer.Examiner(job)
+        trainer.Examiner(job_of(gate_prompts=72, max_drop=0.05))
 
 
 def run_of(job, directory):
@@ -165,46 +160,36 @@ def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_pat
 
 @pytest.mark.slow
 def test_a_rating_trains_in_eight_versions(tmp_path, ray_here):
-    """A single good rating has an advantage, too; a parent without its memory is no parent."""
-    parent = ""
-    for number in range(1, 10):
-        answers = [replace(job_of().answers[1], id=f"v{number}")]
-        job = replace(job_of(passes=1), version=number, parent=parent, answers=answers)
-        run = run_of(job, tmp_path / f"{number:04d}")
-        before = preference(run)
+    """A single good rating has an advantage, too. One run stands for those of nine versions."""
+    jobs = [
+        replace(job_of(passes=1), version=number, answers=[replace(job_of().answers[1], id=f"v{number}")])
+        for number in range(1, 10)
+    ]
+    run = run_of(jobs[0], tmp_path / "0001")
+    before = preference(run)
+    for number, job in enumerate(jobs, 1):
+        if number > 1:
+            run.remember(job)
         run.step()
         assert number > 1 or preference(run) > before
         names = {one.prompt.prompt_id for one in stored_groups(run)}
         assert names == {f"v{one}" for one in range(max(1, number - 7), number + 1)}
-        run.close()
-        parent = str(tmp_path / f"{number:04d}")
-    for checkpoint in (tmp_path / "0009").glob("checkpoint_*"):
-        (checkpoint / "manifest.json").unlink()
-    run = RatedRun(replace(job, version=10, parent=parent), tmp_path / "0010")
-    with pytest.raises(AdapterError, match="has no checkpoint, so its memory is lost"):
-        run.start()
     run.close()
 
 
+def test_a_parent_without_its_memory_is_no_parent(tmp_path):
+    with pytest.raises(AdapterError, match="has no checkpoint, so its memory is lost"):
+        parent_checkpoint(str(tmp_path))
+
+
 @pytest.mark.slow
-def test_a_trainer_killed_after_its_only_slice_gates_that_slice_and_a_gate_that_loses_its_episodes_is_no_verdict(
-    tmp_path, monkeypatch, ray_here
-):
-    directory = tmp_path / "0001"
-    job = job_of(4, passes=1, kl=0.0, max_kl=1e-6)
-    run = run_of(job, directory)
-    run.step()  # then the process is gone
-    run.algo.stop()
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "GATE_DEADLINE_S", 0.0)  # as if it had been stopped for all this time
-        with pytest.raises(RuntimeError, match="8 of 8 held-out episodes of compare were lost"):
-            trainer.train(directory)
-    assert not (tmp_path / "before.json").exists() and not (directory / "result.json").exists()
-    trainer.train(directory)
-    result = json.loads((directory / "result.json").read_text())
-    assert result["metrics"]["num_nonfinite"] == 0 and result["metrics"]["num_slices"] == 1
-    (reason,) = result["reasons"]  # a KL after the slice, also without a KL in the loss
-    assert reason.startswith("drift: KL ") and reason.endswith("limit 1e-06")
+def test_a_gate_that_loses_its_episodes_is_no_verdict(monkeypatch):
+    """As if the trainer had been stopped for longer than the deadline."""
+    examiner = trainer.Examiner(job_of())
+    engine = make_engine("transformers", local_model("tiny"), dtype="float32", seed=0, context_length=128, device="cpu")
+    monkeypatch.setattr(trainer, "GATE_DEADLINE_S", 0.0)
+    with pytest.raises(RuntimeError, match="8 of 8 held-out episodes of compare were lost"):
+        examiner.answers(engine)
 
 
 @pytest.mark.slow
@@ -213,17 +198,15 @@ def test_a_trainer_that_is_stopped_and_killed_leaves_no_process(tmp_path):
     directory.mkdir()
     job_of().write(directory)
     with (tmp_path / "log").open("wb") as log:
-        first = start_trainer(directory, stdout=log, stderr=log)
+        first = TrainerProcess(start_trainer(directory, stdout=log, stderr=log), directory, on_card=False)
         deadline = time.monotonic() + 600
-        while not checkpoints_in(directory) and first.poll() is None and time.monotonic() < deadline:
+        while not first.hold(True) and time.monotonic() < deadline:  # its Ray is not up yet
             time.sleep(0.05)
-        signal_trainer(first, signal.SIGSTOP)
-        below = psutil.Process(first.pid).children(recursive=True)
-        assert "raylet" in {one.name() for one in below}
-        signal_trainer(first, signal.SIGKILL)
-        first.wait(60)
+        below = psutil.Process(first.process.pid).children(recursive=True)
+        assert "raylet" in {one.name() for one in below}, (tmp_path / "log").read_text()
+        first.kill()
+        first.process.wait(60)
         assert not psutil.wait_procs(below, 60)[1]
-    assert checkpoints_in(directory), (tmp_path / "log").read_text()
 
 
 def stored_groups(run):

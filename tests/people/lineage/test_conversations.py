@@ -13,7 +13,6 @@ from rllib_srl.people.lineage.conversations import (
     ConversationStore,
     Tokens,
 )
-from rllib_srl.people.rating_store import RatingStore
 
 TOKENS = Tokens([1, 2], [3, 4], [-0.5, -0.1])
 
@@ -61,13 +60,6 @@ def test_an_id_is_logged_once(store):
     with pytest.raises(ConversationsError, match="logging chatcmpl-1 failed"):
         store.log(conversation(answer="another"))
     assert store.find("chatcmpl-1").answer == " 7"
-
-
-def test_a_logged_conversation_can_be_rated(store, tmp_path):
-    answer = store.log(conversation()).as_answer()
-    with RatingStore(tmp_path / "ratings.db") as ratings:
-        assert ratings.rate(answer, "good", "ann") and not ratings.rate(answer, "good", "bob")
-        assert ratings.rate(answer, "2") and ratings.of_answer("chatcmpl-1/0").reward == 0.25
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,7 @@ class RatedRun:
         """
         job = self._job
         if job.parent:
-            found = checkpoints_in(Path(job.parent))
-            if not found:
-                raise AdapterError(f"{job.parent} has no checkpoint, so its memory is lost; expected one to train from")
-            self.algo.restore_from_path(found[-1])
+            self.algo.restore_from_path(parent_checkpoint(job.parent))
         self._parent_logps = self._logps()
         if own := checkpoints_in(self._directory):
             self.algo.restore_from_path(own[-1])
@@ -243,6 +240,18 @@ class RatedRun:
         shutil.rmtree(self._directory / MEMORY, ignore_errors=True)
         for older in checkpoints_in(self._directory)[:-1]:
             shutil.rmtree(older)
+
+
+def parent_checkpoint(parent: str) -> Path:
+    """Return the newest checkpoint in the directory of a parent.
+
+    Raises:
+        AdapterError: it has none.
+    """
+    found = checkpoints_in(Path(parent))
+    if not found:
+        raise AdapterError(f"{parent} has no checkpoint, so its memory is lost; expected one to train from")
+    return found[-1]
 
 
 def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
