@@ -31,7 +31,6 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.people.rate_by_id import rate_by_id
 from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
@@ -89,7 +88,7 @@ def rate(arguments: argparse.Namespace) -> int:
             export(store, answers, arguments.export)
         elif arguments.set:
             answer_id, value = arguments.set
-            print(rate_by_id(store, answers, answer_id, value, arguments.rater))
+            print(set_by_id(store, answers, answer_id, value, arguments.rater))
         else:
             ask(store, answers, arguments.rater)
     return 0
@@ -114,6 +113,24 @@ def ask(store: RatingStore, answers: StoredAnswers, rater: str) -> None:
     with suppress(KeyboardInterrupt):  # as quit: every rating is stored already
         num = session.run()
     print(f"{num} answers rated; the run applies new ratings before its next iteration")
+
+
+def set_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str) -> str:
+    """Set the rating of one answer, also of one that has left the memory but was rated before; say what has changed.
+
+    Raises:
+        ValueError: there is no such answer.
+    """
+    answer, gone = answers.find(answer_id), store.of_answer(answer_id)
+    rated = answer or (gone.answer if gone else None)
+    if rated is None:
+        raise ValueError(f"id = {answer_id!r} is no answer in the memory of the run; expected one that srl rate shows")
+    before = store.value_of(rated)
+    changed = f" (it was {before})" if store.rate(rated, value, rater) else " already"
+    found = store.rating_of(rated)
+    reward = "" if found is None or found.reward is None else f", reward {shown_reward(found.reward)}"
+    unused = "" if answer else "; unused: the answer is not in the memory any more"
+    return f"rated {answer_id} {value}{changed}{reward}{unused}"
 
 
 def print_list(store: RatingStore, answers: StoredAnswers) -> None:
