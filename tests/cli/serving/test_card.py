@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def job():
     keep = [KeptDomain("compare", "compare", {})]
-    return Job(1, str(local_model("tiny")), "", 1024, 1.0, 0, TrainingSettings(), keep, [])
+    return Job(1, str(local_model("tiny")), "", 512, 1.0, 0, TrainingSettings(), keep, [])
 
 
 def test_without_a_card_all_is_on_the_cpu_in_float32(job):
@@ -43,7 +43,7 @@ def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
     """1.5B on 24 GiB: .97 of it less the trainer's need; without training at most .9."""
     monkeypatch.setattr(card.ModelShape, "of", lambda _: SHAPES["1.5B"])
     server, trainer = needs_of(job)
-    assert trainer.parts["its engine"] == 2 * SHAPES["1.5B"].num_parameters + 32 * 1024 * SHAPES["1.5B"].kv_bytes
+    assert trainer.parts["its engine"] == 2 * SHAPES["1.5B"].num_parameters + 32 * 512 * SHAPES["1.5B"].kv_bytes
     place = place_of(job, 24 * GIB)
     left = 0.97 - trainer.total / (24 * GIB)
     assert place.dtype == "bfloat16" and 0 <= left - place.share < 0.01 and server.total < place.share * 24 * GIB

@@ -264,7 +264,7 @@ def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
     # The shares of the card were computed before the start (card.py); Ray does not know of vLLM's.
     if on_card:
         values |= {"engine": {"name": "transformers", "max_num_seqs": NUM_PLAYED}}
-        values |= {"check_resources": False, "colocate": False}
+        values |= {"check_resources": False, "colocate": False, "activation_checkpointing": True}
     return values | dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
 
 
