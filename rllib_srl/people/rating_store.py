@@ -147,9 +147,9 @@ class RatingStore(PrivateDatabase):
         """Return the ratings that changed after a change."""
         return self._ratings("WHERE a.newest > ? ORDER BY r.seq", seq)
 
-    def values_since(self, seq: int) -> list[tuple[str, str, str, int]]:
-        """Return (answer id, group id, value, seq) of the ratings that changed after a change, in that order."""
-        return self._read(f"SELECT a.id, a.group_id, r.value, r.seq {_FROM} WHERE a.newest > ? ORDER BY r.seq", seq)
+    def values(self) -> list[tuple[str, str, str]]:
+        """Return (answer id, group id, value) of the newest rating of every answer, in the order of the changes."""
+        return self._read(f"SELECT a.id, a.group_id, r.value {_FROM} ORDER BY r.seq")
 
     def rewards(self) -> dict[float, int]:
         """Return how many answers have each reward; ratings that were taken back do not count."""

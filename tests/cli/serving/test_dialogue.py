@@ -109,4 +109,4 @@ def test_in_a_terminal_one_key_rates(tmp_path):
         assert said == ["Which?", "É una", "-5?"]
         assert sorted((await parts.stores.run(parts.stores.free_ratings)).values()) == ["4", "bad"]
 
-    run(tmp_path, body, limit_s=300)
+    run(tmp_path, body)

@@ -138,7 +138,7 @@ def at_the_page(tmp_path, do, is_filled=True, **how):
 
         await asyncio.to_thread(use)
 
-    run(tmp_path, body, limit_s=300, **how)
+    run(tmp_path, body, **how)
 
 
 def values(parts):
