@@ -165,7 +165,7 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
         stores.close()
 
 
-def run(directory, body, limit_s=300, **how):
+def run(directory, body, limit_s=240, **how):
     async def all_of_it():
         async with served_with(directory, **how) as parts:
             await body(parts)
