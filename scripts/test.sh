@@ -65,8 +65,11 @@ package() {
     .venv/bin/python -c 'from setuptools import setup; setup()' -q sdist --dist-dir build/dist || return
     .venv/bin/python -m pip wheel -q --no-deps --no-build-isolation -w build/dist build/dist/*.tar.gz || return
     over installed --no-deps build/dist/*.whl || return
-    local srl=$PWD/build/installed/bin/srl there
-    there=$(mktemp -d) && (cd "$there" && timeout 900 "$srl" quickstart --out first && "$srl" report first)
+    local srl=$PWD/build/installed/bin/srl there status=0
+    there=$(mktemp -d) || return
+    (cd "$there" && timeout 900 "$srl" quickstart --out first && "$srl" report first) || status=$?
+    rm -rf "$there"
+    return "$status"
 }
 
 # What fails is run once more, alone and in turn: a test that passes then was disturbed by the tests beside it.

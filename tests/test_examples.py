@@ -63,15 +63,21 @@ def rises(text: str, num_iterations: int) -> bool:
     return sum(found[-3:]) / 3 > sum(found[:2]) / 2 + 0.1
 
 
+@pytest.fixture
+def one_ray(ray_here, monkeypatch) -> None:
+    """Let the examples use one Ray."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_here.get_runtime_context().gcs_address)
+
+
 def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text()))
 
 
-def test_minimal_grpo_learns_in_less_than_200_lines(tmp_path: Path) -> None:
+def test_minimal_grpo_learns_in_at_most_150_lines(tmp_path: Path) -> None:
     text = printed("minimal_grpo.py", cwd=tmp_path)
     before, after = map(float, ACCURACIES.search(text).groups())
     assert rises(text, 15) and after > before + 0.15, text
-    assert len((EXAMPLES / "minimal_grpo.py").read_text().splitlines()) <= 200
+    assert len((EXAMPLES / "minimal_grpo.py").read_text().splitlines()) <= 150
 
 
 def test_a_memory_in_plain_torch_keeps_the_first_task(tmp_path: Path) -> None:
@@ -81,6 +87,7 @@ def test_a_memory_in_plain_torch_keeps_the_first_task(tmp_path: Path) -> None:
     assert len((EXAMPLES / "torch_memory.py").read_text().splitlines()) <= 65
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_file_of_questions_is_learned(tmp_path: Path) -> None:
     text = printed("own_jsonl.py", cwd=tmp_path)
     before, after = map(float, ACCURACIES.search(text).groups())
@@ -90,6 +97,7 @@ def test_a_file_of_questions_is_learned(tmp_path: Path) -> None:
     assert prompts and all(prompt.startswith("Question: Which is largest: ") for prompt in prompts)
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_tool_agent_learns_to_call_and_then_to_answer(tmp_path: Path) -> None:
     text = printed("tool_agent.py", cwd=tmp_path)
     turns = [float(found) for found in re.findall(r"turns (\d\.\d+)", text)]
@@ -98,6 +106,7 @@ def test_a_tool_agent_learns_to_call_and_then_to_answer(tmp_path: Path) -> None:
     assert "Result: " in written.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_an_agent_learns_through_the_endpoint(tmp_path: Path) -> None:
     pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
     text = printed("agent.py", cwd=tmp_path)
@@ -109,6 +118,7 @@ def test_an_agent_learns_through_the_endpoint(tmp_path: Path) -> None:
     assert [turn["role"] for turn in turns] == ["environment", "policy"] * 2  # both conversations
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_stream_of_tasks_uses_the_memory(tmp_path: Path) -> None:
     text = printed("replay_stream.py", cwd=tmp_path)
     items, revisits, reuses = map(int, re.search(r"(\d+) items, (\d+) prompts.*, (\d+) groups", text).groups())
@@ -118,6 +128,7 @@ def test_a_stream_of_tasks_uses_the_memory(tmp_path: Path) -> None:
     assert len(re.findall(r"largest \d\.\d+  smallest \d\.\d+", text)) == 2
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_search_tells_learning_rates_apart(tmp_path: Path) -> None:
     text = printed("tune_search.py", cwd=tmp_path)
     found = dict(re.findall(r"^lr (\S+)  reward of the last iteration (\d\.\d+)", text, re.MULTILINE))

@@ -236,18 +236,10 @@ def _is_installed(name: str, version: str) -> bool:
 
 
 def test_import_is_light() -> None:
-    program = (
-        "import sys, time; start = time.process_time(); import rllib_srl; seconds = time.process_time() - start\n"
-        "print(seconds, *sorted({'torch', 'ray', 'vllm', 'transformers', 'gymnasium'} & set(sys.modules)))"
-    )
-    runs = []
-    for _ in range(3):  # the fastest of three: the first may read a cold disk
-        result = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
-        assert result.returncode == 0, result.stderr
-        seconds, *heavy = result.stdout.split()
-        assert heavy == []
-        runs.append(float(seconds))
-    assert min(runs) < 0.5
+    heavy = {"torch", "ray", "vllm", "transformers", "gymnasium", "numpy", "pydantic"}
+    program = f"import sys, rllib_srl; print(*sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "\n", "")
 
 
 # --- what the house style forbids
