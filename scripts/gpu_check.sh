@@ -14,6 +14,7 @@
 # same Python and a network, with pip 26.3:
 #   pip download -d /path --no-deps -r base.txt -r dev.txt pip==26.3
 #   pip download -d /path --find-links /path -r gpu.txt
+#   pip download -d /path --no-deps -r trl.txt
 #
 # Results: results/gpu_check/results.jsonl, one line per step, and the output of each step in STEP.log beside it (--out DIR).
 # Steps that have passed are not run again. Call 1 needs, beside torch and transformers, xxhash, peft, pytest, faiss-gpu.
@@ -22,8 +23,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [ -n "${WHEELS:-}" ]; then # PYTHON, if it is set, makes .venv
-    PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$WHEELS")" bash scripts/setup.sh --dev --set gpu
+    export PIP_NO_INDEX=1 PIP_FIND_LINKS="$(realpath "$WHEELS")"
+    bash scripts/setup.sh --dev --set gpu
     PYTHON=.venv/bin/python
+    "$PYTHON" -m pip install -q --no-deps -r scripts/requirements/trl.txt ||
+        echo "no TRL in $WHEELS: the step beside_trl will fail"
 fi
 PYTHON="${PYTHON:-.venv/bin/python}"
 if [ ! -x "$(command -v "$PYTHON")" ]; then

@@ -7,13 +7,14 @@
 Same model, prompts, group size, length of answers, learning rate and seed; both sides generate, grade, learn and
 deliver the new weights to the next iteration's sampler. Ours is the unchanged quick-start, memory included: it also
 trains on the reused groups. TRL (pinned in scripts/requirements/trl.txt) generates with Transformers, since its vLLM
-mode needs a GPU; it runs in each number format, and the faster one counts. It is installed once, into an environment of
-its own on top of this one.
+mode needs a GPU; it runs in each number format, and the faster one counts. Where this Python has no TRL it is installed
+once, into its own environment build/trl on top of this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -41,14 +42,17 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 REQUIREMENTS = SCRIPTS / "requirements" / "trl.txt"
 
 
-def trl_python(directory: Path) -> Path:
-    """Return the interpreter of TRL's virtual environment, created at `directory` if it does not exist.
+def trl_python() -> Path:
+    """Return an interpreter that has TRL: this one, or that of build/trl, which is made if need be.
 
     Raises:
         RuntimeError: pip could not install it.
     """
-    python, done = directory / "bin" / "python", directory / REQUIREMENTS.name
-    if done.exists() and done.read_text() == REQUIREMENTS.read_text():
+    if importlib.util.find_spec("trl"):
+        return Path(sys.executable)
+    directory = SCRIPTS.parent / "build" / "trl"
+    python = directory / "bin" / "python"
+    if list(directory.glob("lib/python*/site-packages/trl")):
         return python
     print(f"installing TRL into {directory} ...", flush=True)
     venv.create(directory, with_pip=True, clear=True)
@@ -59,7 +63,6 @@ def trl_python(directory: Path) -> Path:
     found = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if found.returncode:
         raise RuntimeError(f"pip could not install {REQUIREMENTS.name}: {found.stderr.strip()[-500:]}")
-    done.write_text(REQUIREMENTS.read_text())
     return python
 
 
@@ -144,13 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-steps", type=int, default=2, help="of TRL's, in each number format")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="TRL's number formats")
     parser.add_argument("--least", type=float, default=LEAST_GAIN, help="exit status 1 below this gain")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    parser.add_argument("--environment", type=Path, default=cache / "rllib_srl" / "trl", help="TRL's (%(default)s)")
     bench.add_output(parser)
     parser.add_argument("--verbose", action="store_true", help="show the output of Ray, RLlib, vLLM and transformers")
     arguments = parser.parse_args(argv)
 
-    python = trl_python(arguments.environment)
+    python = trl_python()
     settings = {"model": arguments.model} if arguments.model else {}
     config = bench.quickstart_config(**settings)
     begin = time.perf_counter()

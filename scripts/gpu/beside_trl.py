@@ -3,14 +3,13 @@
     python -m scripts.gpu.beside_trl
 
 Same prompts of 256 tokens, rewards for any text, bfloat16, vLLM on both sides (TRL: in its process, asleep during
-updates). `--short` uses a small model, 4 x 4 answers of 8 tokens and Transformers on the CPU. TRL is this
-interpreter's, or that of build/trl (scripts/test.sh --all makes it) or of scripts/bench/trl.py.
+updates). `--short` uses a small model, 4 x 4 answers of 8 tokens and Transformers on the CPU. TRL is that of
+scripts/bench/trl.py. Prints the seconds of both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import random
@@ -25,10 +24,9 @@ import gymnasium as gym
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.model_shape import SHAPES
-from scripts.bench.trl import theirs
+from scripts.bench.trl import theirs, trl_python
 from scripts.gpu.random_model import SHORT, write_random_model
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_PROMPTS = 4096  # that exist
 NUM_WARM, NUM_STEPS = 1, 3
 
@@ -52,17 +50,6 @@ class Letters(gym.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Pay for an even sum."""
         return "", float(sum(map(ord, action)) % 2 == 0), True, False, {}
-
-
-def python_with_trl() -> str | None:
-    """Return an interpreter that has TRL, None if there is none."""
-    if importlib.util.find_spec("trl") is not None:
-        return sys.executable
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for place in (ROOT / "build" / "trl", cache / "rllib_srl" / "trl"):
-        if (place / "bin" / "python").exists():
-            return str(place / "bin" / "python")
-    return None
 
 
 def config_of(model: Path, is_short: bool) -> SRLConfig:
@@ -105,10 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="An iteration beside a step of TRL.")
     parser.add_argument("--short", action="store_true", help="a small model on the CPU")
     is_short = parser.parse_args(argv).short
-    python = python_with_trl()
-    if python is None:
-        print("error: no TRL: pip install --no-deps -r scripts/requirements/trl.txt, or run scripts/test.sh --all once")
-        return 1
+    python = trl_python()
     with tempfile.TemporaryDirectory() as directory:
         shape = SHORT if is_short else SHAPES["0.5B"]
         model = write_random_model(shape, Path(directory) / "model", has_weights=True)
@@ -125,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "max_tokens": config.max_turn_tokens, "lr": config.lr, "temperature": config.temperature, "seed": 1,
             "num_threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1), "on_card": not is_short,
         }  # fmt: skip
-        other = theirs(Path(python), job)["seconds"][NUM_WARM:]
+        other = theirs(python, job)["seconds"][NUM_WARM:]
     figures = {"ours_s": round(median(mine), 3), "trl_s": round(median(other), 3)}
     print(json.dumps({**figures, "trl_over_ours": round(median(other) / median(mine), 2)}))
     return 0

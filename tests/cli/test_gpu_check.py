@@ -47,7 +47,9 @@ def test_wheels_are_installed_as_the_set_up_installs(tmp_path):
     (tmp_path / "scripts/setup.sh").write_text(f'echo "$PIP_NO_INDEX $PIP_FIND_LINKS $@"\n{python}\n')
     script = ["bash", str(tmp_path / "scripts/gpu_check.sh"), "--list"]
     run = subprocess.run(script, env={**os.environ, "WHEELS": "wheels"}, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == [f"1 {tmp_path / 'wheels'} --dev --set gpu", "run -m scripts.gpu.check --list"]
+    trl = "run -m pip install -q --no-deps -r scripts/requirements/trl.txt"
+    last = "run -m scripts.gpu.check --list"
+    assert run.stdout.splitlines() == [f"1 {tmp_path / 'wheels'} --dev --set gpu", trl, last]
 
 
 CALLS = {call: [step for step in check.STEPS if step.call == call] for call in (1, 2)}
