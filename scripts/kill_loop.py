@@ -3,7 +3,7 @@
 
     python scripts/kill_loop.py --kills 100
 
-    parent ──fork──> user: add, draw_prompts, draw_groups, rate, snapshot ...   each acknowledged through a pipe
+    parent ──fork──> user: add, draw_prompts, draw_groups, drop, snapshot ...   each acknowledged through a pipe
        │  SIGKILL at a random moment
        └─> opens the memory: it is that of a twin that made the acknowledged calls, or of one that made one call more;
            the call that was under way, repeated by name, gives the twin's answer: nothing is drawn twice
@@ -69,7 +69,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 2:
             return [encode(one.group) for one in buffer.draw_groups(3, now, name)]
         case 3:
-            return buffer.rate({Prompt("env", f"p{generator.integers(60)}").key: 1.0}, now, name)
+            return buffer.drop(sorted(buffer.drawn)[:1], name)
     numbers = generator.choice(60, 4, replace=False).tolist()
     return [visit.as_dict() for visit in buffer.add([a_group(number, now, generator) for number in numbers], now, name)]
 

@@ -119,7 +119,7 @@ def weights_of(algo: SRL) -> np.ndarray:
 def stored_of(algo: SRL, directory: Path) -> Iterator[Reading]:
     """Yield what a copy of the memory holds."""
     algo.memory.snapshot(directory)
-    with reading(directory / SNAPSHOT, trusts_rules=True) as memory:
+    with reading(directory / SNAPSHOT) as memory:
         yield memory
 
 

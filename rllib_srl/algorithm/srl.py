@@ -478,17 +478,6 @@ class SRL(SavedAlgorithm):
 
     # --- evaluation, resources, end ---------------------------------------------------------------
 
-    def rate(self, ratings: Mapping[str, float]) -> int:
-        """Grade items of the memory by people's ratings; return how many were graded. Call it between iterations.
-
-        Args:
-            ratings: key of a prompt (`srl memory list` shows it) -> rating, on the scale `replay_rating_scale`.
-
-        Raises:
-            ValueError: a rating outside its scale, or there is no memory; nothing was graded.
-        """
-        return self.memory.rate(ratings, self.iteration)
-
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play held-out prompts greedily, and k times for pass@k, on the training engines; see `evaluation.py`."""
         call_rllibs(self, "on_evaluate_start")

@@ -16,7 +16,6 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from rllib_srl.cli.episodes import printable
@@ -24,11 +23,10 @@ from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import rounded, table
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.metrics import by_domain
-from rllib_srl.replay.reading import copied, database_in, reading
+from rllib_srl.replay.reading import database_in, faults_of, reading
 from rllib_srl.replay.store import StoreError
 from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, find, lateness, turns
 from rllib_srl.replay.tools.drop import drop
-from rllib_srl.replay.tools.verify import faults_of, opened_buffer
 from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
 
 WIDEST_PROMPT = 36  # characters of a prompt in `list`
@@ -47,10 +45,8 @@ NO_TOKENIZER = f"no tokenizer: found no {SETTINGS_FILE} that names the model; ex
 
 def stats(arguments: argparse.Namespace) -> None:
     """Print gauges and counts."""
-    with reading(arguments.directory, arguments.trust_rules) as memory:
-        settings, now = memory.settings, memory.now
-        with copied(memory.path) as directory, closing(opened_buffer(directory, settings)) as buffer:
-            found = buffer.stats(now)
+    with reading(arguments.directory) as memory:
+        settings, now, found = memory.settings, memory.now, memory.stats()
     spacing = f"spacing {settings.spacing}"
     if settings.has_due_dates:
         days = counted(settings.iterations_per_day, "iteration")
@@ -65,7 +61,7 @@ def stats(arguments: argparse.Namespace) -> None:
 
 def list_items(arguments: argparse.Namespace) -> None:
     """List items."""
-    with reading(arguments.directory, arguments.trust_rules) as memory:
+    with reading(arguments.directory) as memory:
         if arguments.sort == "recall" and not memory.settings.has_due_dates:
             text = "this memory has no spacing rule, so it predicts no recall; expected another order, such as visits"
             raise ValueError(f"--sort recall: {text}")
@@ -98,7 +94,7 @@ def row_of(item: Found) -> list[str]:
 
 def show(arguments: argparse.Namespace) -> None:
     """Show one item: its state, and the text of its groups."""
-    with reading(arguments.directory, arguments.trust_rules) as memory:
+    with reading(arguments.directory) as memory:
         item, decode = find(memory, arguments.item), known_decoder(arguments)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
         if decode is None:
@@ -131,10 +127,10 @@ def verify(arguments: argparse.Namespace) -> int:
     if (arguments.directory / MANIFEST).is_file():
         verify_sealed(arguments.directory)
     path = database_in(arguments.directory)
-    if faults := faults_of(path, arguments.trust_rules):
+    if faults := faults_of(path):
         print(*faults, sep="\n")
         return 1
-    with reading(path, arguments.trust_rules) as memory:
+    with reading(path) as memory:
         counts = f"{len(memory.stored.items)} items, {len(memory.stored.seqs)} groups"
         print(f"ok  {path}: {counts}, position {memory.stored.position}")
     return 0
@@ -145,7 +141,7 @@ def drop_items(arguments: argparse.Namespace) -> None:
     which = {"domain": arguments.domain, "before": arguments.before}
     if not arguments.items and set(which.values()) == {None}:
         raise ValueError("nothing to remove; expected an ITEM, --domain or --before")
-    for path, num in drop(arguments.directory, arguments.items, arguments.trust_rules, **which).items():
+    for path, num in drop(arguments.directory, arguments.items, **which).items():
         print(f"{counted(num, 'item')} removed from {path}")
 
 
@@ -200,7 +196,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         added.set_defaults(action=action)
         added.add_argument("directory", type=Path, metavar="DIR", help="a run, a checkpoint, a buffer, or a database")
-        added.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
         add_debug(added)
         return added
 

@@ -45,7 +45,7 @@ class StoredAnswers:
 
     @classmethod
     @contextmanager
-    def of_run(cls, directory: Path, decode: Callable[[], Decode], trusts_rules: bool = False) -> Iterator[Any]:
+    def of_run(cls, directory: Path, decode: Callable[[], Decode]) -> Iterator[Any]:
         """Yield the answers of a run.
 
         Raises:
@@ -53,7 +53,7 @@ class StoredAnswers:
             StoreError: the memory cannot be read.
         """
         check_run(directory)
-        with reading(directory, trusts_rules) as found:
+        with reading(directory) as found:
             yield cls(found, decode)
 
     def newest_first(self) -> Iterator[Answer]:

@@ -5,7 +5,6 @@
     prompts = buffer.draw_prompts(4, now)       play again (revisit)               draws are committed too, so a
     groups = buffer.draw_groups(4, now)         train again (reuse)                restart does not repeat them
     groups = buffer.draw_targets(4, now)        right answers to hold (retain)
-    buffer.rate({key: 0.8}, now)                grades of items by people
     buffer.rate_answers(rated, ...)             rewards of stored answers by people
 
 Every call takes the training iteration as `now` and, from other processes, the name of the call as `request`: a call
@@ -29,19 +28,18 @@ from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.diversity.tracker import DiversityTracker
 from rllib_srl.replay.history import DomainStatistics, history_without
 from rllib_srl.replay.intake import ON_GROUP, Entry, Intake, Visit, parts_of
-from rllib_srl.replay.items import Tables, rows_at
-from rllib_srl.replay.metrics import COUNTS, counts_of_domains
+from rllib_srl.replay.items import Tables
+from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedGroup, RatedGroups, grade_of
-from rllib_srl.replay.schedule.recall import Recall, grades_of_ratings
+from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import Commit, Contents, Store
+from rllib_srl.replay.store import Store
 from rllib_srl.replay.targets import draw_targets, drop_targets, put_targets
 from rllib_srl.types import TARGET, Group, GroupMeta, History, Prompt, Target
 
 Answer = TypeVar("Answer")
-RATING_COUNTS = ("num_applied", "num_changed", "num_unused")
 STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
 
 
@@ -124,7 +122,7 @@ class SRLReplayBuffer:
         stored, settings = self.store.read(), self.settings
         state = stored.state
         self._seed = state.get("seed", self._seed)  # a restored run keeps its seed
-        self.tables = self._tables_of(stored)
+        self.tables = Tables(stored)
         self.recall = Recall(settings, self.tables)
         self.draws = Draws(settings, self.tables, self.recall)
         self.generators = {
@@ -152,16 +150,6 @@ class SRLReplayBuffer:
             on_group=self._on_group,
             max_prompt_tokens=self._max_prompt_tokens,
         )
-        surplus = self.tables.surplus_groups()
-        if len(self) > settings.capacity or surplus:  # written under larger limits
-            with self._transaction(""):
-                for group in surplus:
-                    self.tables.remove_group(group)
-                self._evict(int(stored.items["last_review"].max()))
-
-    def _tables_of(self, stored: Contents) -> Tables:
-        items, groups = (stored.slots, stored.items, stored.prompts), (stored.groups, stored.group_ids)
-        return Tables(self.settings.groups_per_item, stored.state.get("items"), items, groups, stored.targets)
 
     def _load_vectors(self, state: Mapping[str, Any], has_items: bool) -> None:
         """Make a tracker with the vectors of the store, if something needs one.
@@ -188,32 +176,32 @@ class SRLReplayBuffer:
         """Return the stored answer of a request, or do the work as one transaction; its answer is of JSON types."""
         answer: Answer | None = self.store.answer(request) if request else None
         if answer is None:
-            with self._transaction(request) as changes:
-                answer = changes.answer = work()
+            with self._transaction():
+                answer = work()
+                if request:
+                    self.store.put_answer(request, answer)
         return answer
 
     @contextmanager
-    def _transaction(self, request: str) -> Iterator[Commit]:
+    def _transaction(self) -> Iterator[None]:
         """Commit the changes made inside, or load the store again on an error."""
-        changes = self.store.pending = Commit(request=request)
+        tables, tracker = self.tables, self.tracker
         try:
-            yield changes
-            vars(changes).update(self.tables.changed(), state=self._state())
-            seqs, targets = {seq for seq, _, _ in changes.groups}, self.tables.targets
-            changes.payloads = {seq: payload for seq, payload in changes.payloads.items() if seq in seqs}
-            changes.targets = {place: payload for place, payload in changes.targets.items() if place in targets}
-            self.store.commit(changes)
+            with self.store.transaction():
+                yield
+                pending = {} if tracker is None else tracker.pending
+                vectors = {slot: one for slot, one in pending.items() if tables.items["has_vector"][slot]}
+                self.store.write(tables, vectors)
+                self.store.put_state(self._state())
         except BaseException:
-            self.store.pending = Commit()
             self._load()
             raise
-        self.store.pending = Commit()
-        self.tables.committed()
-        if self.tracker is not None:
-            self.tracker.commit(changes.removed_slots, changes.vectors)
+        if tracker is not None:
+            tracker.committed(tables.removed_slots, vectors)
+        tables.committed()
 
     def _state(self) -> dict[str, Any]:
-        """Return all state that is not in rows, as JSON types or bytes."""
+        """Return all state that is not in rows, as JSON types."""
         return {
             "items": self.tables.header,
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
@@ -266,15 +254,15 @@ class SRLReplayBuffer:
         `without` has the keys of prompts that are already in this batch.
         """
 
-        def work() -> list[tuple[str, dict[str, Any]]]:
+        def work() -> list[dict[str, Any]]:
             taken = [slot for slot in self._slots_of(without).values() if slot is not None]
             drawn = self.draws.items(num, now, self.generators["revisit"], taken).tolist()
             prompts = [self.tables.prompt_of(slot) for slot in drawn]
             self.counts["num_revisits"] += len(prompts)
             self.intake.count_by_domain("num_revisits", prompts)
-            return [(prompt.key, prompt_fields(prompt)) for prompt in prompts]  # `remove` looks for keys
+            return [prompt_fields(prompt) for prompt in prompts]
 
-        return [prompt_of(fields) for _, fields in self._once(request, work)]
+        return [prompt_of(fields) for fields in self._once(request, work)]
 
     def _slots_of(self, keys: Collection[str]) -> dict[str, int | None]:
         return {key: self.tables.slot_of(int(key, 16)) for key in keys}
@@ -327,7 +315,7 @@ class SRLReplayBuffer:
         """
 
         def work() -> int:
-            num, num_surplus = put_targets(self.tables, self.store.pending, targets, per_domain)
+            num, num_surplus = put_targets(self.tables, self.store, targets, per_domain)
             self.counts["num_targets_replaced"] += num_surplus
             return num
 
@@ -335,7 +323,7 @@ class SRLReplayBuffer:
 
     def drop_targets(self, env_ids: Collection[str], request: str = "") -> int:
         """Remove the targets of all answers to prompts of some environments; return their number."""
-        return self._once(request, lambda: drop_targets(self.tables, self.store.pending, env_ids))
+        return self._once(request, lambda: drop_targets(self.tables, self.store, env_ids))
 
     def draw_targets(
         self,
@@ -366,29 +354,7 @@ class SRLReplayBuffer:
         group = part_of(decode(self.store.payload(seq), str(seq), "retain"), [episode])
         return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
 
-    # --- grades and ratings ----------------------------------------------------------------------
-
-    def rate(self, ratings: Mapping[str, float], now: int, request: str = "") -> int:
-        """Grade items by human ratings of prompts, by key, on the scale of `rating_scale`; return how many were graded.
-
-        Keys without an item are counted, not graded. A rating outside its scale is a ValueError; nothing was graded.
-        """
-        values_N = np.array(list(ratings.values()), np.float64)
-        grades = grades_of_ratings(values_N, self.settings.rating_scale).tolist()
-
-        def work() -> int:
-            of_slots = zip(self._slots_of(ratings).values(), grades, strict=True)
-            reviewed = {slot: grade for slot, grade in of_slots if slot is not None}
-            self._review(reviewed, now)
-            self.counts["num_reviews_of_nothing"] += len(grades) - len(reviewed)
-            self.counts["num_rated"] += len(reviewed)
-            return len(reviewed)
-
-        return self._once(request, work)
-
-    def _review(self, grades: Mapping[int, int], now: int) -> None:
-        """Review items, by slot, with grades of 1 to 4 that no visit gave."""
-        self.recall.review(list(grades), np.array(list(grades.values()), np.int64), now)
+    # --- ratings ----------------------------------------------------------------------------
 
     def rate_answers(
         self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
@@ -414,7 +380,8 @@ class SRLReplayBuffer:
             for group_id in self.drawn.keys() & {one.group_id for one in groups}:
                 if (at := self.tables.group_at(group_id)) is not None:
                     self.drawn[group_id] = int(self.tables.groups["seq"][at])  # it was stored again
-            self._review({slot: grade_of(answers) for slot, answers in graded.items()}, now)
+            grades = [grade_of(answers) for answers in graded.values()]
+            self.recall.review(list(graded), np.array(grades, np.int64), now)
             rated.source, rated.position = source, position
             self.counts["num_rated"] += len(graded)
             return {
@@ -455,56 +422,23 @@ class SRLReplayBuffer:
         Returns:
             The number of items removed.
         """
-        tables, words = self.tables, set(keys)
-        with self._transaction(""):
-            slots_N = tables.slots()
-            rows_N = rows_at(tables.items, slots_N)
-            is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
-            if domain is not None:
-                number = tables.domain_id(domain)
-                is_gone_N |= rows_N["domain"] == (-1 if number is None else number)
-            if before is not None:
-                is_gone_N |= rows_N["last_review"] < before
-                groups_N = tables.group_slots()
-                for at in groups_N[tables.groups["born"][groups_N] < before].tolist():
-                    tables.remove_group(at)
-            for slot in slots_N[is_gone_N].tolist():
-                words.add(tables.prompt_of(slot).key)
-                self._remove_item(slot)
-        self.store.erase(words)
-        return int(is_gone_N.sum())
+        with self._transaction():
+            num = self.tables.remove(keys, domain, before)
+        self.store.erase()
+        return num
 
     def _evict(self, now: int) -> None:
         """Evict items until at most `capacity` are left."""
         while (num := len(self) - self.settings.capacity) > 0:
             for slot in self.draws.evicted(num, now, self.generators["evict"]).tolist():
-                self._remove_item(slot)
+                self.tables.remove_item(slot)
                 self.counts["num_evicted"] += 1
-
-    def _remove_item(self, slot: int) -> None:
-        """Remove an item with its groups and its vector."""
-        self.tables.remove_item(slot)
-        self.store.pending.vectors.pop(slot, None)
 
     # --- copies and checks -----------------------------------------------------------------------
 
     def stats(self, now: int) -> dict[str, float]:
         """Return gauges of size, and all lifetime counts."""
-        tables = self.tables
-        whole = {name: num for name, num in self.counts.items() if not name.startswith("domains/")}
-        counts = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
-        return {
-            "num_items": len(self),
-            "num_due": tables.num_due(now),
-            "num_stored_groups": tables.num_groups,
-            "num_targets": len(tables.targets),
-            "num_bytes_stored": tables.num_bytes,
-            "num_bytes_targets": sum(tables.targets.values()),
-            **counts,
-            **{f"ratings/{name}": getattr(self.rated, name) for name in RATING_COUNTS},
-            "num_refused": sum(num for name, num in counts.items() if name.startswith("num_refused_")),
-            **counts_of_domains(tables.num_by_domain(), self.counts),
-        }
+        return stats_of(self.tables, self.counts, self.rated, now)
 
     def snapshot(self, path: Path) -> None:
         """Write a consistent copy of the store to `path` atomically, in bounded memory."""
@@ -525,26 +459,20 @@ class SRLReplayBuffer:
         self.store.close()
 
     def check_valid(self) -> None:
-        """Raise a ValueError that names every broken invariant of tables and vectors, and what the store lacks."""
-        faults: list[str] = []
-        try:
-            self.tables.check_valid()
-        except ValueError as error:
-            faults.append(str(error))
-        if len(self) > self.settings.capacity:
-            faults.append(f"there are at most capacity = {self.settings.capacity} items: {len(self)}")
+        """Raise a ValueError that names every broken invariant of the tables, and what the store holds otherwise."""
         stored = self.store.read()
+        faults = self.tables.faults()
+        held, loaded = self.tables.content(), Tables(stored).content()
+        with_vector = self.tables.slots_with_vector()
+        indexed = with_vector if self.tracker is None else self.tracker.slots()
         # New settings are written with the next commit.
         state = {name: value for name, value in self._state().items() if name != "settings"} if stored.position else {}
-        held, loaded = self.tables.content(), self._tables_of(stored).content()
         same = {
             **{name: loaded[name] == value for name, value in held.items()},
-            "vectors": [slot for slot, _ in self.store.vectors()]
-            == self.tables.slots_with_vector()
-            == ([] if self.tracker is None else self.tracker.slots()),
-            "payloads": self.store.has_payloads(list(held["groups"])),
+            "vectors": [slot for slot, _ in self.store.vectors()] == with_vector == indexed,
+            "payloads": self.store.payload_seqs() == set(held["groups"]),
             **{f"state {name!r}": stored.state.get(name) == value for name, value in state.items()},
         }
-        faults += [f"the store has the {name} of the memory: not so" for name, is_same in same.items() if not is_same]
+        faults += [f"the store has other {name} than the memory" for name, is_same in same.items() if not is_same]
         if faults:
             raise ValueError("; ".join(faults))

@@ -157,15 +157,6 @@ class ReplayClient:
         if gone := [name for name, num in trained.items() if report.get(name, {}).get("num_over_gap", 0) == num]:
             self._do(now, RLlibReplayBuffer.drop, gone)
 
-    def rate(self, ratings: Mapping[str, float], now: int) -> int:
-        """Grade items by human ratings; see `SRLReplayBuffer.rate`.
-
-        Raises:
-            ValueError: a rating outside its scale, or there is no memory; nothing was graded.
-        """
-        values = {key: float(rating) for key, rating in ratings.items()}
-        return self._do(now, RLlibReplayBuffer.rate, values, now)
-
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
         """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`."""
         return self._do(now, RLlibReplayBuffer.rate_answers, list(groups), source, position, now)

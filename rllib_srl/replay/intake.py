@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, aft
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
-from rllib_srl.replay.schedule.recall import Graded, Recall
+from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import Store
 from rllib_srl.types import PEOPLE, Group, History, Prompt
@@ -80,7 +80,8 @@ class Entry:
     refusal: Refusal | None = None  # why it is not stored
     is_new: bool = False
     is_visit: bool = False  # of its item
-    graded: Graded = field(default_factory=lambda: Graded(0))
+    grade: int = 0
+    is_lapse: bool = False
     num_grown: int = 0
 
     def visit(self, history: History) -> Visit:
@@ -91,9 +92,9 @@ class Entry:
             refused=self.refusal.reason if self.refusal else "",
             without_loss=self.refusal.without_loss if self.refusal else (),
             is_new=self.is_new,
-            grade=self.graded.grade,
+            grade=self.grade,
             pass_rate=self.facts.num_success / self.facts.size if self.facts else 0.0,
-            is_lapse=self.graded.is_lapse,
+            is_lapse=self.is_lapse,
             num_grown=self.num_grown,
             history=history,
         )
@@ -109,7 +110,7 @@ class Intake:
     tracker: DiversityTracker | None
     statistics: DomainStatistics
     counts: Counter[str]
-    store: Store  # groups are stored with its next commit
+    store: Store
     generator: np.random.Generator  # of new items
     decode: Decode | None  # token ids -> text, for hooks of admission
     on_group: OnGroup | None
@@ -211,13 +212,14 @@ class Intake:
         if self.tracker is not None:
             measured = [entry.measured for entry in entries if entry.measured is not None]
             novelty_N = np.array([one.novelty for one in measured])
-            self.store.pending.vectors |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
+            self.tracker.pending |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
             fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1
         if self._reads_recall:
-            for entry, graded in zip(entries, self.recall.visit(slots, facts, now, **fields), strict=True):
-                entry.graded = graded
+            grade_N, is_lapse_N = self.recall.visit(slots, facts, now, **fields)
+            for entry, grade, is_lapse in zip(entries, grade_N.tolist(), is_lapse_N.tolist(), strict=True):
+                entry.grade, entry.is_lapse = grade, is_lapse
         else:  # nothing reads grades: the item rests, and is then due at any time
             last_N = np.where(size_N >= settings.min_graded, now, before_N["last_review"])
             self.tables.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
@@ -239,9 +241,11 @@ class Intake:
 
     def _store(self, slot: int, group: Group, facts: GroupFacts, **fields: Any) -> int:
         """Store a group under a new number; return how many left for it."""
-        payload = self.store.pending.payloads[self.tables.next_group_seq] = encode(group)
+        payload = encode(group)
+        self.store.put("payloads", [(self.tables.next_group_seq, payload)])
         fields |= {name: getattr(facts, name) for name in OF_GROUP}
-        return self.tables.add_group(slot, group.group_id, num_bytes=len(payload), **fields)[1]
+        most = self.settings.groups_per_item
+        return self.tables.add_group(slot, group.group_id, most, num_bytes=len(payload), **fields)[1]
 
     def _grow(self, group: Group, now: int) -> int:
         """Add the new items that `on_group` makes of a stored group; known prompts are left out."""
@@ -300,7 +304,7 @@ class Intake:
         self._store(slot, after, facts[1], born=int(row["born"]), uses=int(row["uses"]), in_history=in_history)
         for episode, payload in targets.items():
             tables.targets[new, episode] = len(payload)
-            self.store.pending.targets[new, episode] = payload
+            self.store.put("targets", [(new, episode, payload)])
         if fields:
             tables.update([slot], **fields)
         is_given = any(earlier.get(episode) != reward for episode, reward in rewards.items())  # not only taken back

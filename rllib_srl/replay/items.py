@@ -6,14 +6,15 @@
 
 Draws are functions of the rows: not of the order in which rows were added and removed, nor of when they were loaded.
 A new record takes the smallest free slot. Rows change only through the methods, which note the slots for the next
-commit (`changes`); `items` and `groups` are read-only views. Groups may take other slots after a restart.
+commit (`changed`); `items` and `groups` are read-only views. Groups may take other slots after a restart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -37,6 +38,10 @@ GROUP = np.dtype(
     + [("slot", "i4"), ("born", "i4"), ("version", "i4"), ("uses", "i4")]
     + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
     + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
+)
+_AT_LEAST_0 = (
+    *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "num_groups", "domain"),
+    *("history_count", "num_silent", "pass_rate", "diversity", "uses", "num_loss_tokens", "num_bytes", "abs_advantage"),
 )
 Domains = Collection[int] | None  # by number; None: all
 
@@ -70,6 +75,34 @@ def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
     if "due" in fields and np.isnan(rows["due"]).any():
         raise ValueError(f"due = {fields['due']!r}; expected numbers")
     return rows
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a database holds: items in slot order, groups in seq order; vectors, payloads and targets are left there."""
+
+    position: int = 0  # number of commits
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    items: np.ndarray = field(default_factory=lambda: np.zeros(0, ITEM))
+    prompts: list[Prompt] = field(default_factory=list)
+    groups: np.ndarray = field(default_factory=lambda: np.zeros(0, GROUP))
+    group_ids: list[str] = field(default_factory=list)
+    targets: list[tuple[int, int, int]] = field(default_factory=list)  # seq, episode, bytes
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seqs(self) -> np.ndarray:
+        """Return the seq of each group, int64."""
+        return self.groups["seq"].astype(np.int64)
+
+
+class Changed(NamedTuple):
+    """What was written and removed since the last commit."""
+
+    items: list[tuple[int, bytes, Prompt]]  # slot, row, prompt
+    removed_slots: list[int]
+    groups: list[tuple[int, bytes, str]]  # seq, row, id
+    removed_groups: list[int]  # seqs
 
 
 class _Table:
@@ -115,40 +148,25 @@ class _Table:
 class Tables:
     """The rows of all items and of their groups. Invariant: `check_valid` passes."""
 
-    def __init__(
-        self,
-        groups_per_item: int,
-        header: Mapping[str, Any] | None = None,
-        items: tuple[np.ndarray, np.ndarray, Sequence[Prompt]] = (np.zeros(0, np.int64), np.zeros(0, ITEM), ()),
-        groups: tuple[np.ndarray, Sequence[str]] = (np.zeros(0, GROUP), ()),
-        targets: Collection[tuple[int, int, int]] = (),
-    ) -> None:
-        """Create tables, empty or with what others held.
-
-        Args:
-            groups_per_item: number of newest groups kept of each item.
-            header: of the others.
-            items: slots, rows and prompts.
-            groups: rows and ids, by seq.
-            targets: seq, episode and bytes of each.
-        """
-        header = header or {"next_seq": 0, "next_group_seq": 0, "domains": [], "newest_domain": ""}
-        self.groups_per_item = groups_per_item
+    def __init__(self, stored: Contents | None = None) -> None:
+        """Create tables with what a store holds; by default empty ones."""
+        stored = stored or Contents()
+        header = stored.state.get("items") or {"next_seq": 0, "next_group_seq": 0, "domains": [], "newest_domain": ""}
         self.next_seq, self.next_group_seq = header["next_seq"], header["next_group_seq"]  # never used again
         self.domains: list[str] = list(header["domains"])  # an item's `domain` is a position here; positions are final
         self.newest_domain: str = header["newest_domain"]  # of the item added last
-        slots_N, rows_N, prompts = items
-        self._items = _Table(ITEM, slots_N, rows_N)
-        self._groups = _Table(GROUP, np.arange(len(groups[0])), groups[0])
-        self._prompts: dict[int, Prompt] = dict(zip(slots_N.tolist(), prompts, strict=True))
-        self._slots = dict(zip(rows_N["key"].tolist(), slots_N.tolist(), strict=True))
-        self._groups_of: dict[int, list[int]] = {slot: [] for slot in slots_N.tolist()}
-        self.group_ids = dict(enumerate(groups[1]))  # by slot of the group
+        slots = stored.slots.tolist()
+        self._items = _Table(ITEM, stored.slots, stored.items)
+        self._groups = _Table(GROUP, np.arange(len(stored.groups)), stored.groups)
+        self._prompts: dict[int, Prompt] = dict(zip(slots, stored.prompts, strict=True))
+        self._slots = dict(zip(stored.items["key"].tolist(), slots, strict=True))
+        self._groups_of: dict[int, list[int]] = {slot: [] for slot in slots}
+        self.group_ids = dict(enumerate(stored.group_ids))  # by slot of the group
         self._group_at = {name: at for at, name in self.group_ids.items()}
-        self.targets = {(seq, episode): num_bytes for seq, episode, num_bytes in targets}
+        self.targets = {(seq, episode): num_bytes for seq, episode, num_bytes in stored.targets}
         self.removed_slots: list[int] = []  # since the last commit
         self._removed_groups: list[int] = []  # seqs
-        for at, slot in enumerate(groups[0]["slot"].tolist()):  # in the order of seq
+        for at, slot in enumerate(stored.groups["slot"].tolist()):  # in the order of seq
             if slot not in self._groups_of:
                 raise ValueError(f"every group belongs to an item: there is none at slot {slot}")
             self._groups_of[slot].append(at)
@@ -211,11 +229,6 @@ class Tables:
         """Return the group slots of an item, oldest first."""
         return list(self._groups_of[slot])
 
-    def surplus_groups(self) -> list[int]:
-        """Return the oldest groups of items that have more than `groups_per_item`."""
-        most = self.groups_per_item
-        return [group for slot in self.slots().tolist() for group in self._groups_of[slot][:-most]]
-
     def slots_with_vector(self) -> list[int]:
         """Return the slots of items that have a vector, ascending."""
         slots: list[int] = np.flatnonzero(self.items["has_vector"]).tolist()
@@ -253,6 +266,23 @@ class Tables:
         self._items.free(slot)
         self.removed_slots.append(slot)
 
+    def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
+        """Remove items; see `SRLReplayBuffer.remove`."""
+        slots_N = self.slots()
+        rows_N = rows_at(self.items, slots_N)
+        is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
+        if domain is not None:
+            number = self.domain_id(domain)
+            is_gone_N |= rows_N["domain"] == (-1 if number is None else number)
+        if before is not None:
+            is_gone_N |= rows_N["last_review"] < before
+            groups_N = self.group_slots()
+            for at in groups_N[self.groups["born"][groups_N] < before].tolist():
+                self.remove_group(at)
+        for slot in slots_N[is_gone_N].tolist():
+            self.remove_item(slot)
+        return int(is_gone_N.sum())
+
     def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
         """Set fields of distinct items, each an array with one entry a slot or one value for all, or nothing.
 
@@ -265,11 +295,11 @@ class Tables:
         """Set fields of distinct groups, as `update` does."""
         self._groups.update(groups, fields)
 
-    def add_group(self, slot: int, group_id: str, **fields: Any) -> tuple[int, int]:
-        """Add a group to an item; return its slot, and how many of the item's oldest groups were evicted for it."""
+    def add_group(self, slot: int, group_id: str, max_groups: int, **fields: Any) -> tuple[int, int]:
+        """Add a group to an item, of which `max_groups` are kept; return its slot, and the number evicted for it."""
         row = filled(np.zeros(1, GROUP), fields | {"seq": self.next_group_seq, "slot": slot})
         siblings = self.groups_of(slot)
-        evicted = siblings[: max(0, len(siblings) + 1 - self.groups_per_item)]
+        evicted = siblings[: max(0, len(siblings) + 1 - max_groups)]
         for group in evicted:
             self.remove_group(group)
         group = self._groups.add(row)
@@ -299,16 +329,16 @@ class Tables:
         self._groups_of[slot] = groups
         self._items.update([slot], {"num_groups": len(groups)})
 
-    def changed(self) -> dict[str, list[Any]]:
-        """Return what was written and removed since the last call of `committed`, as fields of `store.Commit`."""
+    def changed(self) -> Changed:
+        """Return what was written and removed since the last call of `committed`."""
         slots = [slot for slot in sorted(self._items.changed) if self._items.is_used[slot]]
         groups = [at for at in sorted(self._groups.changed) if self._groups.is_used[at]]
-        return {
-            "items": [(slot, self.items[slot].tobytes(), self._prompts[slot]) for slot in slots],
-            "removed_slots": list(self.removed_slots),
-            "groups": [(int(self.groups["seq"][at]), self.groups[at].tobytes(), self.group_ids[at]) for at in groups],
-            "removed_groups": list(self._removed_groups),
-        }
+        return Changed(
+            [(slot, self.items[slot].tobytes(), self._prompts[slot]) for slot in slots],
+            list(self.removed_slots),
+            [(int(self.groups["seq"][at]), self.groups[at].tobytes(), self.group_ids[at]) for at in groups],
+            list(self._removed_groups),
+        )
 
     def committed(self) -> None:
         """Note that all changes are stored."""
@@ -428,18 +458,16 @@ class Tables:
             "targets": dict(self.targets),
         }
 
-    def check_valid(self) -> None:
-        """Raise a ValueError that names every broken invariant."""
+    def faults(self) -> list[str]:
+        """Return one message for each broken invariant."""
         slots_N, groups_N = self.slots(), self.group_slots()
         items_N, rows_N = rows_at(self.items, slots_N), rows_at(self.groups, groups_N)
-        laws_of_items = {
-            **{f"{name} <= 1": items_N[name] <= 1 for name in ("pass_rate", "diversity")},
-            **{f"{name} > 0": items_N[name] > 0 for name in ("alpha", "beta")},
-            "domain is known": (items_N["domain"] >= 0) & (items_N["domain"] < len(self.domains)),
-        }
-        faults = [*_faults("an item", items_N, laws_of_items), *_faults("a group", rows_N, {})]
         linked = {slot: sorted(groups_N[rows_N["slot"] == slot].tolist()) for slot in self._groups_of}
         laws = {
+            "numbers are finite and counts at least 0": _in_range(items_N) and _in_range(rows_N),
+            "alpha and beta are above 0": (items_N["alpha"] > 0).all() and (items_N["beta"] > 0).all(),
+            "no item is due before its last review": (items_N["last_review"] <= items_N["due"]).all(),
+            "every item is of a known domain": (items_N["domain"] < len(self.domains)).all(),
             "every key leads to its item": self._slots == dict(zip(items_N["key"].tolist(), slots_N.tolist())),
             "every item has a prompt": self._prompts.keys() == set(slots_N.tolist()),
             "every item leads to its groups": {s: sorted(g) for s, g in self._groups_of.items()} == linked,
@@ -456,8 +484,14 @@ class Tables:
                 for table in (self._items, self._groups)
             ),
         }
-        if faults := faults + [f"{law}: not so" for law, holds in laws.items() if not holds]:
-            raise ValueError("the memory is not valid: " + "; ".join(faults))
+        return [f"{law}: not so in this memory" for law, holds in laws.items() if not holds]
+
+
+def _in_range(rows_N: np.ndarray) -> bool:
+    """Return whether all numbers are finite, and none of `_AT_LEAST_0` is negative."""
+    columns = {name: rows_N[name] for name in rows_N.dtype.names or ()}
+    is_negative = any((columns[name] < 0).any() for name in _AT_LEAST_0 if name in columns)
+    return not is_negative and all(np.isfinite(values_N).all() for values_N in columns.values())
 
 
 def sample(num: int, generator: Generator, *keys_N: np.ndarray) -> np.ndarray:
@@ -483,33 +517,3 @@ def sample(num: int, generator: Generator, *keys_N: np.ndarray) -> np.ndarray:
         code_N = code_N * span + (key_N.astype(np.int64) - int(key_N.min()))
     order_N = np.argsort(code_N)
     return order_N[rank_K]
-
-
-_AT_LEAST_0 = {
-    "an item": (
-        *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "num_groups"),
-        *("history_count", "num_silent", "pass_rate", "diversity"),
-    ),
-    "a group": (
-        *("uses", "num_success", "num_loss_tokens", "num_bytes"),
-        *("variance", "abs_advantage"),
-    ),
-}
-_AT_MOST = {
-    "an item": {"last_review": "due", "lapses": "reps", "num_success": "group_size"},
-    "a group": {"num_success": "size", "num_loss_tokens": "num_tokens"},
-}
-
-
-def _faults(what: str, rows_N: np.ndarray, laws: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield one message for each law that some row breaks, those of `what` included."""
-    numbers = [name for name in rows_N.dtype.names or () if rows_N.dtype[name].kind == "f"]
-    laws = {
-        **{f"{name} >= 0": rows_N[name] >= 0 for name in _AT_LEAST_0[what]},
-        **{f"{low} <= {high}": rows_N[low] <= rows_N[high] for low, high in _AT_MOST[what].items()},
-        **{f"{name} is finite": np.isfinite(rows_N[name]) for name in numbers},
-        **laws,
-    }
-    for law, holds_N in laws.items():
-        if not holds_N.all():
-            yield f"{law} of {what}: not so for seq {rows_N['seq'][~holds_N][:5].tolist()}"

@@ -10,17 +10,37 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rllib_srl.replay.admission.admission import REASONS
+from rllib_srl.replay.items import Tables
+from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.types import GroupMeta
 
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
     *("num_revisits", "num_reuses", "num_retained", "num_evicted", "num_groups_replaced", "num_targets_replaced"),
     *("num_dropped_drifted", "num_episodes_without_loss", "num_grown"),
-    *("num_rated", "num_reviews_of_nothing"),
+    "num_rated",
 )
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
-
+RATING_COUNTS = ("num_applied", "num_changed", "num_unused")
 ORIGINS = ("fresh", "revisit", "reuse")
+
+
+def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now: int) -> dict[str, float]:
+    """Return gauges of the size of a memory, and all its lifetime counts."""
+    whole = {name: num for name, num in counts.items() if not name.startswith("domains/")}
+    whole = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
+    return {
+        "num_items": len(tables),
+        "num_due": tables.num_due(now),
+        "num_stored_groups": tables.num_groups,
+        "num_targets": len(tables.targets),
+        "num_bytes_stored": tables.num_bytes,
+        "num_bytes_targets": sum(tables.targets.values()),
+        **whole,
+        **{f"ratings/{name}": getattr(rated, name) for name in RATING_COUNTS},
+        "num_refused": sum(num for name, num in whole.items() if name.startswith("num_refused_")),
+        **counts_of_domains(tables.num_by_domain(), counts),
+    }
 
 
 def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Groups and targets as bytes in the format of safetensors, and prompts as JSON.
 
-Arrays are tensors; all other fields are JSON in the metadata, without pickle. Decoded arrays are read-only views; the
-same group gives the same bytes in every process.
+Arrays are tensors; all other fields are JSON in the metadata, without pickle. The same group gives the same bytes in
+every process.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from rllib_srl.types import Group, Prompt, StopReason, Target
 
 _ARRAYS = ("token_ids_N", "loss_mask_N", "behaviour_logp_N", "offsets", "rewards_G", "versions_G2")
 _OF_TARGET = ("ids_Tk", "logp_Tk", "sampled_logp_T")
-_DTYPES = {f"{kind}{8 * size}": np.dtype(f"<{code}{size}") for kind, code in zip("IUF", "iuf") for size in (1, 2, 4, 8)
-           if (kind, size) != ("F", 1)} | {"BOOL": np.dtype(bool)}  # fmt: skip
 _COMPACT = json.JSONEncoder(separators=(",", ":"))  # created once: construction costs more than a small value
 _JSON_SCALARS = {type(None), bool, int, float, str}
 
@@ -49,11 +48,11 @@ def encode(group: Group) -> bytes:
     return _saved(arrays, header)
 
 
-def decode(payload: Any, name: str = "", origin: str | None = None) -> Group:
+def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
     """Return the group of a payload.
 
     Args:
-        payload: what `encode` returned, in any buffer.
+        payload: what `encode` returned.
         name: the group's name in error messages.
         origin: of the group; None: as stored.
 
@@ -82,24 +81,13 @@ def _saved(arrays: dict[str, np.ndarray], header: Mapping[str, Any]) -> bytes:
     return payload
 
 
-def _opened(payload: Any, what: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _opened(payload: bytes, what: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
-        view = memoryview(payload).cast("B")
-        start = 8 + int.from_bytes(view[:8], "little")
-        described = json.loads(bytes(view[8:start]))
-        header: dict[str, Any] = json.loads(described.pop("__metadata__")["fields"])
-        end = start + max(one["data_offsets"][1] for one in described.values())
-        if end != len(view):
-            raise ValueError(f"{len(view)} bytes; expected {end}")
-        arrays = {}
-        for name, one in described.items():
-            begin, stop = one["data_offsets"]
-            arrays[name] = array = np.ndarray(tuple(one["shape"]), _DTYPES[one["dtype"]], payload, start + begin)
-            if array.nbytes != stop - begin:
-                raise ValueError(f"{name} has {stop - begin} bytes; expected {array.nbytes}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{what} is damaged: its header cannot be read: {error}") from error
-    return header, arrays
+        end = 8 + int.from_bytes(payload[:8], "little")
+        header: dict[str, Any] = json.loads(json.loads(payload[8:end])["__metadata__"]["fields"])
+        return header, load(payload)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{what} is damaged: {error}") from error
 
 
 def compact_json(value: Any) -> str:

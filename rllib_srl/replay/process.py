@@ -18,8 +18,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, gather
-from rllib_srl.replay.rllib import RLlibReplayBuffer, registered_rules
-from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.rllib import RLlibReplayBuffer
+from rllib_srl.replay.settings import ReplaySettings, check_importable
 from rllib_srl.replay.store import DATABASE, holder_of
 
 RETRY_S = 0.2
@@ -51,15 +51,16 @@ class BufferProcess:
 
         Raises:
             ActorFailure: the actor did not start within `timeout_s`.
-            ValueError: a user-defined rule cannot be sent to another process.
+            ValueError: a rule is registered in this process only.
             Exception: raised by the buffer's constructor.
         """
         given = {"directory": directory, "run": run, **arguments}
         if is_local:
             actor: Any = RLlibReplayBuffer(settings, **given)
         else:
+            check_importable(settings)
             remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
-            actor = remote_class.remote(settings, registered=registered_rules(settings), is_actor=True, **given)
+            actor = remote_class.remote(settings, is_actor=True, **given)
         process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
         process.call(Call.of(RLlibReplayBuffer.describe), timeout_s)
         return process
@@ -100,9 +101,7 @@ class BufferProcess:
         while holder_of(self.path) is not None and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _returned(
-        self, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0
-    ) -> Sequence[Any]:
+    def _returned(self, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0) -> Sequence[Any]:
         """Return the first value of a call, and the other `num - 1`, of an actor as references."""
         if self.is_local:
             answer = self.actor.call(call.method, *call.args, **call.kwargs)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.history import GroupFacts, discount
-from rllib_srl.replay.schedule.recall import grades_of_ratings
+from rllib_srl.replay.schedule.recall import grades_of
 from rllib_srl.types import PEOPLE, Group
 
 GOOD = 3  # grade
@@ -104,7 +104,7 @@ class RatedGroups:
 def grade_of(answers: Collection[RatedAnswer]) -> int:
     """Return the grade of an item by the mean quality of its rated answers; good and bad alone are at most Good."""
     mean = float(np.mean([answer.reward if answer.quality is None else answer.quality for answer in answers]))
-    grade = int(grades_of_ratings(np.array([mean]))[0])
+    grade = int(grades_of(np.array([mean]))[0])
     return min(grade, GOOD) if all(answer.is_binary for answer in answers) else grade
 
 

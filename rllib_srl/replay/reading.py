@@ -8,24 +8,28 @@ the run's commits do not wait for it.
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from rllib_srl.common.rules import CONTRIB
+from rllib_srl.replay.items import Contents, Tables, key_of
+from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode
-from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState, make_spacing
-from rllib_srl.replay.settings import ReplaySettings, check_trusted
-from rllib_srl.replay.store import DATABASE, SNAPSHOT, Contents, Store, StoreError, copy
+from rllib_srl.replay.ratings import RatedGroups
+from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError, copy
 from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
 PLACES = (f"replay/{DATABASE}", f"memory/{SNAPSHOT}", DATABASE, SNAPSHOT)
-RUN_BY_READERS = ("spacing", "embedding")  # rules that reading calls
 
 
 def database_in(path: Path) -> Path:
@@ -60,17 +64,42 @@ class Reading:
     path: Path  # of the database that was copied
     store: Store
     stored: Contents
-    settings: ReplaySettings
-    rule: SpacingRule
-    now: int  # the newest iteration recorded; 0 in an empty memory
+
+    @cached_property
+    def settings(self) -> ReplaySettings:
+        """Return the settings it was last used with; the defaults for an empty memory."""
+        return ReplaySettings.from_dict(self.stored.state.get("settings", {}))
+
+    @cached_property
+    def now(self) -> int:
+        """Return the newest iteration recorded; 0 in an empty memory."""
+        items, groups = self.stored.items, self.stored.groups
+        times = (items["last_review"], items["created"], groups["born"])
+        return max(int(column.max(initial=0)) for column in times)
 
     @cached_property
     def recall(self) -> np.ndarray:
-        """Return the predicted recall of each item now, in [0, 1]; nan for items without a review."""
-        rows_N = self.stored.items
-        elapsed_N = (self.now - rows_N["last_review"]) / self.settings.iterations_per_day
-        recall_N = self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
-        return np.where(rows_N["reps"] > 0, recall_N, np.nan)
+        """Return the predicted recall of each item now, in [0, 1].
+
+        It is nan for items without a review, and for all if the spacing rule is a user's own: reading runs no code that
+        a memory names.
+        """
+        rows_N, settings = self.stored.items, self.settings
+        if settings.spacing not in SPACINGS.own and not settings.spacing.startswith(CONTRIB):
+            return np.full(len(rows_N), np.nan)
+        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+        elapsed_N = (self.now - rows_N["last_review"]) / settings.iterations_per_day
+        return np.where(rows_N["reps"] > 0, rule.retrievability(SpacingState.of(rows_N), elapsed_N), np.nan)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Return its rows as a buffer holds them."""
+        return Tables(self.stored)
+
+    def stats(self) -> dict[str, float]:
+        """Return what `SRLReplayBuffer.stats` does."""
+        state = self.stored.state
+        return stats_of(self.tables, state.get("counts", {}), RatedGroups(**state.get("rated", {})), self.now)
 
     def groups_at(self, slot: int) -> np.ndarray:
         """Return the positions of an item's groups in the arrays of groups, oldest first."""
@@ -87,32 +116,51 @@ class Reading:
 
 
 @contextmanager
-def reading(path: Path, trusts_rules: bool = False) -> Iterator[Reading]:
-    """Yield the content of the memory of a run, a checkpoint or a buffer, live or closed.
-
-    Args:
-        path: as in `database_in`.
-        trusts_rules: whether to import and call rules that its settings name by an import path.
+def reading(path: Path) -> Iterator[Reading]:
+    """Yield the content of the memory of a run, a checkpoint or a buffer, live or closed; `path` as in `database_in`.
 
     Raises:
         StoreError: it cannot be read, is damaged, or of another version.
-        ValueError: its settings are not usable here, for example a user's own rule that is not trusted.
     """
     path = database_in(path)
     with copied(path) as directory, _renamed(path, directory), closing(Store(directory)) as store:
-        stored = store.read()
-        settings = ReplaySettings.from_dict(stored.state.get("settings", {}))  # an empty memory fits any
-        if not trusts_rules:
-            check_trusted(settings, RUN_BY_READERS)
-        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
-        one = Reading(path, store, stored, settings, rule, now=0)
-        yield replace(one, now=_newest(one))
+        yield Reading(path, store, store.read())
 
 
-def _newest(one: Reading) -> int:
-    items, groups = one.stored.items, one.stored.groups
-    times = [items["last_review"], items["created"], groups["born"]]
-    return max([0, *(int(column.max()) for column in times if len(column))])
+def faults_of(path: Path) -> list[str]:
+    """Return one message for each error of a memory, live or closed: in its pages, groups and tables.
+
+    Errors of pages or groups end the verification, because later steps would repeat them.
+    """
+    try:
+        with copied(path) as directory, closing(sqlite3.connect(directory / DATABASE)) as db:
+            found = [" ".join(text.split()) for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
+        if found:
+            return [f"page: {text}" for text in found]
+        with reading(path) as one:
+            with_vector = [slot for slot, _ in one.store.vectors()]
+            faults = [*_faults_of_groups(one)] or one.tables.faults()
+            if not faults and with_vector != one.tables.slots_with_vector():
+                faults = ["the vectors are not those of the items"]
+            return faults
+    except (StoreError, ValueError, sqlite3.DatabaseError) as error:
+        return [str(error)]
+
+
+def _faults_of_groups(one: Reading) -> Iterator[str]:
+    """Yield one message for each group that cannot be read, or does not match its item or its row."""
+    keys = {int(slot): key_of(prompt) for slot, prompt in zip(one.stored.slots, one.stored.prompts, strict=True)}
+    for seq, row in zip(one.stored.seqs.tolist(), one.stored.groups, strict=True):
+        try:
+            group = one.group(seq)
+            group.check_valid()
+        except (StoreError, ValueError) as error:
+            yield str(error)
+            continue
+        if key_of(group.prompt) != keys.get(int(row["slot"])):
+            yield f"group {seq} is of {group.prompt.env_id} [{group.prompt.prompt_id}], which is not its item"
+        if (len(group.token_ids_N), group.size) != (row["num_tokens"], row["size"]):
+            yield f"group {seq} has {len(group.token_ids_N)} tokens in {group.size} episodes; its row says otherwise"
 
 
 @contextmanager

@@ -20,14 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
-from ray import cloudpickle
 
 from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.settings import ReplaySettings, chosen_rules, rules
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, ListedRef
-
-RULE_TIMEOUT_S = 60.0  # to fetch a registered rule
 
 
 class RLlibReplayBuffer(SRLReplayBuffer):
@@ -37,7 +34,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         self,
         settings: ReplaySettings | None = None,
         *,
-        registered: Mapping[tuple[str, str], ray.ObjectRef[Any]] | None = None,
         is_actor: bool = False,
         **arguments: Any,
     ) -> None:
@@ -45,13 +41,11 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
         Args:
             settings: replay settings; None builds them from `arguments`.
-            registered: rules of another process, as `registered_rules` returns them.
             is_actor: keep an exception for the next `call`, because Ray would lose its message.
             arguments: of `SRLReplayBuffer`.
         """
         self._busy_s, self._error = 0.0, None
         try:
-            _register(registered or {})
             super().__init__(settings, **arguments)
         except Exception as error:  # of any type: `call` raises it
             if not is_actor:
@@ -136,37 +130,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
     def get_host(self) -> str:
         """Return the name of the machine that the buffer runs on."""
         return platform.node()
-
-
-def registered_rules(settings: ReplaySettings) -> dict[tuple[str, str], ray.ObjectRef[Any]]:
-    """Return (setting, name) -> a reference to each rule that the settings name and only this process has registered.
-
-    Ray passes the references again to a restarted actor.
-
-    Raises:
-        ValueError: a rule cannot be pickled; the message names it and the reason.
-    """
-    found: dict[tuple[str, str], ray.ObjectRef[Any]] = {}
-    for of, name in chosen_rules(settings):
-        if rules()[of].is_users(name):
-            try:
-                cloudpickle.dumps(rules()[of][name])
-            except Exception as error:  # of any type: pickling runs user-defined `__reduce__` methods
-                fault = f"expected a rule that can be pickled, or an import path: {type(error).__name__}: {error}"
-                raise ValueError(f"replay_{of} = {name!r}; {fault}") from error
-            found[of, name] = ray.put(rules()[of][name])
-    return found
-
-
-def _register(registered: Mapping[tuple[str, str], ray.ObjectRef[Any]]) -> None:
-    for (of, name), reference in registered.items():
-        try:
-            rules()[of][name] = ray.get(reference, timeout=RULE_TIMEOUT_S)
-        except ray.exceptions.RaySystemError as error:
-            raise ValueError(
-                f"replay_{of} = {name!r}, registered in the script, cannot be loaded in the buffer's process: {error}; "
-                'expected a rule that needs nothing it cannot import, or "module:rule"'
-            ) from error
 
 
 def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:

@@ -7,14 +7,14 @@ The tables of rules are imported when a value is checked, so that `srl train --h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rllib_srl.common.rules import CONTRIB, Rules
+from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, clashes, setting, where
 
 AUTO = "auto"  # revisit_fraction: adapted (`curriculum/curriculum.py`)
@@ -27,13 +27,11 @@ def rules() -> dict[str, Rules[Any]]:
     from rllib_srl.replay.admission.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
     from rllib_srl.replay.intake import ON_GROUP
-    from rllib_srl.replay.schedule.recall import GRADES
     from rllib_srl.replay.schedule.spacing import SPACINGS
     from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
 
     return {
         "spacing": SPACINGS,
-        "grade": GRADES,
         "selection": SELECTIONS,
         "reuse_selection": SELECTIONS,
         "domains": FILTERS,
@@ -91,13 +89,17 @@ class ReplaySettings(Settings):
     prefix = "replay_"
 
     revisit_fraction: Share | Literal["auto"] = setting(
-        0.25, 'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
-        "a number in [0, 1], or 'auto'"
+        0.25,
+        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
+        "a number in [0, 1], or 'auto'",
     )
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
-        0.0, "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
-        of="retain.weight", is_head=True, ge=0
+        0.0,
+        "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
+        of="retain.weight",
+        is_head=True,
+        ge=0,
     )
     retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers", ge=1)
     retain_top_k: int = setting(
@@ -110,8 +112,10 @@ class ReplaySettings(Settings):
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
-        "none", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"',
-        of="spacing.name", is_head=True
+        "none",
+        'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"',
+        of="spacing.name",
+        is_head=True,
     )
     spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule, by name", _BY_NAME, of="spacing.*")
     desired_retention: float = setting(
@@ -124,25 +128,21 @@ class ReplaySettings(Settings):
         True, "if too few items are due, revisit items before they are; False: play fresh prompts"
     )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item", ge=1)
-    grade: Annotated[str, _rule_of("grade")] = setting(
-        "pass_rate", 'source of grades: "pass_rate", "reward", "rating" (human only) or "module:rule"', of="grade.name",
-        is_head=True
-    )
-    rating_scale: Literal["ordinal", "binary", "normalised"] = setting(
-        "normalised", 'scale of human ratings: "ordinal" (1 to 5), "binary" (0 or 1) or "normalised" (0 to 1)',
-        of="grade.rating_scale"
-    )
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
     history_half_life: float = setting(
         11.0, "updates of the policy after which the history of a prompt counts half", gt=0
     )
     selection: Annotated[str, _rule_of("selection")] = setting(
-        "uniform", 'rule that selects items to revisit (docs/memory.md), or "module:rule"', of="selection.name",
-        is_head=True
+        "uniform",
+        'rule that selects items to revisit (docs/memory.md), or "module:rule"',
+        of="selection.name",
+        is_head=True,
     )
     reuse_selection: Annotated[str, _rule_of("reuse_selection")] = setting(
-        "uniform", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"', of="reuse_selection.name",
-        is_head=True
+        "uniform",
+        'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
+        of="reuse_selection.name",
+        is_head=True,
     )
     selection_config: dict[str, Any] = setting({}, "parameters of the rule for revisits", _BY_NAME, of="selection.*")
     reuse_selection_config: dict[str, Any] = setting(
@@ -157,28 +157,37 @@ class ReplaySettings(Settings):
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
     reuse_correction: Literal["clip", "truncate", "mask"] = setting(
-        "clip", 'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
-        of="reuse_correction.name", is_head=True
+        "clip",
+        'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
+        of="reuse_correction.name",
+        is_head=True,
     )
     mask_window: Annotated[Pair, where(lambda low, high: 0 < low < 1 < high)] = setting(
-        (0.5, 2.0), 'range of ratios that are kept; "truncate": the upper end caps the ratio',
-        "two numbers, 0 < lower < 1 < upper", of="reuse_correction.window", rules="mask truncate"
+        (0.5, 2.0),
+        'range of ratios that are kept; "truncate": the upper end caps the ratio',
+        "two numbers, 0 < lower < 1 < upper",
+        of="reuse_correction.window",
+        rules="mask truncate",
     )
     max_logp_gap: float | None = setting(
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )
     diversity_coeff: float = setting(
-        0.0, "strength of diversity in intervals of spacing and draws by srl; 0: no effect", of="diversity.coeff",
-        is_head=True, ge=0
+        0.0,
+        "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
+        of="diversity.coeff",
+        is_head=True,
+        ge=0,
     )
     diversity_device: Literal["cpu", "gpu"] = setting(
-        "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
-        of="diversity.device"
+        "cpu",
+        'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
+        of="diversity.device",
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
         '"ngram", "contrib.sentence" (MiniLM) or "module:class"; None: "ngram" where diversity, '
-        "near_duplicate or least_diverse need one, else none"
+        "near_duplicate or least_diverse need one, else none",
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(
         "fifo", 'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"'
@@ -195,7 +204,7 @@ class ReplaySettings(Settings):
     admit: Annotated[Any, by(_fault_of_hooks)] = setting(
         "secrets",
         'what keeps episodes out of memory and loss: "secrets", "credentials" (no personal data), "module:function", '
-        "or a list of these (docs/memory.md); None: nothing"
+        "or a list of these (docs/memory.md); None: nothing",
     )
     on_group: Annotated[str | None, _rule_of("on_group", or_none=True)] = setting(
         None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'
@@ -230,11 +239,11 @@ class ReplaySettings(Settings):
 
     @property
     def reads_recall(self) -> bool:
-        """Return whether something needs reviews: spacing, a chosen grade, or a rule that may read recall."""
+        """Return whether something needs reviews: spacing, or a rule that may read recall."""
         from rllib_srl.replay.selection.rules import DATELESS
 
         is_plain = {self.selection, self.reuse_selection} <= {*DATELESS} and self.eviction in ("fifo", "least_diverse")
-        return self.has_due_dates or self.grade != "pass_rate" or not is_plain
+        return self.has_due_dates or not is_plain
 
     @property
     def is_on(self) -> bool:
@@ -311,31 +320,19 @@ def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
             yield f"{name}_config = {config!r}; {error}"
 
 
-def check_trusted(settings: ReplaySettings, names: Iterable[str] = ()) -> None:
-    """Refuse settings from a file whose rules are import paths, because loading them runs arbitrary code.
-
-    Args:
-        settings: as read from the file.
-        names: settings whose rules will be called; empty: all of them.
+def check_importable(settings: ReplaySettings) -> None:
+    """Check that the buffer's process can find the rules.
 
     Raises:
-        ValueError: naming these rules.
+        ValueError: a rule that was registered in this process alone.
     """
-    listed = [
-        f"{name} = {rule!r}"
-        for name, rule in chosen_rules(settings, names)
-        if isinstance(rule, str) and ":" in rule and not rule.startswith(CONTRIB) and rule not in rules()[name]
-    ]
-    if listed:
-        raise ValueError(
-            f"this memory uses custom rules: {', '.join(listed)}; expected --trust-rules, which runs their code"
-        )
-
-
-def chosen_rules(settings: ReplaySettings, names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield each setting that names rules, of `names` or of all, with each rule that it names."""
     from rllib_srl.replay.admission.admission import names_of
 
-    for name in names or rules():
+    for name, table in rules().items():
         value = getattr(settings, name)
-        yield from ((name, one) for one in (names_of(value) if name == "admit" else (value,)))
+        for one in names_of(value) if name == "admit" else (value,):
+            if table.is_users(one):
+                raise ValueError(
+                    f"replay_{name} = {one!r} is registered in this process, and the memory is in another; expected an "
+                    "import path, 'module:rule'"
+                )

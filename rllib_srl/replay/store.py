@@ -1,11 +1,11 @@
 """Keep a memory in one SQLite file that always holds the state of the last commit.
 
-    commit(Commit) ──> one transaction, durable on return; if it fails, nothing is stored
-    read() ──> Contents: rows, prompts, state            answer(request) makes a repeated call harmless
-    snapshot(path) ──> a copy for a checkpoint           restore(path) replaces the file by one
+    with store.transaction(): put, write, ...    all of it is durable at the end, or nothing is stored
+    read() ──> Contents: rows, prompts, state    answer(request) makes a repeated call harmless
+    snapshot(path) ──> a copy for a checkpoint   restore(path) replaces the file by one
 
     items    slot -> row, prompt            groups  seq -> row, id           payloads  seq -> bytes of the group
-    vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON, or bytes
+    vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON
     answers  position -> name, answer: the latest `NUM_ANSWERS`
 
     memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
@@ -27,18 +27,16 @@ import shutil
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.items import GROUP, ITEM
+from rllib_srl.replay.items import GROUP, ITEM, Contents, Tables
 from rllib_srl.replay.payloads import compact_json, prompt_fields, prompt_of
 from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
-from rllib_srl.types import Prompt
 
 logger = logging.getLogger(__name__)
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
@@ -49,7 +47,7 @@ PAGE_BYTES = 8192
 MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
 PAGES_A_STEP = 1024  # of a copy
 TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
-VERSION = json.dumps([5, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
+VERSION = json.dumps([6, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
@@ -74,38 +72,6 @@ class StoreInUse(StoreError):
     """Another process has the database open."""
 
 
-@dataclass
-class Commit:
-    """The changes of one call, stored together. Removals come first; what is written replaces what is there."""
-
-    items: list[tuple[int, bytes, Prompt]] = field(default_factory=list)  # slot, row, prompt
-    removed_slots: list[int] = field(default_factory=list)
-    vectors: dict[int, np.ndarray] = field(default_factory=dict)  # slot -> float32
-    groups: list[tuple[int, bytes, str]] = field(default_factory=list)  # seq, row, id
-    removed_groups: list[int] = field(default_factory=list)  # with their payloads and targets
-    payloads: dict[int, bytes] = field(default_factory=dict)  # seq -> bytes
-    targets: dict[tuple[int, int], bytes] = field(default_factory=dict)  # seq, episode -> bytes
-    removed_targets: list[tuple[int, int]] = field(default_factory=list)
-    state: Mapping[str, Any] = field(default_factory=dict)  # name -> bytes, or JSON types
-    request: str = ""  # name of the call, "" for none
-    answer: Any = None  # JSON types
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a database holds: items in slot order, groups in seq order; vectors, payloads and targets are left there."""
-
-    position: int  # number of commits
-    slots: np.ndarray  # int64
-    items: np.ndarray  # rows
-    prompts: list[Prompt]
-    seqs: np.ndarray  # int64
-    groups: np.ndarray  # rows
-    group_ids: list[str]
-    targets: list[tuple[int, int, int]]  # seq, episode, bytes
-    state: dict[str, Any]
-
-
 class Store:
     """An open database, held by one process. Invariant: `position` grows by one with each successful commit."""
 
@@ -122,8 +88,7 @@ class Store:
         self._lock = _lock(self.path)
         self._db: sqlite3.Connection | None = None
         self._run = run
-        self._written: dict[str, str | bytes] = {}  # state as last committed, encoded
-        self.pending = Commit()  # what the call under way has changed so far; `payload` and `target` see it
+        self._written: dict[str, str] = {}  # state as last written, encoded
         try:
             self._open()
             if run and self._meta["run"] != run:
@@ -142,7 +107,7 @@ class Store:
             self._db = _connect(self.path, is_durable=self._scratch is None)
             if not self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 meta = {"version": VERSION, "lineage": uuid.uuid4().hex, "position": "0", "run": self._run}
-                with self._transaction("creating it"):
+                with self._atomic("creating it"):
                     for statement in TABLES.split(";")[:-1]:
                         self.db.execute(statement)
                     self.db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
@@ -159,64 +124,81 @@ class Store:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def commit(self, changes: Commit) -> None:
-        """Store changes in one transaction; return when they are durable.
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Store all that is written inside, or nothing; it is durable at the end.
 
         Raises:
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
-        encoded = {name: _encoded(value) for name, value in changes.state.items()}
-        state = {name: value for name, value in encoded.items() if self._written.get(name) != value}
-        position = self.position + 1
-        with self._transaction(f"commit {position}"):
-            for table, gone in (
-                ("items", changes.removed_slots),
-                ("vectors", changes.removed_slots),
-                ("groups", changes.removed_groups),
-                ("payloads", changes.removed_groups),
-                ("targets", changes.removed_groups),
-            ):
-                key = "slot" if table in ("items", "vectors") else "seq"
-                self.db.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(number,) for number in gone])
-            self.db.executemany("DELETE FROM targets WHERE seq = ? AND episode = ?", changes.removed_targets)
-            items = [(slot, row, compact_json(prompt_fields(prompt))) for slot, row, prompt in changes.items]
-            vectors = [(slot, np.ascontiguousarray(one, "<f4").tobytes()) for slot, one in changes.vectors.items()]
-            self._put("items", 3, items)
-            self._put("vectors", 2, vectors)
-            self._put("groups", 3, changes.groups)
-            self._put("payloads", 2, changes.payloads.items())
-            self._put("targets", 3, [(*place, payload) for place, payload in changes.targets.items()])
-            self._put("state", 2, state.items())
-            if changes.request:
-                answer = (position, changes.request, compact_json(changes.answer))
-                self.db.execute("INSERT INTO answers VALUES (?, ?, ?)", answer)
-                self.db.execute("DELETE FROM answers WHERE position <= ?", (position - NUM_ANSWERS,))
-            self.db.execute("UPDATE meta SET value = ? WHERE name = 'position'", (str(position),))
-        self.position = position
-        self._written |= state
-
-    def _put(self, table: str, num_columns: int, rows: Iterable[tuple[Any, ...]]) -> None:
-        self.db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
+        with self._atomic(f"commit {self.position + 1}"):
+            yield
+            self.put("meta", [("position", str(self.position + 1))])
+        self.position += 1
 
     @contextmanager
-    def _transaction(self, doing: str) -> Iterator[None]:
-        with explained(self.path, doing):
-            try:
-                self.db.execute("BEGIN IMMEDIATE")
-                yield
-                self.db.execute("COMMIT")
-            except BaseException:
-                if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
-                    self._db.execute("ROLLBACK")
-                raise
+    def _atomic(self, doing: str) -> Iterator[None]:
+        self._do(doing, "BEGIN IMMEDIATE")
+        try:
+            yield
+            self._do(doing, "COMMIT")
+        except BaseException:
+            self._written = {}
+            if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
+                self._db.execute("ROLLBACK")
+            raise
 
-    def erase(self, words: Collection[str]) -> None:
-        """Forget the answers that contain one of the words, and leave no byte of anything removed in the files.
+    def _do(self, doing: str, query: str, rows: Iterable[Sequence[Any]] | None = None) -> None:
+        with explained(self.path, doing):
+            if rows is None:
+                self.db.execute(query)
+            else:
+                self.db.executemany(query, rows)
+
+    def put(self, table: str, rows: Collection[Sequence[Any]]) -> None:
+        """Write rows in place of those with the same key, in a transaction."""
+        if rows:
+            marks = ", ".join("?" * len(next(iter(rows))))
+            self._do(f"commit {self.position + 1}", f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
+
+    def delete(self, table: str, condition: str, rows: Collection[Sequence[Any]]) -> None:
+        """Delete the rows that meet a condition such as "seq = ?", for each of its values, in a transaction."""
+        if rows:
+            self._do(f"commit {self.position + 1}", f"DELETE FROM {table} WHERE {condition}", rows)
+
+    def write(self, tables: Tables, vectors: Mapping[int, np.ndarray]) -> None:
+        """Write what has changed in tables since their last commit, and vectors by slot."""
+        changed = tables.changed()
+        for names, key, gone in (
+            (("items", "vectors"), "slot", changed.removed_slots),
+            (("groups", "payloads", "targets"), "seq", changed.removed_groups),
+        ):
+            for name in names:
+                self.delete(name, f"{key} = ?", [(number,) for number in gone])
+        self.put("items", [(slot, row, compact_json(prompt_fields(one))) for slot, row, one in changed.items])
+        self.put("groups", changed.groups)
+        self.put("vectors", [(slot, np.ascontiguousarray(one, "<f4").tobytes()) for slot, one in vectors.items()])
+
+    def put_state(self, state: Mapping[str, Any]) -> None:
+        """Write the values that have changed, of JSON types, by name."""
+        encoded = {name: compact_json(value) for name, value in state.items()}
+        self.put("state", [(name, value) for name, value in encoded.items() if self._written.get(name) != value])
+        self._written |= encoded
+
+    def put_answer(self, request: str, answer: Any) -> None:
+        """Write the answer of a named call, of JSON types; the latest `NUM_ANSWERS` are kept."""
+        position = self.position + 1
+        row = (position, request, compact_json(answer))
+        self._do(f"commit {position}", "INSERT INTO answers VALUES (?, ?, ?)", [row])
+        self.delete("answers", "position <= ?", [(position - NUM_ANSWERS,)])
+
+    def erase(self) -> None:
+        """Forget all answers, and leave no byte of anything deleted in the files.
 
         The file is rewritten: a full disk is a `StoreError`.
         """
-        with self._transaction("erasing what was removed"):
-            self.db.executemany("DELETE FROM answers WHERE instr(answer, ?)", [(word,) for word in words])
+        with self._atomic("erasing what was removed"):
+            self.db.execute("DELETE FROM answers")
         with explained(self.path, "erasing what was removed"):
             self.db.execute("VACUUM")
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -231,14 +213,12 @@ class Store:
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
-        query = "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?"
-        return self.pending.payloads.get(seq) or self._blob(f"group {seq}", query, int(seq))
+        return self._blob(f"group {seq}", "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", int(seq))
 
     def target(self, seq: int, episode: int) -> bytes:
         """Return the bytes of a target; raise a `StoreError` if it is not stored."""
-        query, what = "SELECT payload FROM targets WHERE seq = ? AND episode = ?", f"the target of group {seq}"
-        found = self.pending.targets.get((seq, episode))
-        return found or self._blob(f"{what}, episode {episode}", query, int(seq), int(episode))
+        query = "SELECT payload FROM targets WHERE seq = ? AND episode = ?"
+        return self._blob(f"the target of group {seq}, episode {episode}", query, int(seq), int(episode))
 
     def _blob(self, what: str, query: str, *numbers: int) -> bytes:
         found = self._all(f"reading {what}", query, *numbers)
@@ -251,9 +231,9 @@ class Store:
         with explained(self.path, doing):
             return self.db.execute(query, parameters).fetchall()
 
-    def has_payloads(self, seqs: Collection[int]) -> bool:
-        """Return whether the payloads are exactly those of some groups."""
-        return {seq for (seq,) in self._all("looking for payloads", "SELECT seq FROM payloads")} == set(seqs)
+    def payload_seqs(self) -> set[int]:
+        """Return the groups that have a payload."""
+        return {seq for (seq,) in self._all("looking for payloads", "SELECT seq FROM payloads")}
 
     def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield slot and vector, float32, in slot order; do not commit during the iteration."""
@@ -278,11 +258,10 @@ class Store:
                 slots=np.array([slot for slot, _, _ in items], np.int64),
                 items=np.frombuffer(b"".join(row for _, row, _ in items), ITEM),
                 prompts=[prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text in items)}]")],
-                seqs=np.array([seq for seq, _, _ in groups], np.int64),
                 groups=np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
                 group_ids=[name for _, _, name in groups],
                 targets=targets,
-                state={name: value if isinstance(value, bytes) else json.loads(value) for name, value in state},
+                state={name: json.loads(value) for name, value in state},
             )
             if len(found.items) != len(items) or len(found.groups) != len(groups):
                 raise ValueError("rows are cut off")
@@ -459,10 +438,6 @@ def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
     except StoreError as error:
         logger.warning("groups stored after the checkpoint are not counted: %s", error)
         return None
-
-
-def _encoded(value: Any) -> str | bytes:
-    return value if isinstance(value, bytes) else compact_json(value)
 
 
 # --- errors and locks --------------------------------------------------------------------------------

@@ -11,44 +11,42 @@ import numpy as np
 
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import encode_target
-from rllib_srl.replay.store import Commit
+from rllib_srl.replay.store import Store
 from rllib_srl.types import Target
 
 Place = tuple[int, int]
 
 
-def put_targets(
-    tables: Tables, changes: Commit, targets: Sequence[Target], per_domain: int | None
-) -> tuple[int, int]:
+def put_targets(tables: Tables, store: Store, targets: Sequence[Target], per_domain: int | None) -> tuple[int, int]:
     """Add the targets of stored groups, and remove those above `per_domain` of each domain, of the oldest groups.
 
     Returns:
         The numbers of added and of removed targets.
     """
-    num = 0
+    added: dict[Place, bytes] = {}
     for target in targets:
         if (at := tables.group_at(target.group_id)) is None:
             continue
         if not 0 <= target.episode < tables.groups["size"][at]:
             raise ValueError(f"target of group {target.group_id}: it has no episode {target.episode}")
-        place = (int(tables.groups["seq"][at]), target.episode)
-        changes.targets[place] = payload = encode_target(target)
-        tables.targets[place] = len(payload)
-        num += 1
-    changes.removed_targets = surplus_targets(tables, per_domain)
-    for place in changes.removed_targets:
-        del tables.targets[place]
-    return num, len(changes.removed_targets)
+        added[int(tables.groups["seq"][at]), target.episode] = encode_target(target)
+    tables.targets |= {place: len(payload) for place, payload in added.items()}
+    store.put("targets", [(*place, payload) for place, payload in added.items()])
+    return len(added), _remove(tables, store, surplus_targets(tables, per_domain))
 
 
-def drop_targets(tables: Tables, changes: Commit, env_ids: Collection[str]) -> int:
+def drop_targets(tables: Tables, store: Store, env_ids: Collection[str]) -> int:
     """Remove the targets of all answers to prompts of some environments; return their number."""
     places, slot_N, _ = _located(tables)
     pairs = zip(places.tolist(), slot_N.tolist(), strict=True)
-    changes.removed_targets = [(seq, g) for (seq, g), slot in pairs if tables.prompt_of(slot).env_id in env_ids]
-    for place in changes.removed_targets:
+    return _remove(tables, store, [(seq, g) for (seq, g), slot in pairs if tables.prompt_of(slot).env_id in env_ids])
+
+
+def _remove(tables: Tables, store: Store, places: Sequence[Place]) -> int:
+    for place in places:
         del tables.targets[place]
-    return len(changes.removed_targets)
+    store.delete("targets", "seq = ? AND episode = ?", places)
+    return len(places)
 
 
 def draw_targets(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.shard import fetched
-from rllib_srl.replay.admission import admission
 from rllib_srl.replay.admission.admission import AdmissionError, Refusal
 from rllib_srl.types import GroupMeta
 from tests.small_memory import go, memory_config, weights_of
@@ -30,11 +29,6 @@ def trained_on(group, decode):
 
 def failing(group, decode):
     raise KeyError("x")
-
-
-def hanging(group, decode):
-    while True:
-        pass
 
 
 @pytest.fixture
@@ -85,9 +79,7 @@ def test_weights_are_those_of_a_run_in_which_the_refused_episodes_had_no_loss(co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hook", "line"), [(failing, "raised KeyError: 'x'"), (hanging, "no answer within 0.5 s")])
-def test_a_hook_that_fails_or_hangs_ends_the_run_with_its_name(config, build, monkeypatch, hook, line):
-    monkeypatch.setattr(admission, "TIME_LIMIT_S", 0.5)
-    algo = build(admitting(config, f"{__name__}:{hook.__name__}"))
-    with pytest.raises(AdmissionError, match=f"replay_admit = '{__name__}:{hook.__name__}', group 1.0: {line}"):
+def test_a_hook_that_fails_ends_the_run_with_its_name(config, build):
+    algo = build(admitting(config, f"{__name__}:failing"))
+    with pytest.raises(AdmissionError, match=f"replay_admit = '{__name__}:failing', group 1.0: raised KeyError: 'x'"):
         algo.train()

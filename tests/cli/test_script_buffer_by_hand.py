@@ -13,8 +13,7 @@ import pytest
 
 from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.reading import reading
-from rllib_srl.replay.tools.verify import faults_of
+from rllib_srl.replay.reading import faults_of, reading
 from tests.small_buffer import a_group, by_hand, cells, said
 
 # --- words ----------------------------------------------------------------------------------------

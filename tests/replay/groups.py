@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,7 +137,7 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups": {int(row["seq"]): row.tobytes() for row in held},
         "groups_of": {slot: [int(tables.groups[g]["seq"]) for g in tables.groups_of(slot)] for slot in slots},
         "targets": dict(tables.targets),
-        "state": {**buffer._state(), "counts": dict(+buffer.counts), "drawn": dict(buffer.drawn)},
+        "state": {**copy.deepcopy(buffer._state()), "counts": dict(+buffer.counts)},
         "vectors": vectors,
         "payloads": {int(row["seq"]): buffer.store.payload(int(row["seq"])) for row in held},
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 from rllib_srl.replay import store as module
 from rllib_srl.replay.store import Store, StoreError
-from tests.replay.stored import a_visit
+from tests.replay.stored import commit
 
 
 def hold(directory: Path) -> None:
@@ -35,12 +35,12 @@ def fill(directory: Path, num_bytes: int) -> None:
     store = Store(directory)
     for index in range(10_000):
         try:
-            store.commit(a_visit(index, payloads={index: bytes(5000)}))
+            commit(store, index, payload=bytes(5000))
         except StoreError as error:
             print(store.position, error, flush=True)
             break
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    store.commit(a_visit(index))
+    commit(store, index)
     print(store.position, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

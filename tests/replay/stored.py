@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.replay.items import GROUP, ITEM
-from rllib_srl.replay.payloads import encode
-from rllib_srl.replay.store import Commit
+from rllib_srl.replay.payloads import compact_json, encode, prompt_fields
+from rllib_srl.replay.store import Store
 from rllib_srl.types import Group, Prompt, StopReason
 
 
@@ -58,23 +58,28 @@ def a_row(seq: int, slot: int = 0, uses: int = 0) -> np.void:
     return row[()]
 
 
-def a_visit(index: int, **parts: Any) -> Commit:
-    """Return a commit with one new item, its vector, group and target, an answered request and three states."""
+def commit(store: Store, index: int, **parts: Any) -> None:
+    """Commit a new item, its vector, group and target, an answered request and two states; `parts` replace some."""
     values: dict[str, Any] = {
-        "items": [(index, an_item(2**64 - 1 - index, index / 3).tobytes(), prompt_at(index))],
-        "vectors": {index: np.full(3, index, np.float32)},
-        "groups": [(index, a_row(index, index).tobytes(), f"g{index}")],
-        "payloads": {index: encode(a_group(index))},
-        "targets": {(index, 1): bytes([index % 256] * 7)},
-        "request": f"{index}.add",
+        "item": an_item(2**64 - 1 - index, index / 3),
+        "payload": encode(a_group(index)),
         "answer": {"stored": [index, None, 0.1]},
-        "state": {
-            "generator": np.random.default_rng(index).bit_generator.state,
-            "raw": bytes([index % 256]),
-            "items": {"next_group_seq": index + 1},
-        },
+        "generator": np.random.default_rng(index).bit_generator.state,
     }
-    return Commit(**{**values, **parts})
+    values |= parts
+    with store.transaction():
+        put_item(store, index, values["item"], prompt_at(index))
+        store.put("vectors", [(index, np.full(3, index, np.float32).tobytes())])
+        store.put("groups", [(index, a_row(index, index).tobytes(), f"g{index}")])
+        store.put("payloads", [(index, values["payload"])])
+        store.put("targets", [(index, 1, bytes([index % 256] * 7))])
+        store.put_state({"generator": values["generator"], "items": {"next_group_seq": index + 1}})
+        store.put_answer(f"{index}.add", values["answer"])
+
+
+def put_item(store: Store, slot: int, row: np.void, prompt: Prompt) -> None:
+    """Write an item, in a transaction."""
+    store.put("items", [(slot, row.tobytes(), compact_json(prompt_fields(prompt)))])
 
 
 def prompt_at(index: int) -> Prompt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -210,11 +209,6 @@ def fives(group, decode):
     return Refusal("five", found) if found else None
 
 
-def hanging(group, decode):
-    while True:
-        re.fullmatch(r"(a+)+b", "a" * 40)  # backtracks for years
-
-
 def failing(group, decode):
     raise KeyError("x")
 
@@ -240,13 +234,11 @@ def test_hooks_are_asked_in_order(way, monkeypatch):
     ("hook", "line"),
     [
         (failing, r"raised KeyError: 'x'; expected a Refusal or None"),
-        (hanging, r"no answer within 0.2 s; expected a faster function"),
         (bare, r"returned no; expected Refusal\('lower_case', episodes\) or None"),
         (beyond, r"episodes \(2,\); expected some of 0 to 1"),
     ],
 )
-def test_a_hook_that_fails_or_hangs_is_named(hook, line, monkeypatch):
-    monkeypatch.setattr(admission, "TIME_LIMIT_S", 0.2)
+def test_a_hook_that_fails_is_named(hook, line):
     name = f"{__name__}:{hook.__name__}"
     with pytest.raises(AdmissionError, match=f"^replay_admit = '{name}', group g: {line}$"):
         admitted(GOOD, admit=name, decode=decode)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from rllib_srl.replay.items import key_of
 from rllib_srl.replay.payloads import encode
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.store import StoreError
 from tests.replay.groups import (
     a_buffer,
@@ -68,14 +68,19 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
 
 # --- once or not at all ---------------------------------------------------------------------------
 
-KEYS = {i: a_prompt(i).key for i in range(12)}
 CALLS = {
     "add": lambda buffer, name: buffer.add(played(range(8, 20), 5), 5, name),
     "draw_prompts": lambda buffer, name: buffer.draw_prompts(3, 5, name),
     "draw_groups": lambda buffer, name: drawn_groups(buffer, 3, 5, name),
-    "rate": lambda buffer, name: buffer.rate({KEYS[0]: 0.2, KEYS[1]: 1.0, "0" * 16: 0.5}, 5, name),
+    "rate_answers": lambda buffer, name: buffer.rate_answers([rating()], "file", 1, 5, name),
     "drop": lambda buffer, name: buffer.drop([*buffer.drawn, "unknown"][1:], name),
 }
+
+
+def rating():
+    """Return a person's rating of the first answer that `begun` has stored."""
+    group = a_group(0, 1, 0, rewards_of(a_prompt(0), 1), num_turns=2)
+    return RatedGroup(group.group_id, group.prompt.key, (RatedAnswer(0, fingerprint(group, 0), 0.25),))
 
 
 def played(indices, now, **group):
@@ -117,7 +122,7 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
     assert (everything(buffer), journalled(buffer)) == (state, stored)
     CALLS[call](buffer, f"6.{call}")  # another one is done
     assert journalled(buffer)["position"] == stored["position"] + 1
-    assert everything(buffer) != state or call == "drop"  # nothing is left to drop
+    assert everything(buffer) != state or call in ("drop", "rate_answers")  # nothing is left to do
     buffer.check_valid()
 
 
@@ -133,7 +138,7 @@ def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, 
             if how == "full_disk":
                 fill(buffer, patch)
             else:
-                patch.setattr(buffer.store, "commit", raiser(StoreError("disk full")))
+                patch.setattr(buffer.store, "write", raiser(StoreError("disk full")))
             with pytest.raises(StoreError, match="full"):
                 CALLS[call](buffer, f"5.{call}")
         offload(buffer)
@@ -155,7 +160,7 @@ def raiser(error):
 
 
 def fill(buffer, patch):
-    """Leave the journal's file no page more than it has; a large value in the state needs some."""
+    """Leave the database no page more than it has; a large value in the state needs some."""
     db = buffer.store.db
     db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
     state = buffer._state
@@ -166,39 +171,7 @@ def offload(buffer):
     buffer.store.db.execute("PRAGMA max_page_count = 1000000000")
 
 
-# --- what people and learners say -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "scale, ratings, grades",
-    [
-        ("ordinal", (1, 2, 3, 4, 5), (1, 1, 2, 3, 4)),
-        ("binary", (0, 1), (1, 3)),
-        ("normalised", (0.0, 0.35, 0.65, 0.9), (1, 2, 3, 4)),
-    ],
-)
-def test_ratings_grade_items(scale, ratings, grades):
-    buffer = a_buffer(rating_scale=scale)
-    buffer.add([a_group(i, 1, i) for i in range(len(ratings))], 1)
-    rated = {a_prompt(i).key: rating for i, rating in enumerate(ratings)}
-    with mock.patch.object(buffer.recall, "review", wraps=buffer.recall.review) as review:
-        assert buffer.rate({**rated, "f" * 16: ratings[0]}, 4) == len(ratings)
-    assert review.call_args.args[1].tolist() == list(grades)
-    rows = buffer.tables.items[: len(ratings)]
-    assert (rows["last_review"] == 4).all() and (rows["reps"] == 2).all() and (rows["visits"] == 1).all()
-    stats = buffer.stats(4)
-    assert (stats["num_rated"], stats["num_reviews_of_nothing"]) == (len(ratings), 1)
-    buffer.check_valid()
-
-
-@pytest.mark.parametrize("scale, bad", [("ordinal", 0), ("ordinal", 6), ("binary", 0.5), ("normalised", 1.5)])
-def test_a_rating_outside_its_scale_is_refused_whole(scale, bad):
-    buffer = a_buffer(rating_scale=scale)
-    buffer.add([a_group(i, 1, i) for i in range(2)], 1)
-    state, position = everything(buffer), buffer.store.position
-    with pytest.raises(ValueError, match=f"rating = .*{scale}"):
-        buffer.rate({a_prompt(0).key: 1, a_prompt(1).key: bad}, 2)
-    assert (everything(buffer), buffer.store.position) == (state, position)
+# --- what learners say -----------------------------------------------------------------
 
 
 def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():

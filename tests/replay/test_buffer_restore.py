@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.store import StoreError
-from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything, play
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
 
 VARIANTS = {
     "default": {},
@@ -91,24 +91,6 @@ def test_restoring_in_place_forgets_what_came_after(tmp_path):
     again = [play(buffer, now) for now in range(6, 10)]
     assert [one["due"] for one in again] == [one["due"] for one in straight]
     assert [one["visits"] for one in again] == [one["visits"] for one in straight]
-
-
-def test_a_copy_of_a_larger_buffer_is_cut_to_size_at_once(tmp_path):
-    large = a_buffer(tmp_path / "a", run="a", capacity=400, groups_per_item=3, eviction="fifo")
-    large.add([a_group(i, 1) for i in range(280)], 1)
-    for now in (2, 3):
-        large.add([a_group(i, now) for i in range(240, 280)], now)
-    large.snapshot(tmp_path / "copy")
-    small = a_buffer(tmp_path / "b", run="b", capacity=20, groups_per_item=1, eviction="fifo")
-    small.restore(tmp_path / "copy")
-    small.check_valid()
-    assert (len(small), small.tables.num_groups) == (20, 20)
-    assert set(small.tables.groups["born"][small.tables.groups["size"] > 0]) == {3}  # the newest of each
-    assert len(drawn_groups(small, 20, 4)) == 20
-    small.close()
-    smaller = a_buffer(tmp_path / "b", run="b", capacity=5, groups_per_item=1)
-    smaller.check_valid()
-    assert len(smaller) == 5
 
 
 def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):

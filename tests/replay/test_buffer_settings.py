@@ -48,14 +48,12 @@ def trace(**given):
         groups = [a_group(p, now, i, rewards_of(p, now), num_turns=2) for i, p in enumerate(prompts)]
         groups += [replace(odd, group_id=f"{now}.{90 + i}") for i, odd in enumerate(odd_groups(now))]
         visits = buffer.add(groups, now)
-        rated = {a_prompt(f"half{i}").key: 1.0 for i in range(9)} if now == 8 else {}
         reused = drawn_groups(buffer, 5, now)
         seen.append(
             (
                 [vars(prompt) for prompt in asked],
                 [visit.as_dict() for visit in visits],
                 [(group.prompt.key, group.token_ids_N.tobytes(), group.loss_mask_N.tobytes()) for group in reused],
-                buffer.rate(rated, now) if rated else 0,
                 {k: None if np.isnan(v) else v for k, v in buffer.stats(now).items()},
                 buffer.tables.items[buffer.tables.slots()]["due"].tolist(),
             )
@@ -92,8 +90,6 @@ ACTS = {
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
     "fill_with_not_due": ({"fill_with_not_due": False}, {"spacing": "fixed", "min_recall_interval": 1}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
-    "grade": ({"grade": "reward"}, {}),
-    "rating_scale": ({"rating_scale": "binary"}, {}),
     "pass_reward": ({"pass_reward": 0.6}, {}),
     "min_graded": ({"min_graded": 3}, {}),
     "history_half_life": ({"history_half_life": 3.0}, {}),
@@ -174,8 +170,6 @@ BAD = {
     "iterations_per_day": (0.0, float("inf")),
     "fill_with_not_due": (1, "no", None),
     "min_recall_interval": (0, 0.5),
-    "grade": ("likelihood", "mood"),
-    "rating_scale": ("stars",),
     "pass_reward": ("high", None),
     "min_graded": (0, 1.5),
     "history_half_life": (0.0, -1.0, "long", float("inf")),

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from rllib_srl.replay.payloads import decode
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
 
@@ -44,7 +45,7 @@ WORLDS = {
     "grows": {"capacity": 7, "on_group": "tests.replay.test_on_group:continued"},
 }
 FAULTS = {
-    "commit": ("store", "commit"),
+    "commit": ("store", "write"),
     "group": ("tables", "add_group"),
     "removal": ("tables", "remove_item"),
     "measure": ("tracker", "measure"),
@@ -222,13 +223,19 @@ class BufferMachine(RuleBasedStateMachine):
                 item["groups"].pop(group.token_ids_N.tobytes(), None)
         self.drawn = [g for g in self.drawn if g.group_id not in ids]
 
-    @rule(index=st.integers(0, 20), value=st.sampled_from([0.0, 0.5, 1.0]))
-    def opinion(self, index, value):
+    @rule(data=st.data(), value=st.sampled_from([0.0, 0.5, 1.0]))
+    def opinion(self, data, value):
+        """Rate the first answer of a stored group; it has to be drawn anew, under its new rewards."""
         self.now += 1
-        key = a_prompt(index).key
-        assert self.call("rate", {key: value}, self.now) == (key in self.items)
-        if key in self.items:
-            self.items[key]["last"] = self.now
+        slots = self.buffer.tables.group_slots().tolist()
+        if not slots or self.turns > 1:
+            return
+        seq = int(self.buffer.tables.groups["seq"][data.draw(st.sampled_from(slots))])
+        group = decode(self.buffer.store.payload(seq))
+        one = RatedGroup(group.group_id, group.prompt.key, (RatedAnswer(0, fingerprint(group, 0), value),))
+        counts = self.call("rate_answers", [one], "file", self.now, self.now)
+        if counts["num_applied"] or counts["num_changed"]:
+            self.items[group.prompt.key]["last"] = self.now
 
     # --- what happens ----------------------------------------------------------------------------
 

@@ -128,25 +128,6 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
     assert memory.stats(2)["num_dropped_drifted"] == 1
 
 
-def test_people_rate_items(start):
-    memory = start(rating_scale="ordinal", spacing="fsrs")
-    played(memory, range(6), 1)
-    keys = [a_prompt(index).key for index in range(3)]
-    with pytest.raises(ValueError, match=r"rating = \[6\.0\]; expected 1 to 5 \(ordinal\)"):
-        memory.rate({keys[0]: 5, keys[1]: 6}, 2)
-    assert memory.stats(2)["num_rated"] == 0
-    assert memory.rate({keys[0]: 5, keys[1]: 1, "0" * 16: 3}, 2) == 2
-    assert (memory.stats(2)["num_rated"], memory.stats(2)["num_reviews_of_nothing"]) == (2, 1)
-    rows = {}
-    for key in keys:
-        buffer = memory.process.actor
-        rows[key] = buffer.tables.items[buffer.tables.slot_of(int(key, 16))]
-    assert [int(rows[key]["reps"]) for key in keys] == [2, 2, 1]
-    assert rows[keys[0]]["interval"] > rows[keys[2]]["interval"] > rows[keys[1]]["interval"]
-    with pytest.raises(ValueError, match="^this run has no memory; expected replay_capacity above 0"):
-        NO_MEMORY.rate({keys[0]: 5}, 2)
-
-
 # --- states ---------------------------------------------------------------------------------------
 
 

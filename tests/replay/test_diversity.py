@@ -54,7 +54,7 @@ def test_vectors_of_a_call_that_failed_do_not_come_with_the_next(monkeypatch):
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
     vectors = everything(buffer)["vectors"]
     with monkeypatch.context() as patch:
-        patch.setattr(buffer.store, "commit", lambda commit: 1 / 0)
+        patch.setattr(buffer.store, "write", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             buffer.add([a_group(i, 2, i) for i in range(2, 6)], 2)
     buffer.draw_prompts(2, 3)
@@ -82,7 +82,7 @@ def test_a_vector_that_is_missing_is_found():
     buffer = a_buffer(embedding="ngram")
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
     buffer.tracker._neighbours.remove([2])
-    with pytest.raises(ValueError, match="the store has the vectors of the memory: not so"):
+    with pytest.raises(ValueError, match="the store has other vectors than the memory"):
         buffer.check_valid()
 
 

@@ -120,7 +120,7 @@ def test_refused_and_single_episodes_count_in_the_history():
 def test_a_call_that_fails_leaves_no_history():
     with closing(a_buffer(max_episode_tokens=10)) as buffer:
         state = everything(buffer)
-        full = mock.patch.object(buffer.store, "commit", side_effect=StoreError("disk full"))
+        full = mock.patch.object(buffer.store, "write", side_effect=StoreError("disk full"))
         with full, pytest.raises(StoreError):
             buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
         assert everything(buffer) == state
@@ -239,7 +239,7 @@ def test_a_history_is_exact_after_reopening_a_snapshot_and_a_failed_commit(tmp_p
             if now == 5:
                 buffer.snapshot(tmp_path / "copy")
         state, groups = everything(buffer), [played(i, 9, (1, 0)) for i in range(6)]
-        full = mock.patch.object(buffer.store, "commit", side_effect=StoreError("disk full"))
+        full = mock.patch.object(buffer.store, "write", side_effect=StoreError("disk full"))
         with full, pytest.raises(StoreError):
             buffer.add(groups, 9)
         assert everything(buffer) == state

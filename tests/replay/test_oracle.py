@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.items import key_of
+from rllib_srl.replay.schedule.recall import grades_of
+from rllib_srl.types import Prompt
 from tests.replay.groups import a_group, a_prompt, rewards_of
 
 RECORDED = Path(__file__).with_name("data") / "item_statistics.json"
@@ -48,11 +51,16 @@ def operations(buffer: SRLReplayBuffer) -> None:
             played.append(a_group(prompt, now, place, rewards_of(prompt, now, size)))
         buffer.add(played, now)
         drawn = [one.group for one in buffer.draw_groups(2, now)]
-        buffer.rate({played[0].prompt.key: 0.25 * (now % 5)}, now)
+        review(buffer, played[0].prompt, 0.25 * (now % 5), now)
         if drawn:
-            buffer.rate({drawn[0].prompt.key: 1.0 if now % 3 == 2 else 0.8}, now)  # recorded as grades 4 and 3
+            review(buffer, drawn[0].prompt, 1.0 if now % 3 == 2 else 0.8, now)  # recorded as grades 4 and 3
         if now % 4 == 0 and drawn:
             buffer.drop([drawn[-1].group_id])
+
+
+def review(buffer: SRLReplayBuffer, prompt: Prompt, rating: float, now: int) -> None:
+    """Grade an item by a rating in [0, 1]."""
+    buffer.recall.review([buffer.tables.slot_of(key_of(prompt))], grades_of(np.array([rating])), now)
 
 
 def statistics(tables: Any) -> dict[str, list[float]]:

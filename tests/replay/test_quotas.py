@@ -60,4 +60,3 @@ def test_quotas_are_exact_in_total(num, rows, seed):
     assert all(-1 <= value <= 1 for value in carried.values())
     spare = any(nums[k] < available[k] for k in available if weights[k] > 0)
     assert not (spare and any(nums[k] for k in available if weights[k] == 0))
-

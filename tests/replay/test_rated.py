@@ -257,7 +257,7 @@ def test_a_failed_commit_changes_nothing(buffer, monkeypatch):
         raise StoreError("full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(buffer.store, "commit", full)
+        patched.setattr(buffer.store, "write", full)
         with pytest.raises(StoreError, match="full"):
             apply(buffer, rated(group, {0: 1.0}))
     assert before == (buffer._state(), buffer.tables.items.tobytes(), buffer.tables.groups.tobytes())

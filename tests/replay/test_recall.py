@@ -1,4 +1,4 @@
-"""Grades, due dates and the way into the schedule, through the buffer."""
+"""Grades by hand; due dates and the way into the schedule, through the buffer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,41 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.schedule.recall import posterior
+from rllib_srl.replay.schedule.recall import grades_of, posterior
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 from tests.replay.groups import a_buffer, a_group, a_prompt
+
+
+def graded(num_success, size, alpha=0.5, beta=0.5):
+    """Return alpha, beta and grade after a visit of one item."""
+    alpha_N, beta_N = posterior(np.array([num_success]), np.array([size]), alpha, beta)
+    return float(alpha_N[0]), float(beta_N[0]), int(grades_of(alpha_N / (alpha_N + beta_N))[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "grades"),
+    [
+        # Jeffreys' mean (s + .5) / (n + 1), cut at .35, .65, .9
+        (8, [1, 1, 1, 2, 2, 2, 3, 3, 4]),  # .06 .17 .28 | .39 .5 .61 | .72 .83 | .94
+        (4, [1, 1, 2, 3, 4]),  # .1 .3 | .5 | .7 | .9
+        (2, [1, 2, 3]),  # .17 | .5 | .83: two are too few for Easy
+    ],
+)
+def test_pass_rates_of_new_items(size, grades):
+    assert [graded(s, size)[2] for s in range(size + 1)] == grades
+
+
+def test_a_quarter_of_earlier_visits_counts():
+    assert graded(8, 8) == (8.5, 0.5, 4)
+    # a quarter of 8 earlier successes is 2: (.5 + 2 + 2) / (1 + 2 + 8) = .409, where 2 of 8 alone were .278
+    assert graded(2, 8, 8.5, 0.5) == (4.5, 6.5, 2)
+    assert graded(0, 8, 8.5, 0.5)[2] == 1  # 2.5 / 11: forgetting shows at once
+    assert posterior(8, 8, alpha_N=0.5, beta_N=8.5) == (8.5, 2.5)  # failures are forgotten as successes are
+
+
+def test_ratings_by_hand():
+    assert grades_of(np.array([0, 0.349, 0.35, 0.65, 0.9, 1])).tolist() == [1, 1, 2, 3, 4, 4]
+
 
 ALL, HALF, NONE = (1.0,) * 8, (1.0, 0.0) * 4, (0.0,) * 8
 
@@ -90,23 +122,11 @@ def test_a_failure_after_a_success_is_a_lapse():
     assert lapse.is_lapse and row_of(buffer)["lapses"] == 1 and not visit(buffer, 39, NONE).is_lapse
 
 
-def test_grading_by_mean_reward():
-    # Rewards of 0.7 pass nothing (pass_reward 0.9), and are Good by their mean.
+def test_what_passes_is_the_settings_to_say():
     rewards = (0.7,) * 8
     assert visit(a_buffer(), 1, rewards).grade == 1
-    assert visit(a_buffer(grade="reward"), 1, rewards).grade == 3
     assert visit(a_buffer(pass_reward=0.7), 1, np.float32(rewards)).grade == 1  # 0.7 is a little less in float32
     assert visit(a_buffer(pass_reward=0.69), 1, rewards).grade == 4
-
-
-def test_items_of_raters_are_graded_by_raters_alone():
-    buffer = a_buffer(grade="rating")
-    assert visit(buffer, 1).grade == 0
-    assert row_of(buffer)["reps"] == 0 and row_of(buffer)["visits"] == 1
-    assert buffer.rate({a_prompt(0).key: 1.0}, 2) == 1
-    row = row_of(buffer)
-    assert (row["reps"], row["last_review"], row["visits"]) == (1, 2, 1)
-    assert visit(buffer, 3).grade == 0 and row_of(buffer)["last_review"] == 2
 
 
 def test_retrievability_is_of_the_days_that_have_passed():

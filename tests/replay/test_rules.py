@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 
@@ -15,12 +14,9 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.rllib import RLlibReplayBuffer, registered_rules
-from rllib_srl.replay.schedule.recall import GRADES
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
-from rllib_srl.replay.settings import ReplaySettings, check_trusted, rules
-from rllib_srl.replay.store import DATABASE
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
@@ -39,11 +35,6 @@ def oldest_stays(candidates, num, generator):
 def nine_days(desired_retention=0.9, **parameters):
     """Wait nine days after whatever happened."""
     return make_spacing("fixed", desired_retention, interval=9.0)
-
-
-def always_easy(evidence, min_graded):
-    """Find everything easy."""
-    return np.full(len(evidence.size_N), 4)
 
 
 def no_33(group, decode):
@@ -68,7 +59,6 @@ OWN = {
     "spacing": (SPACINGS, nine_days),
     "eviction": (EVICTIONS, oldest_stays),
     "embedding": (EMBEDDINGS, Unigrams),
-    "grade": (GRADES, always_easy),
     "admit": (ADMISSIONS, no_33),
     "domains": (FILTERS, lambda domain, candidates: domain == "words"),
 }
@@ -79,14 +69,14 @@ def acting(settings):
     buffer = SRLReplayBuffer(settings, decode=lambda ids: " ".join(f"w{i}" for i in ids))
     domains = ("sums", "words")
     groups = [a_group(a_prompt(i, domains[i % 2]), 1, i, (1.0, 0.0, 0.0, i % 2)) for i in range(10)]
-    visits, store = buffer.add(groups, 1, "1.add"), buffer.tables
+    buffer.add(groups, 1, "1.add")
+    store = buffer.tables
     return {
         "selection": [prompt.prompt_id for prompt in buffer.draw_prompts(3, 2, "2.draw_prompts")],
         "reuse_selection": [one.group.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": None if buffer.tracker is None else buffer.tracker._neighbours._vectors_ND.shape[1],
-        "grade": [visit.grade for visit in visits],
         "admit": buffer.counts["num_refused_thirty_three"],
         "domains": sorted({prompt.domain for prompt in buffer.draw_prompts(9, 3, "3.draw_prompts")}),
     }
@@ -98,7 +88,6 @@ EXPECTED = {
     "spacing": [9.0],
     "eviction": [f"p{i}" for i in range(6)],
     "embedding": 8,
-    "grade": [4] * 10,
     "domains": ["words"],
 }
 
@@ -132,36 +121,11 @@ def is_of_words(domain, candidates):
     return domain == "words"
 
 
-class Gone:
-    """Something that no other process can load."""
-
-    def __reduce__(self):
-        return importlib.import_module, ("no_such_module",)
-
-
-@pytest.mark.slow
-def test_rules_reach_a_process_that_does_not_know_them(ray_here, monkeypatch):
-    settings = ReplaySettings.from_dict({"selection": "theirs", "admit": None})
-    with pytest.raises(ValueError, match="selection = 'theirs'; expected one of"):
-        RLlibReplayBuffer(settings)
-    for rule in (by_number, Gone()):
-        monkeypatch.setitem(SELECTIONS, "theirs", rule)
-        registered = registered_rules(settings)
-        monkeypatch.delitem(SELECTIONS, "theirs")
-        if rule is by_number:
-            RLlibReplayBuffer(settings, registered=registered).close()
-            assert SELECTIONS["theirs"] is by_number
-            continue
-        with pytest.raises(ValueError, match="replay_selection = 'theirs', registered in .* No module named"):
-            RLlibReplayBuffer(settings, registered=registered)
-
-
 def test_names_that_are_nowhere_are_named_early():
-    faults = ReplaySettings.faults({"selection": "uniforms", "eviction": "fifi", "grade": "likelihood", "admit": 3})
+    faults = ReplaySettings.faults({"selection": "uniforms", "eviction": "fifi", "admit": 3})
     by_name = {fault.partition(" = ")[0]: fault for fault in faults}
-    assert by_name.keys() == {"selection", "eviction", "grade", "admit"} and len(faults) == 4
-    expected = "grade = 'likelihood'; expected one of 'pass_rate', 'rating', 'reward', 'module:rule'"
-    assert by_name["grade"].startswith(expected)
+    assert by_name.keys() == {"selection", "eviction", "admit"} and len(faults) == 3
+    assert "expected one of 'fifo', 'least_diverse', 'mastered_first', 'module:rule'" in by_name["eviction"]
     assert "selection = 'uniforms'" in by_name["selection"] and by_name["selection"].endswith("did you mean 'uniform'?")
     assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["admit"]
     bad = {
@@ -174,95 +138,56 @@ def test_names_that_are_nowhere_are_named_early():
         assert fault.startswith(f"replay_spacing = {name!r}; expected") and said_of_it in fault
 
 
-def test_a_rule_that_cannot_be_sent_is_named_before_anything_starts(tmp_path, monkeypatch):
-    import threading
-
-    lock = threading.Lock()
-
-    def held(candidates, num, generator):
-        with lock:
-            return np.arange(num)
-
-    monkeypatch.setitem(SELECTIONS, "held", held)
+def test_a_rule_that_only_this_process_knows_is_named_before_another_starts(tmp_path, monkeypatch):
+    monkeypatch.setitem(SELECTIONS, "held", by_number)
     settings = ReplaySettings(selection="held", admit=None)
-    with pytest.raises(ValueError, match="replay_selection = .*expected a rule that can be pickled, or an import path"):
+    message = "replay_selection = 'held' is registered in this process.*expected an import path, 'module:rule'"
+    with pytest.raises(ValueError, match=message):
         ReplayClient.start(settings, directory=tmp_path, seed=1, run="r", is_local=False, timeout_s=5.0)
     assert list(tmp_path.iterdir()) == []
 
 
-# --- readers --------------------------------------------------------------------------------------
-
-
-def test_a_reader_runs_no_code_that_a_memory_names_unless_it_is_trusted(tmp_path, capsys, monkeypatch):
+def test_what_looks_into_a_memory_runs_no_code_that_it_names(tmp_path, capsys, monkeypatch):
     called = []
     monkeypatch.setattr(f"{__name__}.nine_days", lambda **given: called.append(1) or make_spacing("fixed"))
-    buffer = a_buffer(tmp_path, spacing=f"{__name__}:nine_days", selection=f"{__name__}:by_number")
+    own = {
+        "selection": f"{__name__}:by_number",
+        "eviction": f"{__name__}:oldest_stays",
+        "embedding": f"{__name__}:Unigrams",
+    }
+    buffer = a_buffer(tmp_path, spacing=f"{__name__}:nine_days", **own)
     buffer.add([a_group(1)], 1)
     buffer.close()
     called.clear()
-    for command in (["list"], ["stats"]):
-        error = said(capsys, *command, tmp_path, status=1)
-        assert f"spacing = '{__name__}:nine_days'; expected --trust-rules" in error.replace("\n", " ")
-    assert called == []
-    assert "1 of 1 items" in said(capsys, "list", tmp_path, "--trust-rules")
-    assert "num_items" in said(capsys, "stats", tmp_path, "--trust-rules")
-    assert called
-
-
-def test_rules_of_drawing_alone_hinder_no_reader(tmp_path, capsys):
-    own = f"{__name__}:by_number"
-    buffer = a_buffer(tmp_path, selection=own, reuse_selection=own, eviction=f"{__name__}:oldest_stays")
-    buffer.add([a_group(1)], 1)
-    buffer.close()
-    with reading(tmp_path / DATABASE) as one:
-        assert one.settings.selection == own
+    monkeypatch.setattr(f"{__name__}.Unigrams", None)
+    assert "1 of 1 items" in said(capsys, "list", tmp_path)
     assert "num_items" in said(capsys, "stats", tmp_path)
-    with pytest.raises(ValueError, match="selection = .*reuse_selection = .*eviction = .*expected --trust-rules"):
-        check_trusted(one.settings)
-
-
-def pid_of(shard):
-    return ray.get(shard.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
-
-
-# --- a real actor ---------------------------------------------------------------------------------
+    assert said(capsys, "verify", tmp_path).startswith("ok ")
+    with reading(tmp_path) as one:
+        assert one.settings.selection == own["selection"] and np.isnan(one.recall).all()
+    assert "1 item removed" in said(capsys, "drop", tmp_path, "p1")
+    assert called == []
 
 
 @pytest.mark.slow
-def test_rules_of_this_script_reach_the_buffers_processes_and_survive_a_restart(ray_here, tmp_path, monkeypatch):
-    """A rule that no import could find there: it exists in this function alone."""
-
-    def last_first(candidates, num, generator):
-        return np.argsort(-candidates.seq)[:num]
-
-    def only_easy(evidence, min_graded):
-        return np.full(len(evidence.size_N), 4)
-
-    class OneWord(NgramEmbedder):
-        def __init__(self):
-            super().__init__(dim=8, orders=(1,))
-
-    own = {"selection": last_first, "grade": only_easy, "embedding": OneWord, "spacing": nine_days}
-    own |= {"eviction": oldest_stays, "domains": lambda domain, candidates: candidates.seq != 7}
-    for name, rule in own.items():
-        monkeypatch.setitem(rules()[name], "mine", rule)
-    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None}
-    settings = ReplaySettings(capacity=50, timeout_s=60.0, **given, **dict.fromkeys(own, "mine"))
+def test_rules_by_import_path_reach_the_buffers_process_and_survive_a_restart(ray_here, tmp_path):
+    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None, "selection": f"{__name__}:by_number"}
+    settings = ReplaySettings(capacity=50, timeout_s=60.0, **given)
     memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
     try:
         groups = [a_group(index, 1, index) for index in range(12)]
-        metas = [GroupMeta.of(group, ray.put(group)) for group in groups]
-        assert {visit.grade for visit in memory.add(metas, 1).values()} == {4}
+        assert len(memory.add([GroupMeta.of(group, ray.put(group)) for group in groups], 1)) == 12
         memory.stats(1)
-
-        def expected(num):
-            return {f"p{i}" for i in [i for i in range(12) if i != 7][-num:]}
-
-        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 2)} == expected(4)
+        expected = {f"p{i}" for i in range(8, 12)}
+        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 2)} == expected
         before = pid_of(memory.process.actor)
         os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
-        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 3)} == expected(4)
+        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 3)} == expected
         assert pid_of(memory.process.actor) != before
         assert memory.stats(3)["num_items"] == 12
     finally:
         memory.stop()
+
+
+def pid_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay import store as module
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import decode, encode
-from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Commit, Store, StoreError, StoreInUse, copy, holder_of
+from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, StoreInUse, copy, holder_of
 from rllib_srl.types import Prompt
-from tests.replay.stored import a_group, a_row, a_visit, an_item, assert_same, prompt_at
+from tests.replay.stored import a_group, a_row, an_item, assert_same, commit, prompt_at, put_item
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -37,7 +38,7 @@ def visited(directory: Path, *indexes: int, run: str = "") -> tuple:
     """Commit visits and return the contents after them."""
     with closing(Store(directory, run)) as store:
         for index in indexes:
-            store.commit(a_visit(index))
+            commit(store, index)
         return contents(store)
 
 
@@ -52,10 +53,14 @@ def user(*arguments: object) -> subprocess.Popen:
 def test_three_visits_by_hand(tmp_path):
     with closing(Store(tmp_path / "deep")) as store:
         for index in (0, 2, 1):
-            store.commit(a_visit(index))
-        changed = [(2, an_item(5, 9.5).tobytes(), prompt_at(2))]
-        rows = [(0, a_row(0, uses=1).tobytes(), "g0")]
-        store.commit(Commit(items=changed, groups=rows, removed_slots=[0], removed_groups=[1]))
+            commit(store, index)
+        with store.transaction():
+            store.delete("items", "slot = ?", [(0,)])
+            store.delete("groups", "seq = ?", [(1,)])
+            store.delete("targets", "seq = ? AND episode = ?", [(1, 1)])
+            put_item(store, 2, an_item(5, 9.5), prompt_at(2))
+            store.put("groups", [(0, a_row(0, uses=1).tobytes(), "g0")])
+            assert store.read().slots.tolist() == [1, 2]  # what a transaction has written is read in it
         assert store.position == 4
     with closing(Store(tmp_path / "deep")) as store:
         stored = store.read()
@@ -65,44 +70,52 @@ def test_three_visits_by_hand(tmp_path):
         assert stored.groups["uses"].tolist() == [1, 0] and stored.group_ids == ["g0", "g2"]
         assert stored.targets == [(0, 1, 7), (2, 1, 7)] and store.target(2, 1) == b"\2" * 7
         assert stored.state["generator"] == np.random.default_rng(1).bit_generator.state
-        assert stored.state["raw"] == b"\1"
-        assert [(slot, vector.tolist()) for slot, vector in store.vectors()] == [(1, [1, 1, 1]), (2, [2, 2, 2])]
+        assert [(slot, vector[0]) for slot, vector in store.vectors()] == [(0, 0), (1, 1), (2, 2)]
         assert_same(decode(store.payload(2)), a_group(2))
         assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
-        for absent in (lambda: store.payload(1), lambda: store.target(1, 1)):
+        for absent in (lambda: store.payload(7), lambda: store.target(1, 1)):
             with pytest.raises(StoreError, match="does not hold"):
                 absent()
 
 
-def test_what_is_removed_and_written_in_one_commit_is_new(tmp_path):
-    with closing(Store(tmp_path)) as store:
-        store.commit(a_visit(0))
-        other = (0, an_item(9).tobytes(), prompt_at(9))
-        store.commit(Commit(removed_slots=[0], items=[other], removed_targets=[(0, 1)]))
+def test_changed_tables_are_written_and_removed_ones_leave_no_row(tmp_path):
+    tables = Tables()
+    slots = [tables.add_item(number, prompt_at(number), "sums", 0) for number in range(3)]
+    with closing(Store(tmp_path)) as store, store.transaction():
+        for slot in slots:
+            tables.add_group(slot, f"g{slot}", 2, size=2)
+            store.put("payloads", [(slot, b"payload")])
+        tables.update([2], has_vector=1)
+        store.write(tables, {2: np.ones(3, np.float32)})
+        tables.committed()
+        tables.remove_item(1)
+        tables.remove_item(2)
+        assert tables.add_item(9, prompt_at(9), "sums", 0) == 1
+        store.write(tables, {})
         stored = store.read()
-        assert [prompt.prompt_id for prompt in stored.prompts] == ["p9"] and list(store.vectors()) == []
-        assert stored.targets == [] and stored.seqs.tolist() == [0]
+        assert [prompt.prompt_id for prompt in stored.prompts] == ["p0", "p9"] and stored.seqs.tolist() == [0]
+        assert list(store.vectors()) == [] and store.payload_seqs() == {0}
 
 
 def test_only_the_latest_answers_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "NUM_ANSWERS", 3)
     with closing(Store(tmp_path)) as store:
         for index in range(5):
-            store.commit(a_visit(index))
+            commit(store, index)
         assert [store.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
         with pytest.raises(StoreError, match="UNIQUE"):
-            store.commit(a_visit(4))
+            commit(store, 4)
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
     store = Store(tmp_path)
-    store.commit(a_visit(1))
+    commit(store, 1)
     assert (tmp_path / f"{DATABASE}-wal").exists()
     store.close()
     store.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock"]
     with pytest.raises(StoreError, match="is closed"):
-        store.commit(a_visit(2))
+        commit(store, 2)
 
 
 def test_a_commit_waits_for_the_disk_unless_the_store_is_temporary(tmp_path):
@@ -118,13 +131,13 @@ def test_a_commit_waits_for_the_disk_unless_the_store_is_temporary(tmp_path):
 
 def test_a_commit_that_fails_midway_leaves_no_trace(tmp_path):
     with closing(Store(tmp_path)) as store:
-        store.commit(a_visit(0))
+        commit(store, 0)
         before = contents(store)
-        for wrong in ({"payloads": {1: object()}}, {"answer": object()}, {"state": {"x": object()}}):
+        for wrong in ("payload", "answer", "generator"):
             with pytest.raises((StoreError, TypeError)):
-                store.commit(a_visit(1, **wrong))
+                commit(store, 1, **{wrong: object()})
             assert contents(store) == before and store.position == 1
-        store.commit(a_visit(1))
+        commit(store, 1)
         after = contents(store)
     assert visited(tmp_path) == after and len(after[2]) == 2
 
@@ -132,14 +145,14 @@ def test_a_commit_that_fails_midway_leaves_no_trace(tmp_path):
 def test_a_full_disk_refuses_and_loses_nothing(tmp_path):
     with closing(Store(tmp_path)) as store:
         for index in (0, 2, 3):
-            store.commit(a_visit(index))
+            commit(store, index)
         before = contents(store)
         (pages,) = store.db.execute("PRAGMA page_count").fetchone()
         store.db.execute(f"PRAGMA max_page_count = {pages + 8}")
         with pytest.raises(StoreError, match=r"commit 4 failed: database or disk is full; nothing of it was stored"):
-            store.commit(a_visit(1, payloads={1: encode(a_group(1, num_tokens=20_000))}))
+            commit(store, 1, payload=encode(a_group(1, num_tokens=20_000)))
         assert contents(store) == before and store.position == 3
-        store.commit(a_visit(4))  # there is room for a small one
+        commit(store, 4)  # there is room for a small one
         after = contents(store)
     assert visited(tmp_path) == after
 
@@ -171,11 +184,11 @@ def test_two_buffers_cannot_share_a_store(tmp_path):
         process.communicate()
     assert holder_of(path) is None
     with closing(Store(tmp_path)) as store:  # a dead process holds nothing
-        store.commit(a_visit(0))
+        commit(store, 0)
         with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()}"):
             Store(tmp_path / ".")
         assert holder_of(path) == os.getpid()
-        store.commit(a_visit(1))
+        commit(store, 1)
 
 
 def test_a_store_is_continued_by_its_run_and_set_aside_by_another(tmp_path):
@@ -211,7 +224,7 @@ def test_files_of_others_and_of_other_versions_are_refused(tmp_path):
     assert path.read_bytes()[100:] == before[100:]  # SQLite's header says that there was a log
     path.unlink()
     with closing(Store(tmp_path)) as store:
-        store.commit(a_visit(0))
+        commit(store, 0)
         store.db.execute("UPDATE meta SET value = '[3]' WHERE name = 'version'")
     with pytest.raises(StoreError, match="was written by another version of this program, which is not supported"):
         Store(tmp_path)
@@ -248,11 +261,13 @@ def test_back_to_a_snapshot(tmp_path):
     bytes_of_snapshot = snapshot.read_bytes()
     visited(tmp_path, 2, 3, 4)
     with closing(Store(tmp_path)) as store:
-        store.commit(Commit(removed_groups=[3], groups=[(0, a_row(0, uses=9).tobytes(), "g0")]))
+        with store.transaction():
+            store.delete("groups", "seq = ?", [(3,)])
+            store.put("groups", [(0, a_row(0, uses=9).tobytes(), "g0")])
         assert store.restore(snapshot) == 2  # 2 and 4
-        assert store.answer("1.add") == a_visit(1).answer and store.answer("2.add") is None
+        assert store.answer("1.add") == {"stored": [1, None, 0.1]} and store.answer("2.add") is None
         assert contents(store) == before
-        store.commit(a_visit(2))
+        commit(store, 2)
         assert store.position == 3  # its number is free again
     assert snapshot.read_bytes() == bytes_of_snapshot  # a checkpoint's files are sealed
     assert sorted(path.name for path in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock", "s"]
@@ -282,7 +297,7 @@ def test_what_is_not_a_snapshot_changes_nothing(tmp_path):
         with pytest.raises(StoreError, match=message):
             restored(tmp_path / path, tmp_path)
     with closing(Store(tmp_path / "open")) as other:
-        other.commit(a_visit(1))
+        commit(other, 1)
         with pytest.raises(StoreError, match=rf"is a live memory, {DATABASE}-wal beside it; expected a snapshot"):
             restored(other.path, tmp_path)
     assert visited(tmp_path) == before
@@ -301,7 +316,7 @@ def test_a_restore_without_room_changes_nothing(tmp_path, monkeypatch):
         with pytest.raises(StoreError, match="disk full"):
             store.restore(snapshot)
         assert contents(store) == after
-        store.commit(a_visit(3))
+        commit(store, 3)
 
 
 def test_readers_do_not_stop_a_restore(tmp_path):
@@ -309,7 +324,7 @@ def test_readers_do_not_stop_a_restore(tmp_path):
     before = visited(tmp_path, 0)
     snapshot = snapshot_of(tmp_path)
     with closing(Store(tmp_path)) as store:
-        store.commit(a_visit(1))
+        commit(store, 1)
         uri = f"{store.path.as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as reader:
             reader.execute("BEGIN")
@@ -323,7 +338,7 @@ def test_a_snapshot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     snapshot = snapshot_of(tmp_path)
     before = snapshot.read_bytes()
     with closing(Store(tmp_path)) as store:
-        store.commit(a_visit(1))
+        commit(store, 1)
         with monkeypatch.context() as patch:
             patch.setattr(module.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("no")))
             with pytest.raises(StoreError, match=r"snapshot .*s failed: no"):
@@ -361,12 +376,14 @@ def test_what_is_erased_is_in_no_file(tmp_path):
     visited(tmp_path, *range(30), run="a")
     visited(tmp_path, *range(30), run="b")
     with closing(Store(tmp_path)) as store:
-        store.commit(Commit(removed_slots=[7], removed_groups=[7], request="7.why", answer=["p7", "p8"]))
-        store.commit(Commit(request="8.why", answer=["p8"]))
+        with store.transaction():
+            store.delete("items", "slot = ?", [(7,)])
+            store.delete("payloads", "seq = ?", [(7,)])
+            store.put_answer("7.why", ["p7"])
         assert any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
-        store.erase(['"p7"'])
+        store.erase()
         assert not any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
-        assert store.answer("7.why") is None and store.answer("8.why") == ["p8"]
+        assert store.answer("7.why") is None and store.answer("8.add") is None
         assert store.read().slots.tolist() == [slot for slot in range(30) if slot != 7]
 
 

@@ -169,10 +169,10 @@ def test_older_groups_of_an_item_that_came_back_are_removed_alone():
 
 def tables_with_targets(*answers):
     """Return tables with an item and a group for each tuple (domain, item, number of its answers with a target)."""
-    store = Tables(2)
+    store = Tables()
     for domain, number, num in answers:
         slot = store.add_item(number, a_prompt(number), domain, 0)
-        store.add_group(slot, f"g{number}", size=8)
+        store.add_group(slot, f"g{number}", 2, size=8)
         store.targets |= {(store.next_group_seq - 1, episode): 10 for episode in range(num)}
     return store
 
@@ -185,7 +185,7 @@ def test_every_item_comes_once_before_any_comes_twice_and_domains_take_turns():
         seqs = [seq for seq, _ in drawn]
         assert set(seqs[:4]) == {0, 1, 2, 3} and 3 in seqs[:2]  # one of b among the first of each domain
         assert set(seqs[4:6]) == {0, 3} and set(seqs[6:8]) == {0, 3} and seqs[8] == 0
-    assert draw_targets(store, 0, rng) == [] == draw_targets(Tables(1), 3, rng)
+    assert draw_targets(store, 0, rng) == [] == draw_targets(Tables(), 3, rng)
     assert {seq for seq, _ in draw_targets(store, 9, rng, without_domains=[store.domain_id("a"), None])} == {3}
     assert {seq for seq, _ in draw_targets(store, 9, rng, without_slots=[0, 3, None])} == {1, 2}
 
@@ -205,4 +205,4 @@ def test_the_oldest_targets_of_a_domain_are_surplus():
     assert store.num_bytes == 50
     store.remove_item(0)
     assert store.num_bytes == 30
-    store.check_valid()
+    assert store.faults() == []

@@ -42,7 +42,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--allow-rating", action="store_true", help="the page can rate")
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
-    parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
     add_debug(parser)
     arguments: argparse.Namespace = parser.parse_args(argv)
     return arguments
@@ -76,7 +75,7 @@ def serve(arguments: argparse.Namespace, decode: Callable[[], Decode], may_rate:
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
-    pages = RunPages(arguments.directory, access, decode, arguments.rater, may_rate, arguments.trust_rules)
+    pages = RunPages(arguments.directory, access, decode, arguments.rater, may_rate)
     app = pages.application()
     server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host

@@ -19,9 +19,9 @@ PAUSE_S = 3.0  # shortest time between two copies
 class MemoryView:
     """The newest copy of a memory. Invariant: `reading` is open until the next one; used by one thread."""
 
-    def __init__(self, directory: Path, trusts_rules: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         """Prepare the reading of a run's memory; `reading` reads."""
-        self._directory, self._trusts_rules = directory, trusts_rules
+        self._directory = directory
         self._stack = ExitStack()
         self._reading: Reading | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
@@ -43,7 +43,7 @@ class MemoryView:
         if self._reading and (seen == self._seen or now < self._next_at):
             return self._reading
         with ExitStack() as stack:
-            found = stack.enter_context(reading(self._directory, self._trusts_rules))
+            found = stack.enter_context(reading(self._directory))
             self._stack.close()
             self._stack, self._reading, self._seen = stack.pop_all(), found, seen
         self.version += 1

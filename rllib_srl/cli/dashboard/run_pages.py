@@ -76,7 +76,6 @@ class RunPages(Pages):
         decode: Callable[[], Decode],
         rater: str = "",
         may_rate: bool = False,
-        trusts: bool = False,
     ) -> None:
         """Prepare the page of a run.
 
@@ -86,10 +85,9 @@ class RunPages(Pages):
             decode: returns the function token ids -> text.
             rater: name of the person who rates.
             may_rate: whether ratings may be written.
-            trusts: import and run rules that the memory's settings name as module:rule.
         """
         super().__init__(f"Run {directory.resolve().name}", TABS, access, may_rate)
-        self.directory, self.memory = directory, MemoryView(directory, trusts)
+        self.directory, self.memory = directory, MemoryView(directory)
         self._decode, self._rater = cache(decode), rater
         self._ratings: RatingStore | None = None
         self._facts: RunFacts | None = None

@@ -57,7 +57,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_flags(parser.add_argument_group("with --web"))
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
-    parser.add_argument("--trust-rules", action="store_true", help="import and run rules given as module:rule")
     add_debug(parser)
     arguments: argparse.Namespace = parser.parse_args(argv)
     if not arguments.web and (arguments.host, arguments.port) != (HOST, PORT):
@@ -79,7 +78,7 @@ def rate(arguments: argparse.Namespace) -> int:
 
     with ExitStack() as stack:
         store = stack.enter_context(RatingStore(path))
-        answers = stack.enter_context(StoredAnswers.of_run(directory, decoder_for(arguments), arguments.trust_rules))
+        answers = stack.enter_context(StoredAnswers.of_run(directory, decoder_for(arguments)))
         if arguments.set:
             check_value(arguments.set[1], store.scheme)
         if arguments.list:

@@ -21,20 +21,15 @@ episodes are degenerate, the policy has collapsed on this prompt, and training w
     hook(group, decode) -> Refusal(reason, episodes, train) | None       decode: token ids -> text
     ADMISSIONS["mine"] = hook, or an import path "module:function"       the setting `replay_admit`
 
-Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises, returns
-something else or takes longer than `TIME_LIMIT_S` ends the run with an error that names it (the time is limited in a
-process's main thread, where the memory runs).
+Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises or returns
+something else ends the run with an error that names it.
 """
 
 from __future__ import annotations
 
 import re
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +41,6 @@ from rllib_srl.types import Group
 
 MALFORMED = ("too_few", "bad_logp", "invalid")
 REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "near_duplicate", "duplicate", "ungraded")
-TIME_LIMIT_S = 10.0  # of a user's hook, for one group
 MIN_TOKENS = 32  # policy-written tokens below which an episode is too short to be judged degenerate
 MAX_PERIOD = 64  # longest period of a loop, in tokens
 _MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
@@ -87,7 +81,7 @@ def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Dec
         decode: token ids -> text; None only without hooks.
 
     Raises:
-        AdmissionError: a user's hook raised, took too long or returned something else than a refusal.
+        AdmissionError: a user's hook raised, or returned something else than a refusal.
     """
     for name in names_of(checks.admit):
         assert decode is not None
@@ -127,7 +121,7 @@ Hook = Callable[[Group, Decode], Refusal | None]
 
 
 class AdmissionError(ValueError):
-    """A hook raised an exception, took too long, or returned something else than a `Refusal` or None."""
+    """A hook raised an exception, or returned something else than a `Refusal` or None."""
 
 
 def _hook_of(detector: Detector) -> Hook:
@@ -158,16 +152,14 @@ def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
     """Return the refusal of a group by a hook.
 
     Raises:
-        AdmissionError: the hook raised, took longer than `TIME_LIMIT_S`, or returned something else.
+        AdmissionError: the hook raised, or returned something else.
     """
     hook = ADMISSIONS.get(name) or ADMISSIONS.named(name)
     if hook is ADMISSIONS.own.get(name):
         return hook(group, decode)
     about = f"replay_admit = {name!r}, group {group.group_id}"
     try:
-        refusal = _in_time(partial(hook, group, decode))
-    except _TimeUp:
-        raise AdmissionError(f"{about}: no answer within {TIME_LIMIT_S:g} s; expected a faster function") from None
+        refusal = hook(group, decode)
     except Exception as error:  # of any type: it is a user's function
         raise AdmissionError(f"{about}: raised {type(error).__name__}: {error}; expected a Refusal or None") from error
     if refusal is None:
@@ -177,27 +169,6 @@ def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
     if not set(refusal.episodes) <= set(range(group.size)):
         raise AdmissionError(f"{about}: episodes {refusal.episodes!r}; expected some of 0 to {group.size - 1}")
     return refusal
-
-
-class _TimeUp(BaseException):
-    """A hook took too long. Not an Exception, which a hook may catch."""
-
-
-def _in_time(hook: Callable[[], Any]) -> Any:
-    """Call a hook; in the main thread a signal interrupts it, also in a regular expression without end."""
-    if threading.current_thread() is not threading.main_thread():
-        return hook()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _TimeUp
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT_S)
-    try:
-        return hook()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)  # another timer of the process runs on, up to `TIME_LIMIT_S` late
-        signal.signal(signal.SIGALRM, handler)
 
 
 # --- degenerate episodes --------------------------------------------------------------------------

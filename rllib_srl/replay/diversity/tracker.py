@@ -73,6 +73,7 @@ class DiversityTracker:
         self.embedder = EMBEDDINGS.named(embedding)()
         self.embedder.model_dir = model_dir
         self._neighbours: Neighbours | None = None
+        self.pending: dict[int, np.ndarray] = {}  # vectors of the call under way, by slot
 
     def measure(self, groups: Sequence[Group], slots: Sequence[int]) -> list[Measured]:
         """Measure groups; `slots` are those of their items, -1 for items that do not exist yet."""
@@ -86,8 +87,9 @@ class DiversityTracker:
             for new, vector_D, (slot, cosine) in zip(novelty(similarity_PK).tolist(), vectors_PD, nearest_P)
         ]
 
-    def commit(self, removed: Collection[int], vectors: Mapping[int, np.ndarray]) -> None:
+    def committed(self, removed: Collection[int], vectors: Mapping[int, np.ndarray]) -> None:
         """Remove the vectors of some slots, then store others by slot."""
+        self.pending = {}
         if self._neighbours is not None:
             self._neighbours.remove(sorted(removed))
         self.load(vectors.items())

@@ -1,8 +1,7 @@
 """Grade visits, and set due dates by a spacing rule: spaced repetition on the item table.
 
-    pass rate -> Beta posterior -> its mean  \\
-    mean reward                               |-> cut at three bounds -> grade -> rule.review -> base interval (days)
-    human rating                             /
+    pass rate -> Beta posterior -> its mean  \\_ cut at three bounds -> grade -> rule.review -> base interval (days)
+    rating by people                         /
     due = last review + max(min_recall_interval, interval * iterations_per_day / (1 + diversity_coeff * diversity))
 
 Grades are 1 (Again), 2 (Hard), 3 (Good) and 4 (Easy), 0 for none; success is 2 and above. Diversity acts on the due
@@ -17,20 +16,17 @@ changed since; s of n episodes are successes:
 With Jeffreys' prior and no earlier visits, 0 to 2 successes of 8 are Again, 3 to 5 Hard, 6 and 7 Good, 8 Easy; of 4,
 0 and 1 are Again, then one grade each; 2 of 2 are at most Good.
 
-A user-defined grade is one registered function: `GRADES["mine"] = function(evidence, min_graded) -> grade_N`.
-
 Sources: Jeffreys 1946, Proc. R. Soc. A 186, "An invariant form for the prior probability in estimation problems";
 Ye et al., github.com/open-spaced-repetition/py-fsrs (the grades).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.rules import Rules
 from rllib_srl.replay.history import GroupFacts
 from rllib_srl.replay.items import Tables, filled, rows_at
 from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
@@ -39,17 +35,6 @@ from rllib_srl.replay.settings import ReplaySettings
 PRIOR = (0.5, 0.5)  # Jeffreys': a, b
 MEMORY = 0.25  # fraction of earlier evidence that is kept at a new visit
 BOUNDS = (0.35, 0.65, 0.9)  # lowest recall of Hard, Good and Easy
-RATING_SCALES = {"ordinal": (1.0, 5.0), "binary": (0.0, 1.0), "normalised": (0.0, 1.0)}
-
-
-class Evidence(NamedTuple):
-    """Evidence of N visits, one array a column."""
-
-    num_success_N: np.ndarray
-    size_N: np.ndarray  # valid episodes
-    reward_N: np.ndarray  # mean over the group, in [0, 1]
-    alpha_N: np.ndarray  # posterior after this visit; see `posterior`
-    beta_N: np.ndarray
 
 
 def posterior(
@@ -68,57 +53,9 @@ def posterior(
     return a + MEMORY * (np.float64(alpha_N) - a) + success_N, b + MEMORY * (np.float64(beta_N) - b) + failure_N
 
 
-def by_pass_rate(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
-    """Grade by the posterior mean of recall, alpha / (alpha + beta); 0 below `min_graded` valid episodes."""
-    recall_N = evidence.alpha_N / (evidence.alpha_N + evidence.beta_N)
-    return np.where(evidence.size_N >= min_graded, _cut(recall_N), 0)
-
-
-def by_reward(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
-    """Grade by the mean reward of the group, for rewards that are not binary; 0 below `min_graded` valid episodes."""
-    return np.where(evidence.size_N >= min_graded, _cut(evidence.reward_N), 0)
-
-
-def by_people(evidence: Evidence, min_graded: int = 2) -> np.ndarray:
-    """Grade no visit: people's ratings come on their own (`grades_of_ratings`)."""
-    return np.zeros(len(evidence.size_N), np.int64)
-
-
-GRADES: Rules[Callable[..., np.ndarray]] = Rules(
-    "grade", {"pass_rate": by_pass_rate, "reward": by_reward, "rating": by_people}
-)
-
-
-def grades_of_ratings(rating_N: np.ndarray, scale: str = "normalised") -> np.ndarray:
-    """Return the grades of human ratings.
-
-    The ordinal ratings 1 to 5 become the grades 1, 1, 2, 3, 4. A binary rating of 1 is Good, because one bit cannot
-    tell Good from Easy.
-
-    Args:
-        rating_N: ratings.
-        scale: a key of `RATING_SCALES`.
-
-    Raises:
-        ValueError: ratings outside the scale.
-    """
-    low, high = RATING_SCALES[scale]
-    bad_N = ~((rating_N >= low) & (rating_N <= high)) | ((scale == "binary") & ~np.isin(rating_N, (0, 1)))
-    if bad_N.any():
-        raise ValueError(f"rating = {rating_N[bad_N][:5].tolist()}; expected {low:g} to {high:g} ({scale})")
-    return np.where(rating_N > 0, 3, 1) if scale == "binary" else _cut((rating_N - low) / (high - low))
-
-
-def _cut(value_N: np.ndarray) -> np.ndarray:
-    """Return 1 plus the number of bounds that are at most the value."""
-    return 1 + np.searchsorted(np.asarray(BOUNDS), np.asarray(value_N, np.float64), side="right")
-
-
-class Graded(NamedTuple):
-    """Result of grading one visit; grade 0 means no review."""
-
-    grade: int
-    is_lapse: bool = False
+def grades_of(recall_N: np.ndarray) -> np.ndarray:
+    """Return the grades of expected recall, or of ratings in [0, 1]: 1 plus the number of bounds that are reached."""
+    return 1 + np.searchsorted(np.asarray(BOUNDS), np.asarray(recall_N, np.float64), side="right")
 
 
 class Recall:
@@ -127,7 +64,6 @@ class Recall:
     def __init__(self, settings: ReplaySettings, store: Tables) -> None:
         """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
-        self._grade = GRADES.named(settings.grade)
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
 
     def recall_of(self, rows_N: np.ndarray, now: int) -> np.ndarray:
@@ -135,23 +71,31 @@ class Recall:
         elapsed_N = (now - rows_N["last_review"]) / self._settings.iterations_per_day
         return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
 
-    def visit(self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any) -> list[Graded]:
-        """Grade items by the group played for each, and review them at `now`; write `fields`, graded or not."""
+    def visit(
+        self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Grade items by the group played for each, and review them at `now`; write `fields`, graded or not.
+
+        Groups of fewer than `min_graded` episodes are not graded. Returns what `review` does.
+        """
         rows_N = rows_at(self._store.items, slots)
-        success_N, size_N, reward_N = (
-            np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size", "reward")
-        )
+        success_N, size_N = (np.array([getattr(one, name) for one in facts]) for name in ("num_success", "size"))
         is_new_N = rows_N["reps"] == 0
         before = [np.where(is_new_N, prior, rows_N[name]) for name, prior in zip(("alpha", "beta"), PRIOR)]
         alpha_N, beta_N = posterior(success_N, size_N, *before)
-        evidence = Evidence(success_N, size_N, reward_N, alpha_N, beta_N)
-        grade_N = np.asarray(self._grade(evidence, min_graded=self._settings.min_graded), np.int64)
+        grade_N = np.where(size_N >= self._settings.min_graded, grades_of(alpha_N / (alpha_N + beta_N)), 0)
         fields["alpha"] = np.where(grade_N > 0, alpha_N, rows_N["alpha"])
         fields["beta"] = np.where(grade_N > 0, beta_N, rows_N["beta"])
         return self.review(slots, grade_N, now, **fields)
 
-    def review(self, slots: Sequence[int], grade_N: np.ndarray, now: int, **fields: Any) -> list[Graded]:
-        """Review items at `now` by grades of 1 to 4, or 0 for no review; write `fields`, reviewed or not."""
+    def review(
+        self, slots: Sequence[int], grade_N: np.ndarray, now: int, **fields: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Review items at `now` by grades of 1 to 4, or 0 for no review; write `fields`, reviewed or not.
+
+        Returns:
+            The grades, and whether each is a lapse: a failure after a success.
+        """
         rows_N = rows_at(self._store.items, slots)
         state, is_graded_N = SpacingState.of(rows_N), grade_N > 0
         elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
@@ -159,11 +103,7 @@ class Recall:
         fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.columns().items()}
         fields["last_review"] = np.where(is_graded_N, now, rows_N["last_review"])
         self.change(slots, **fields)
-        graded = []
-        for n, grade in enumerate(grade_N.tolist()):
-            is_lapse = bool(after.lapses_N[n] > state.lapses_N[n])
-            graded.append(Graded(grade, is_lapse) if grade else Graded(0))
-        return graded
+        return grade_N, is_graded_N & (after.lapses_N > state.lapses_N)
 
     def change(self, slots: Sequence[int], **fields: Any) -> None:
         """Write fields of items, and update their due dates."""

@@ -1,1 +1,1 @@
-"""Tools that work on a memory from outside a run: export, import, explanation, verification."""
+"""Commands on the memory of a run that do not need the run: describing items, and removing them."""

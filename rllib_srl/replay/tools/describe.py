@@ -1,7 +1,7 @@
 """Describe one item of a memory in words.
 
-    find(reading, "4b9d") -> Found -> described   name and value, with units
-    turns(group, g, decode)                       the token stream of a stored episode as turns by role
+find(reading, "4b9d") -> Found -> described   name and value, with units
+turns(group, g, decode)                       the token stream of a stored episode as turns by role
 """
 
 from __future__ import annotations

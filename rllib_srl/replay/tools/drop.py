@@ -10,26 +10,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.replay.buffer import SRLReplayBuffer
+from rllib_srl.replay.items import Tables
 from rllib_srl.replay.reading import copied, database_in, reading
-from rllib_srl.replay.settings import check_trusted
-from rllib_srl.replay.store import DATABASE, SNAPSHOT
+from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store
 from rllib_srl.replay.tools.describe import find
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
 
 
-def drop(directory: Path, names: Collection[str], trusts_rules: bool = False, **which: Any) -> dict[Path, int]:
+def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, int]:
     """Remove items with their groups, answers and targets; return their number in each database.
 
     Args:
         directory: of a run, with its checkpoints, of one checkpoint, or of a buffer.
         names: prompt ids, or beginnings of keys.
-        trusts_rules: whether to import rules that the memory's settings name by an import path.
         which: further items, as in `SRLReplayBuffer.remove`.
 
     Raises:
-        ValueError: a name fits no item, or several; a rule is not known or not trusted.
+        ValueError: a name fits no item, or several.
         StoreError: a run is using the memory, or there is none.
         CheckpointError: a checkpoint is damaged, or another user sealed it.
     """
@@ -40,36 +38,36 @@ def drop(directory: Path, names: Collection[str], trusts_rules: bool = False, **
         paths.insert(0, database_in(directory))
         if paths[0].name != DATABASE:
             raise ValueError(f"{paths[0]} is part of a checkpoint; expected the directory of the checkpoint or its run")
-    which["keys"] = {_key_of(name, paths, trusts_rules) for name in names}
+    which["keys"] = {_key_of(name, paths) for name in names}
     removed = {}
     for path in paths:
-        with reading(path, trusts_rules) as one:
-            settings = one.settings
-        if not trusts_rules:
-            check_trusted(settings)
         if path not in sealed:
-            with closing(SRLReplayBuffer(settings, directory=path.parent, decode=_no_text)) as buffer:
-                removed[path] = buffer.remove(**which)
+            with closing(Store(path.parent)) as store:
+                removed[path] = _remove(store, **which)
             continue
-        with copied(path) as scratch, closing(SRLReplayBuffer(settings, directory=scratch, decode=_no_text)) as buffer:
-            removed[path] = buffer.remove(**which)
-            buffer.snapshot(path)
+        with copied(path) as scratch, closing(Store(scratch)) as store:
+            removed[path] = _remove(store, **which)
+            store.snapshot(path)
         seal(*sealed[path], make_key())
     return removed
 
 
-def _key_of(name: str, paths: Sequence[Path], trusts_rules: bool) -> str:
+def _remove(store: Store, **which: Any) -> int:
+    tables = Tables(store.read())
+    with store.transaction():
+        num = tables.remove(**which)
+        store.write(tables, {})
+    store.erase()
+    return num
+
+
+def _key_of(name: str, paths: Sequence[Path]) -> str:
     """Return the key of an item in the first of the databases that has it."""
     for path in paths:
-        with reading(path, trusts_rules) as one:
+        with reading(path) as one:
             try:
                 return find(one, name).key
             except ValueError:
                 if path == paths[-1]:
                     raise
     raise ValueError(f"{name!r}; expected a memory that holds it")
-
-
-def _no_text(ids: Sequence[int]) -> str:
-    """Decode nothing: no group is added."""
-    return ""
