@@ -7,9 +7,7 @@
 
 `contrib.greso` stands for the object `greso` of that file, `contrib.trackers:wandb` for `wandb`.
 
-A registered rule exists only in the process that registered it. When the driver starts the buffer's processes, it
-passes them the registered rules that its settings name. Registered rules are not saved in checkpoints or memories:
-register them again before resuming a run, and use an import path to read the memory from another process.
+A registered rule exists only in the process that registered it; other processes find a rule by its import path.
 """
 
 from __future__ import annotations
