@@ -225,7 +225,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), value=st.sampled_from([0.0, 0.5, 1.0]))
     def opinion(self, data, value):
-        """Rate the first answer of a stored group; it has to be drawn anew, under its new rewards."""
+        """Rate the first answer of a stored group; the group is stored again under its new rewards, as the newest."""
         self.now += 1
         slots = self.buffer.tables.group_slots().tolist()
         if not slots or self.turns > 1:
@@ -235,7 +235,10 @@ class BufferMachine(RuleBasedStateMachine):
         one = RatedGroup(group.group_id, group.prompt.key, (RatedAnswer(0, fingerprint(group, 0), value),))
         counts = self.call("rate_answers", [one], "file", self.now, self.now)
         if counts["num_applied"] or counts["num_changed"]:
-            self.items[group.prompt.key]["last"] = self.now
+            item, tokens = self.items[group.prompt.key], group.token_ids_N.tobytes()
+            rewards_G = np.array([value, *group.rewards_G[1:]])
+            item["groups"][tokens] = {**item["groups"].pop(tokens), "has_signal": np.ptp(rewards_G) > 0}
+            item["last"] = self.now
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -303,7 +306,7 @@ class BufferMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_buffer_agrees_with_its_witnesses_whatever_happens(world):
     machine = type(f"In{world}", (BufferMachine,), {"world": world})
     few = settings(
