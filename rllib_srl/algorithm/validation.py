@@ -75,7 +75,7 @@ def warnings_of(config: Any) -> list[str]:
         (not may_revisit, "selection", "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"),
         (not reads_history, "history_half_life", f"changes metrics only: {history}"),
         (
-            may_revisit and memory.fill_with_not_due and memory.selection in DATELESS,
+            may_revisit and memory.selection in DATELESS,
             "spacing",
             f"with replay_selection = {memory.selection!r}: due dates are shown, but no draw depends on them; "
             "replay_selection = 'srl' draws what is due",

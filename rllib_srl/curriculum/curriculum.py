@@ -170,20 +170,14 @@ class Curriculum:
 
 
 def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]:
-    """Return a warning for each setting that names domains of which the source has no prompt, where that is known."""
-    quotas, chosen = settings.domain_quotas, settings.domains
-    named: dict[str, Collection[str]] = {
-        "replay_domain_quotas": quotas if isinstance(quotas, Mapping) else (),
-        "replay_domains": chosen if isinstance(chosen, list | tuple | set | frozenset) else (),
-    }
-    if not any(named.values()) or (known := source.known_domains()) is None:
+    """Return a warning if the memory's setting `domains` names some of which the source is known to have no prompt."""
+    named = settings.domains if isinstance(settings.domains, list | tuple | set | frozenset) else ()
+    if not named or (known := source.known_domains()) is None or not (unknown := sorted(set(named) - known)):
         return []
     listed = ", ".join(map(repr, sorted(known)[:NUM_SHOWN])) + (", ..." if len(known) > NUM_SHOWN else "")
     return [
-        f"{name} has {', '.join(map(repr, unknown))}, but no training prompt is of this domain; expected some of "
-        f"{listed}"
-        for name, names in named.items()
-        if (unknown := sorted(set(names) - known))
+        f"replay_domains has {', '.join(map(repr, unknown))}, but no training prompt is of this domain; expected some "
+        f"of {listed}"
     ]
 
 

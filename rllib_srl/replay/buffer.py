@@ -134,8 +134,6 @@ class SRLReplayBuffer:
         self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
-        if "draws" in state:
-            self.draws.set_state(state["draws"])
         self._load_vectors(state, bool(len(stored.slots)))
         self.intake = Intake(
             settings,
@@ -206,7 +204,6 @@ class SRLReplayBuffer:
             "items": self.tables.header,
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
             "counts": dict(self.counts),
-            "draws": self.draws.get_state(),
             "drawn": self.drawn,
             "domain_statistics": {name: list(sums) for name, sums in self.domain_statistics.sums.items()},
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it

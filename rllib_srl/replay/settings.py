@@ -67,13 +67,6 @@ def _fault_of_hooks(value: Any) -> str:
     return next((f"{fault}, a list of these, or None" for fault in faults), "")
 
 
-def _fault_of_quotas(value: Any) -> str:
-    is_right = value in (None, "equal") or (
-        isinstance(value, Mapping) and value and all(isinstance(w, int | float) and w > 0 for w in value.values())
-    )
-    return "" if is_right else "expected None, 'equal' or weights above 0 by domain"
-
-
 def _fault_of_directory(value: Any) -> str:
     is_right = value is None or (isinstance(value, str) and Path(value).is_absolute())
     return "" if is_right else "expected an absolute path as text, or None"
@@ -124,9 +117,6 @@ class ReplaySettings(Settings):
     iterations_per_day: float = setting(
         1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day", gt=0
     )
-    fill_with_not_due: bool = setting(
-        True, "if too few items are due, revisit items before they are; False: play fresh prompts"
-    )
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item", ge=1)
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
     history_half_life: float = setting(
@@ -150,9 +140,6 @@ class ReplaySettings(Settings):
     )
     domains: Annotated[Any, by(_fault_of_domains)] = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a function'
-    )
-    domain_quotas: Annotated[Any, by(_fault_of_quotas)] = setting(
-        None, 'share of draws by domain: "equal" or domain -> weight; None: no quotas'
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
@@ -190,7 +177,7 @@ class ReplaySettings(Settings):
         "near_duplicate or least_diverse need one, else none",
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(
-        "fifo", 'rule that evicts items from a full memory: fifo mastered_first least_diverse or "module:rule"'
+        "fifo", "what evicts items from a full memory: fifo largest_domain mastered_first least_diverse, or module:rule"
     )
     max_episode_tokens: int | None = setting(
         None, "maximum tokens of a stored episode, prompt included; None: any", ge=1

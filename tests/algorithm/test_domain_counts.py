@@ -23,7 +23,7 @@ def config(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.5, reuse_fraction=0.25, capacity=12)
     config.env = None
     config.env_config = {}
-    return config.replay(domain_quotas="equal").environment(stream=STAGES)
+    return config.replay(eviction="largest_domain").environment(stream=STAGES)
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_counts_of_two_domains_are_those_of_what_was_played_and_drawn(config, bu
     told = iterations[-1].result["domains"]
     assert {domain: {name: of[name] for name in found[domain]} for domain, of in told.items()} == found
     assert all(of["num_revisits"] and of["num_groups_without_signal"] for of in found.values())
-    # A full memory is divided by `domain_quotas`.
+    # A full memory is shared by its domains.
     assert {domain: of["num_items"] for domain, of in told.items()} == {"even": 6, "odd": 6}
     assert sum(of["num_stored_groups"] for of in told.values()) == iterations[-1].replay["num_stored_groups"]
     even = iterations[2].result["domains"]["even"]

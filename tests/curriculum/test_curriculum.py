@@ -124,15 +124,13 @@ def source_of(**creators) -> PromptSource:
     return PromptSource(creators, {}, dict.fromkeys(creators, 1.0), seed=1)
 
 
-@pytest.mark.parametrize(("settings", "name"), [
-    ({"domain_quotas": {"od": 1.0, "odd": 1.0}}, "replay_domain_quotas"),
-    ({"domains": ["od", "odd"]}, "replay_domains"),
-])  # fmt: skip
-def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
+def test_settings_of_domains_without_prompts_are_warned_of():
+    settings = {"domains": ["od", "odd"]}
     source = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.known_domains() == {"even", "odd", "small", "large"}
     assert unknown_domains(ReplaySettings(**settings), source) == [
-        f"{name} has 'od', but no training prompt is of this domain; expected some of 'even', 'large', 'odd', 'small'"
+        "replay_domains has 'od', but no training prompt is of this domain; expected some of 'even', 'large', 'odd', "
+        "'small'"
     ]
     untouched = source_of(even=Even, odd=Odd, mixed=Mixed)
     assert source.domain_weights() == untouched.domain_weights() and source.draw(9) == untouched.draw(9)
@@ -142,15 +140,15 @@ def test_settings_of_domains_without_prompts_are_warned_of(settings, name):
 
 def test_domains_with_prompts_and_defaults_are_not_warned_of():
     source = source_of(even=Even, mixed=Mixed)
-    for settings in ({"domain_quotas": {"even": 1.0}}, {}, {"domain_quotas": "equal"}, {"domains": "last"}):
+    for settings in ({"domains": ["even"]}, {}, {"domains": "last"}):
         assert unknown_domains(ReplaySettings(**settings), source) == []
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
     memory = Memory(is_auto=False)
-    memory.settings = ReplaySettings(domain_quotas={"evem": 1.0})
+    memory.settings = ReplaySettings(domains=["evem"])
     with caplog.at_level("WARNING", "rllib_srl"):
         curriculum_of(memory, source_of(even=Even))
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "replay_domain_quotas has 'evem', but no training prompt is of this domain"
+        "replay_domains has 'evem', but no training prompt is of this domain"
     ]

@@ -88,7 +88,6 @@ ACTS = {
     "spacing_config": ({"spacing_config": {"interval": 9.0}}, {"spacing": "fixed"}),
     "desired_retention": ({"desired_retention": 0.5}, {}),
     "iterations_per_day": ({"iterations_per_day": 0.25}, {}),
-    "fill_with_not_due": ({"fill_with_not_due": False}, {"spacing": "fixed", "min_recall_interval": 1}),
     "min_recall_interval": ({"min_recall_interval": 4}, {}),
     "pass_reward": ({"pass_reward": 0.6}, {}),
     "min_graded": ({"min_graded": 3}, {}),
@@ -98,7 +97,6 @@ ACTS = {
     "selection_config": ({"selection_config": {"temperature": 0.0}}, {}),
     "reuse_selection_config": ({"reuse_selection_config": {"temperature": 0.0}}, {}),
     "domains": ({"domains": ["words"]}, {}),
-    "domain_quotas": ({"domain_quotas": "equal"}, {}),
     "max_age": ({"max_age": 1}, {}),
     "max_uses": ({"max_uses": 1}, {}),
     "diversity_coeff": ({"diversity_coeff": 5.0}, {}),
@@ -137,10 +135,6 @@ def cached_trace(beside):
     return traces[beside]
 
 
-def test_a_trace_is_the_same_twice():
-    assert trace() == cached_trace(())
-
-
 def test_domains_by_all_their_names():
     def drawn(domains):
         buffer = a_buffer(domains=domains)
@@ -168,7 +162,6 @@ BAD = {
     "spacing_config": ({"unknown": 1}, {"desired_retention": 2.0}, None),
     "desired_retention": (0.0, 1.0),
     "iterations_per_day": (0.0, float("inf")),
-    "fill_with_not_due": (1, "no", None),
     "min_recall_interval": (0, 0.5),
     "pass_reward": ("high", None),
     "min_graded": (0, 1.5),
@@ -178,7 +171,6 @@ BAD = {
     "selection_config": ({"temperature": -1.0}, None),
     "reuse_selection_config": ({"temperature": -1.0}, 3),
     "domains": ("some", [], "no.such.module:thing", 3),
-    "domain_quotas": ({"a": 0.0}, {}, "fair", {"a": "b"}),
     "max_age": (0,),
     "max_uses": (0,),
     "retain": (-0.1, "much", None, float("nan")),

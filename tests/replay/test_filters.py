@@ -7,7 +7,6 @@ import pytest
 
 from rllib_srl.common.rules import RuleError
 from rllib_srl.replay.selection import sampler
-from rllib_srl.replay.selection.rules import FILTERS
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
@@ -67,13 +66,6 @@ def test_a_filter_is_given_each_domain_with_its_candidates():
     assert {visits for *_, each in seen.values() for visits in each} == {1}
     drawn_groups(buffer, 1, 9)
     assert all(are_groups for are_groups, *_ in seen.values())
-
-
-def test_a_registered_filter_has_a_name(monkeypatch):
-    monkeypatch.setitem(FILTERS, "failed", failed)
-    assert ReplaySettings.faults({"domains": "failed"}) == []
-    (fault,) = ReplaySettings.faults({"domains": "faild"})
-    assert fault.endswith("expected 'all', 'last', 'earlier', 'failed', a list of names or 'module:function'")
 
 
 def test_filters_that_do_not_fit_are_named():

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from contextlib import closing
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,12 +11,9 @@ from hypothesis import strategies as st
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.history import DomainStatistics, discount
-from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.store import StoreError
 from rllib_srl.types import History
-from tests.conftest import ROOT
-from tests.replay.groups import a_buffer, a_group, a_prompt, everything
+from tests.replay.groups import a_buffer, a_group, a_prompt
 
 FIELDS = ("history_sum", "history_count", "num_silent", "is_solved")
 
@@ -115,15 +107,6 @@ def test_refused_and_single_episodes_count_in_the_history():
     assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("ungraded", False, 0)
     _, weight = buffer.domain_statistics.sums["sums"]
     assert weight == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
-
-
-def test_a_call_that_fails_leaves_no_history():
-    with closing(a_buffer(max_episode_tokens=10)) as buffer:
-        state = everything(buffer)
-        full = mock.patch.object(buffer.store, "write", side_effect=StoreError("disk full"))
-        with full, pytest.raises(StoreError):
-            buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
-        assert everything(buffer) == state
 
 
 def test_groups_of_another_policy_change_no_history_of_a_known_item():
@@ -226,59 +209,3 @@ def test_histories_agree_with_a_list_of_all_visits(calls):
         assert (row["num_silent"], row["is_solved"]) == (silent, is_solved)
     buffer.check_valid()
     buffer.close()
-
-
-# Durability
-
-
-def test_a_history_is_exact_after_reopening_a_snapshot_and_a_failed_commit(tmp_path):
-    given = {"seed": 3, "run": "r"}
-    with closing(a_buffer(tmp_path / "a", **given)) as buffer:
-        for now in range(1, 9):
-            add(buffer, now, *(played(i, now, ((now * i) % 3 / 3, i % 2, 1 / 7)) for i in range(6)))
-            if now == 5:
-                buffer.snapshot(tmp_path / "copy")
-        state, groups = everything(buffer), [played(i, 9, (1, 0)) for i in range(6)]
-        full = mock.patch.object(buffer.store, "write", side_effect=StoreError("disk full"))
-        with full, pytest.raises(StoreError):
-            buffer.add(groups, 9)
-        assert everything(buffer) == state
-    with closing(a_buffer(tmp_path / "a", **given)) as again:
-        assert everything(again) == state
-        expected = add(again, 9, *groups)
-        again.restore(tmp_path / "copy")
-        for now in range(6, 9):
-            add(again, now, *(played(i, now, ((now * i) % 3 / 3, i % 2, 1 / 7)) for i in range(6)))
-        assert add(again, 9, *groups) == expected
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.replay.test_history import a_buffer, played
-
-buffer = a_buffer(Path(sys.argv[1]), run="r")
-for now in range(1, 6):
-    buffer.add([played(i, now, (now % 2, i % 2, 1 / 3)) for i in range(4)], now)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_process_loses_no_history(tmp_path):
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, timeout=120, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    whole = a_buffer(run="r")
-    for now in range(1, 6):
-        add(whole, now, *(played(i, now, (now % 2, i % 2, 1 / 3)) for i in range(4)))
-    with closing(a_buffer(tmp_path, run="r")) as again:
-        assert everything(again)["items"] == everything(whole)["items"]
-        assert again.domain_statistics.sums == whole.domain_statistics.sums
-        assert add(again, 6, played(0, 6, (1, 0))) == add(whole, 6, played(0, 6, (1, 0)))
-
-
-def test_a_repeated_request_answers_with_the_same_history():
-    buffer = a_buffer()
-    add(buffer, 1, played(0, 1, (1, 1)))
-    first = buffer.add([played(0, 2, (1, 0))], 2, request="2.add")
-    assert buffer.add([played(0, 2, (1, 0))], 2, request="2.add") == first
-    assert Visit.from_dict(json.loads(json.dumps(first[0].as_dict()))) == first[0]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.selection.rules import PER, SELECTIONS, Candidates, apply
-from rllib_srl.replay.settings import ReplaySettings
+from rllib_srl.replay.selection.rules import PER, Candidates
 from tests.replay.groups import a_buffer, a_group
 
 # per by reward with alpha 1: P is in proportion to the mean reward, .25 and .5 and .75: 1/6, 2/6 and 3/6.
@@ -49,32 +47,6 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
     # Fewer drawn weigh the same: the largest weight is that of all that could have been drawn.
     (one,) = buffer.draw_groups(1, 3)
     assert one.meta.weight == pytest.approx(BY_HAND[beta][int(one.group.prompt.prompt_id[1:])], rel=1e-5)
-
-
-def test_quotas_of_domains_are_not_corrected():
-    """Inside a domain the weights undo the rule; between domains the quota is wanted. Rewards .2 .6 | .4 .4."""
-    rule = PER(by="reward", alpha=1.0, beta=1.0)
-
-    def weights(rule, nums=None, are_groups=True):
-        candidates = Candidates(4, are_groups=are_groups, reward=[0.2, 0.6, 0.4, 0.4], domain=[0, 0, 7, 7])
-        indices, weight_N = apply("per", rule, candidates, 4, np.random.default_rng(0), nums)
-        return weight_N[np.argsort(indices)].tolist()
-
-    assert weights(rule, {0: 2, 7: 2}) == pytest.approx([1, 1 / 3, 1, 1], rel=1e-4)
-    assert weights(rule) == pytest.approx([1, 1 / 3, 1 / 2, 1 / 2], rel=1e-4)
-    assert weights(rule, are_groups=False) == [1, 1, 1, 1]  # revisits are played anew
-    assert weights(SELECTIONS.make("uniform", {})) == [1, 1, 1, 1]
-
-
-def test_weights_pass_through_the_actor_and_a_request_that_is_asked_twice():
-    actor = RLlibReplayBuffer(ReplaySettings(capacity=50, admit=None, **given(1.0)))
-    actor.add(groups_of(), 1, "1.add")
-    metas, _ = actor.draw_apart("draw_groups", 3, 2, "2.draw_groups")
-    weights = {int(meta.prompt.prompt_id[1:]): meta.weight for meta in metas}
-    assert [weights[index] for index in range(3)] == pytest.approx(BY_HAND[1.0], rel=1e-5)
-    again, _ = actor.draw_apart("draw_groups", 3, 2, "2.draw_groups")
-    assert [meta.weight for meta in again] == [meta.weight for meta in metas]
-    actor.close()
 
 
 def test_a_restart_answers_with_the_same_weights(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -297,34 +296,6 @@ def test_random_operations_match_a_dictionary(seed):
         twin.check_draws(store, rng, now)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_a_restarted_store_goes_on_draw_for_draw(seed):
-    """After hundreds of adds and removes, one store lives on and one is rebuilt; then both live the same life."""
-    rng = np.random.default_rng(seed)
-    lived, twin = Tables(), Twin(400, 2)
-    for now in range(900):
-        random_change(lived, twin, rng, now // 10)
-        if now == 600:
-            for slot in lived.slots()[::3].tolist():  # so that the tables were once much fuller
-                lived.remove_item(slot)
-                twin.remove(slot)
-    lived.committed()
-    rebuilt, now = reload(lived), 90
-    for step in range(100):
-        one, other = np.random.default_rng(step), np.random.default_rng(step)
-        for most in (3, 1000):
-            assert lived.pool(now, most, one).tolist() == rebuilt.pool(now, most, other).tolist()
-            drawn = lived.groups["seq"][lived.group_pool(now, most, one, 30, 3)]
-            assert drawn.tolist() == rebuilt.groups["seq"][rebuilt.group_pool(now, most, other, 30, 3)].tolist()
-            assert lived.any_items(most, one).tolist() == rebuilt.any_items(most, other).tolist()
-        assert one.bit_generator.state == other.bit_generator.state
-        random_change(lived, twin.copy(), np.random.default_rng(step), now)
-        random_change(rebuilt, twin, np.random.default_rng(step), now)
-        assert content(lived) == content(rebuilt)
-        now += step % 2
-
-
 def test_what_changed_is_named_until_it_is_committed():
     store = Tables()
     for number in range(3):
@@ -438,23 +409,3 @@ def test_nothing_to_draw_leaves_the_generator_alone():
     before = rng.bit_generator.state
     assert sample(3, rng, np.empty(0, np.int64)).tolist() == sample(0, rng, np.arange(3)).tolist() == []
     assert rng.bit_generator.state == before
-
-
-# Sizes
-
-
-@pytest.mark.slow
-def test_draws_of_65_536_items_take_at_most_one_percent_of_two_seconds():
-    num, rng, times = 65_536, np.random.default_rng(0), []
-    store = Tables()
-    for number in range(num):
-        slot = add(store, number, due=5 + number % 900, last_review=number % 5)
-        add_group(store, slot, born=number % 5, variance=0.1, size=8)
-    store.committed()
-    for _ in range(5):
-        start = time.thread_time()
-        store.pool(10, 4096, rng)
-        store.group_pool(10, 4096, rng, 9, 1)
-        store.num_due(10)
-        times.append(time.thread_time() - start)
-    assert min(times) < 0.02

@@ -101,8 +101,7 @@ def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
         name = "mine"
     else:
         name = f"{__name__}:{rule.__qualname__}" if setting != "domains" else f"{__name__}:is_of_words"
-    plain = {"fill_with_not_due": True, "min_recall_interval": 1}
-    plain |= {} if setting == "admit" else {"admit": None}
+    plain = {} if setting == "admit" else {"admit": None}
     plain |= {"capacity": 6, "eviction": "mine" if way == "registered" else name} if setting == "eviction" else {}
     if setting in ("selection", "reuse_selection"):
         plain |= {"capacity": 6, "eviction": f"{__name__}:oldest_stays"}

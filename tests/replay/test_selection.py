@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.common.setting_model import Settings, setting
-from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.replay.selection.rules import (
     COLUMNS,
+    EVICTIONS,
     PER,
     SELECTIONS,
     SRL,
@@ -23,7 +23,6 @@ from rllib_srl.replay.selection.rules import (
     balanced,
     fifo,
     first,
-    num_by_domain,
     recent,
     uniform,
     weighted,
@@ -124,6 +123,28 @@ def test_balanced_gives_domains_equal_slots():
     assert np.bincount(candidates.domain[drawn]).tolist() == [5, 5, 2]
 
 
+@pytest.mark.parametrize(
+    ("rule", "columns", "expected"),
+    [
+        ("fifo", {"seq": [5, 2, 9, 3]}, [1, 3]),
+        ("mastered_first", {"posterior_mean": [0.9, 0.2, 0.9, 0.3], "retrievability": [0.5, 1, 0.6, 1]}, [2, 0]),
+        ("least_diverse", {"diversity": [0.4, 0.1, 0.3, 0.2]}, [1, 3]),
+        ("largest_domain", {"domain": [7, 0, 7, 7], "seq": [5, 2, 9, 3]}, [3, 0]),
+    ],
+)
+def test_evictions(rule, columns, expected):
+    assert EVICTIONS[rule](Candidates(4, **columns), 2, generator()).tolist() == expected
+
+
+def test_domains_share_a_full_memory():
+    candidates = Candidates(100, domain=[0] * 70 + [1] * 25 + [2] * 5)
+    for num, left in ((10, [60, 25, 5]), (60, [17, 18, 5]), (91, [3, 3, 3])):
+        gone = EVICTIONS["largest_domain"](candidates, num, generator())
+        kept = np.bincount(np.delete(candidates.domain, gone), minlength=3)
+        assert sorted(kept.tolist()) == sorted(left)
+        assert set(range(3)) & set(gone.tolist()) == {0, 1, 2}  # of a domain the oldest go
+
+
 # Draw frequencies: chi-square over 20,000 draws
 
 
@@ -151,7 +172,7 @@ def test_pairs_are_drawn_in_proportion_to_what_is_left():
 def test_balanced_draws_a_domain_and_then_one_of_its_candidates():
     rng, candidates = generator(8), Candidates(6, domain=[0, 0, 0, 0, 5, 5])
     assert agrees(lambda: balanced(candidates, 1, rng), {(i,): 1 / 8 if i < 4 else 1 / 4 for i in range(6)}, 4000)
-    assert agrees(lambda: balanced(candidates, 2, rng), {(i, j): 1 / 8 for i in range(4) for j in (4, 5)})
+    assert agrees(lambda: balanced(candidates, 2, rng), {(i, j): 1 / 8 for i in range(4) for j in (4, 5)}, 4000)
 
 
 def naive_weight(rule, row) -> float:
@@ -196,19 +217,15 @@ def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
 # The contract over every rule
 
 
-@pytest.mark.parametrize("name", sorted(SELECTIONS.own))
+RULES = [(table, name) for table in (SELECTIONS, EVICTIONS) for name in table.own]
+
+
+@pytest.mark.parametrize(("table", "name"), RULES, ids=[name for _, name in RULES])
 @settings(max_examples=15)
-@given(
-    num=st.integers(0, 14),
-    num_candidates=st.integers(0, 12),
-    seed=st.integers(0, 99),
-    are_groups=st.booleans(),
-    weights=st.sampled_from([None, {0: 1.0, 1: 1.0}, {0: 5.0, 1: 0.0, 2: 1.0}]),
-)
-def test_a_batch_is_full_distinct_and_seeded(name, num, num_candidates, seed, are_groups, weights):
-    candidates, rule = some(num_candidates, seed, are_groups), SELECTIONS.make(name, {})
-    nums = weights and quotas(num, weights, num_by_domain(candidates), generator(seed)).num
-    draws = [apply(name, rule, candidates, num, generator(seed), nums)[0] for _ in range(2)]
+@given(num=st.integers(0, 14), num_candidates=st.integers(0, 12), seed=st.integers(0, 99), are_groups=st.booleans())
+def test_a_batch_is_full_distinct_and_seeded(table, name, num, num_candidates, seed, are_groups):
+    candidates, rule = some(num_candidates, seed, are_groups), table.make(name, {})
+    draws = [apply(name, rule, candidates, num, generator(seed))[0] for _ in range(2)]
     assert len(draws[0]) == len(np.unique(draws[0])) == min(num, num_candidates)
     assert set(draws[0]) <= set(range(num_candidates))
     np.testing.assert_array_equal(draws[0], draws[1])
@@ -268,11 +285,3 @@ def test_a_rule_of_a_user_has_parameters():
 def test_an_unknown_column_is_named():
     with pytest.raises(AttributeError, match="no column 'colour'; expected one of"):
         _ = Candidates(2).colour
-
-
-def test_take_keeps_every_column():
-    source = some(10)
-    taken = source.take(np.array([7, 2]))
-    for name in COLUMNS:
-        np.testing.assert_array_equal(getattr(taken, name), getattr(source, name)[[7, 2]])
-    assert taken.diversity_coeff == 0.5

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -220,7 +220,7 @@ def high_reward(candidates: Candidates, num: int, generator: np.random.Generator
     """Draw uniformly among the 2 num candidates of the highest mean reward of the last visit.
 
     Differences from the source: equal rewards are ordered at random, not by age; the source fills each domain's slots
-    apart, here `domain_quotas` does.
+    apart.
 
     Source: the strategy "high_reward" of AGentCL (GRPO with experience replay on the domains of tau2), its
     `TrajectoryBuffer.sample`.
@@ -243,9 +243,13 @@ def recent(candidates: Candidates, num: int, generator: np.random.Generator) -> 
 
 def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
     """Divide the slots equally among domains, and draw uniformly within each."""
-    available = num_by_domain(candidates)
-    nums = quotas(num, dict.fromkeys(available, 1.0), available, generator).num
-    return apply("selection 'balanced'", uniform, candidates, num, generator, nums)[0]
+    domains, counts = np.unique(candidates.domain, return_counts=True)
+    available = dict(zip(domains.tolist(), counts.tolist(), strict=True))
+    parts = [np.empty(0, np.int64)]
+    for domain, count in quotas(num, dict.fromkeys(available, 1.0), available, generator).num.items():
+        inside = np.flatnonzero(candidates.domain == domain)
+        parts.append(inside[weighted(np.zeros(len(inside)), count, generator)] if count else inside[:0])
+    return np.concatenate(parts)
 
 
 _OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
@@ -273,9 +277,16 @@ def least_diverse(candidates: Candidates, num: int, generator: np.random.Generat
     return first(num, generator, candidates.diversity)
 
 
-EVICTIONS: Rules[Any] = Rules(
-    "eviction", {"fifo": first_inserted, "mastered_first": mastered_first, "least_diverse": least_diverse}
-)
+def largest_domain(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Evict from the domains with the most items, the first inserted first: domains share the memory equally."""
+    order_N = np.lexsort((-candidates.seq, candidates.domain))
+    domain_N, num_newer_N = candidates.domain[order_N], np.empty(len(candidates), np.int64)  # of the same domain
+    num_newer_N[order_N] = np.arange(len(candidates)) - np.searchsorted(domain_N, domain_N)
+    return first(num, generator, -num_newer_N)
+
+
+_EVICTIONS = {"fifo": first_inserted, "mastered_first": mastered_first, "least_diverse": least_diverse}
+EVICTIONS: Rules[Any] = Rules("eviction", {**_EVICTIONS, "largest_domain": largest_domain})
 
 # --- filters --------------------------------------------------------------------------------------
 
@@ -307,72 +318,31 @@ def domain_filter(domains: Any) -> Any:
     return chosen
 
 
-# --- rules within domain quotas -------------------------------------------------------------------
+# --- calls of rules -------------------------------------------------------------------------------
 
 
 def apply(
-    title: str,
-    rule: Rule,
-    candidates: Candidates,
-    num: int,
-    generator: np.random.Generator,
-    nums: Mapping[int, int] | None = None,
+    title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw exactly min(num, N) distinct candidates by a rule, or from each domain as many as `nums` says.
+    """Draw exactly min(num, N) distinct candidates by a rule.
 
     Returns:
         Their indices, and the loss weight of each, in (0, 1]: 1 for items, and for a rule without `loss_weights`.
-        Weights correct for the rule's preferences within a domain; `nums` are intended and not corrected.
 
     Raises:
         ValueError: a rule that breaks its contract or raises an exception; the message begins with `title`.
     """
-    every = np.arange(len(candidates))
-    parts = [(every, min(num, len(every)))]
-    if nums is not None:
-        parts = [(np.flatnonzero(candidates.domain == domain), count) for domain, count in nums.items()]
-    drawn, weights = [np.empty(0, np.int64)], [np.empty(0)]
-    for inside, count in parts:
-        if count == 0:
-            continue
-        some = candidates if nums is None else candidates.take(inside)
-        try:
-            indices = np.asarray(rule(some, count, generator))
-        except MISTAKES as error:
-            raise failure(title, error) from error
-        distinct = np.unique(indices)
-        if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(inside):
-            raise ValueError(
-                f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
-                f"expected {count} distinct ones below {len(inside)}"
-            )
-        loss_weights = getattr(rule, "loss_weights", None) if candidates.are_groups else None
-        weights.append(np.ones(count) if loss_weights is None else loss_weights(some, indices))
-        drawn.append(inside[indices])
-    return np.concatenate(drawn), np.concatenate(weights)
-
-
-def evict(
-    title: str,
-    rule: Rule,
-    candidates: Candidates,
-    num: int,
-    generator: np.random.Generator,
-    weights: Mapping[int, float] | None = None,
-) -> np.ndarray:
-    """Return exactly min(num, N) distinct indices to evict by a rule; with `weights` from domains over their quota.
-
-    The places that remain are divided among domains by these weights, domain -> weight, as slots are.
-    """
-    num, nums = min(num, len(candidates)), None
-    if weights is not None:
-        available = num_by_domain(candidates)
-        places = quotas(len(candidates) - num, weights, available, generator).num
-        nums = {domain: count - places[domain] for domain, count in available.items()}
-    return apply(title, rule, candidates, num, generator, nums)[0]
-
-
-def num_by_domain(candidates: Candidates) -> dict[int, int]:
-    """Return domain -> number of its candidates, in order."""
-    domains, counts = np.unique(candidates.domain, return_counts=True)
-    return dict(zip(domains.tolist(), counts.tolist(), strict=True))
+    if not (count := min(num, len(candidates))):
+        return np.empty(0, np.int64), np.empty(0)
+    try:
+        indices = np.asarray(rule(candidates, count, generator))
+    except MISTAKES as error:
+        raise failure(title, error) from error
+    distinct = np.unique(indices)
+    if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(candidates):
+        raise ValueError(
+            f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
+            f"expected {count} distinct ones below {len(candidates)}"
+        )
+    loss_weights = getattr(rule, "loss_weights", None) if candidates.are_groups else None
+    return indices, np.ones(count) if loss_weights is None else loss_weights(candidates, indices)

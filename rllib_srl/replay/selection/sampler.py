@@ -1,6 +1,6 @@
 """Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
 
-    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> filter -> rule, within domain quotas -> slots
+    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> filter -> rule -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
 """
@@ -16,7 +16,6 @@ from rllib_srl.common.rules import RuleError, called
 from rllib_srl.replay.history import discount
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
-from rllib_srl.replay.selection.quotas import Carry, quotas
 from rllib_srl.replay.selection.rules import (
     BY_DUE,
     DATELESS,
@@ -25,8 +24,6 @@ from rllib_srl.replay.selection.rules import (
     Candidates,
     apply,
     domain_filter,
-    evict,
-    num_by_domain,
 )
 from rllib_srl.replay.settings import ReplaySettings
 
@@ -34,16 +31,12 @@ MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
 
 
 class Draws:
-    """Draws items and groups from `Tables`.
-
-    Invariant: apart from the tables, a draw depends only on the given generator and on `get_state()`. A short draw
-    takes all candidates without any rounding, so it leaves the carry unchanged.
-    """
+    """Draws items and groups from `Tables`; apart from the tables, a draw depends only on the given generator."""
 
     def __init__(self, settings: ReplaySettings, store: Tables, recall: Recall) -> None:
         self._settings, self._store, self._recall = settings, store, recall
         self._reads_recall = settings.reads_recall
-        self._is_by_due = not settings.fill_with_not_due or settings.selection in BY_DUE
+        self._is_by_due = settings.selection in BY_DUE
         self._is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
         self._filter = domain_filter(settings.domains)
         self._rules = {
@@ -51,7 +44,6 @@ class Draws:
             "groups": SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
         }
         self._eviction = EVICTIONS.make(settings.eviction, {})
-        self._carries: dict[str, Carry] = {"items": {}, "groups": {}}
 
     def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
@@ -59,11 +51,7 @@ class Draws:
         size, interval = self._size(num + len(without), len(store)), settings.min_recall_interval
         pool_N = store.pool(now, size, generator, self._domains(), interval, self._is_by_due)
         pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
-        candidates = self.item_candidates(pool_N, now)
-        is_kept_N = self._kept(candidates)
-        if not settings.fill_with_not_due:
-            is_kept_N &= candidates.overdue >= 0
-        return self._drawn("items", settings.selection, pool_N, candidates, is_kept_N, num, generator)[0]
+        return self._drawn("items", settings.selection, pool_N, self.item_candidates(pool_N, now), num, generator)[0]
 
     def groups(
         self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
@@ -76,15 +64,13 @@ class Draws:
         size, domains = self._size(num, store.num_groups), self._domains(are_groups=True)
         pool_N = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
         candidates = self.group_candidates(pool_N, now)
-        is_kept_N = self._kept(candidates)
-        return self._drawn("groups", settings.reuse_selection, pool_N, candidates, is_kept_N, num, generator)
+        return self._drawn("groups", settings.reuse_selection, pool_N, candidates, num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
         pool_N = self._store.any_items(MOST_CANDIDATES, generator)
         candidates, title = self.item_candidates(pool_N, now), f"eviction {self._settings.eviction!r}"
-        weights = self._weights(candidates)
-        slots_K: np.ndarray = pool_N[evict(title, self._eviction, candidates, num, generator, weights)]
+        slots_K: np.ndarray = pool_N[apply(title, self._eviction, candidates, num, generator)[0]]
         return slots_K
 
     # --- candidates ------------------------------------------------------------------------------
@@ -137,7 +123,7 @@ class Draws:
             columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
         return columns
 
-    # --- filter, quotas --------------------------------------------------------------------------
+    # --- filter ----------------------------------------------------------------------------------
 
     def _domains(self, are_groups: bool = False) -> Collection[int] | None:
         """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
@@ -158,7 +144,7 @@ class Draws:
     def _kept(self, candidates: Candidates) -> np.ndarray:
         """Return whether a user's filter keeps each candidate, bool [N]; all without one."""
         is_kept_N = np.full(len(candidates), not callable(self._filter))
-        for domain in num_by_domain(candidates) if callable(self._filter) else ():
+        for domain in np.unique(candidates.domain).tolist() if callable(self._filter) else ():
             inside = np.flatnonzero(candidates.domain == domain)
             answer = np.asarray(called("domains", self._filter, self._store.domains[domain], candidates.take(inside)))
             if answer.dtype != bool or answer.shape not in ((), inside.shape):
@@ -175,36 +161,14 @@ class Draws:
         name: str,
         pool_N: np.ndarray,
         candidates: Candidates,
-        is_kept_N: np.ndarray,
         num: int,
         generator: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots that the rule of `kind` draws of those that are kept, and their loss weights."""
+        """Return the slots that the rule of `kind` draws of those that the filter keeps, and their loss weights."""
         if num < 1:
             return np.empty(0, np.int64), np.empty(0)
+        is_kept_N = self._kept(candidates)
         if not is_kept_N.all():
             pool_N, candidates = pool_N[is_kept_N], candidates.take(np.flatnonzero(is_kept_N))
-        weights, nums, carry = self._weights(candidates), None, self._carries[kind]
-        if weights is not None:
-            nums, carry = quotas(num, weights, num_by_domain(candidates), generator, carry)
-        indices, weight_N = apply(f"selection {name!r}", self._rules[kind], candidates, num, generator, nums)
-        if len(indices) == num:
-            self._carries[kind] = carry
+        indices, weight_N = apply(f"selection {name!r}", self._rules[kind], candidates, num, generator)
         return pool_N[indices], weight_N
-
-    def _weights(self, candidates: Candidates) -> dict[int, float] | None:
-        weights = self._settings.domain_quotas
-        if weights is None:
-            return None
-        if weights == "equal":
-            return dict.fromkeys(num_by_domain(candidates), 1.0)
-        ids = {name: self._store.domain_id(name) for name in weights}
-        return {number: float(weights[name]) for name, number in ids.items() if number is not None}
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the carried fractions of slots, as JSON types."""
-        return {name: [[int(d), float(c)] for d, c in carry.items()] for name, carry in self._carries.items()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._carries = {name: {int(d): float(c) for d, c in carry} for name, carry in state.items()}
