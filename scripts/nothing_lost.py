@@ -47,7 +47,7 @@ from rllib_srl.people.lineage.conversations import CONVERSATIONS
 from rllib_srl.people.lineage.versions import VERSIONS
 from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.rating_store import RATINGS
-from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.admission import redact
 from scripts.broken_requests import broken_requests
 from scripts.evening import NotServed, Served, question_of
 

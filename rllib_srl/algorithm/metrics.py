@@ -29,8 +29,7 @@ from rllib_srl.algorithm.silent_groups import SilentGroups
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
 from rllib_srl.batch.posterior import predicted
 from rllib_srl.engine.canary import CanaryGap
-from rllib_srl.replay.admission.admission import detector_of
-from rllib_srl.replay.admission.secrets import redact_turns
+from rllib_srl.replay.admission import detector_of, redact_turns
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.metrics import by_domain, counts_of, shares_of

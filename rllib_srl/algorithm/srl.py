@@ -54,7 +54,7 @@ from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
-from rllib_srl.replay.admission.admission import MALFORMED
+from rllib_srl.replay.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.rllib import RLlibReplayBuffer

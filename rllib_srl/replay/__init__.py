@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllib_srl.replay.admission.admission import Refusal
+    from rllib_srl.replay.admission import Refusal
     from rllib_srl.replay.buffer import SRLReplayBuffer
     from rllib_srl.replay.settings import ReplaySettings
 
-_HOMES = {"Refusal": "admission.admission", "ReplaySettings": "settings", "SRLReplayBuffer": "buffer"}
+_HOMES = {"Refusal": "admission", "ReplaySettings": "settings", "SRLReplayBuffer": "buffer"}
 __all__ = ["Refusal", "ReplaySettings", "SRLReplayBuffer"]
 
 

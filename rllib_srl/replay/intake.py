@@ -27,7 +27,7 @@ import numpy as np
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
-from rllib_srl.replay.admission.admission import Decode, Nearest, Refusal, admit, malformed
+from rllib_srl.replay.admission import Decode, Nearest, Refusal, admit, malformed
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_at
 from rllib_srl.replay.items import Tables, key_of, rows_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from rllib_srl.replay.admission.admission import REASONS
+from rllib_srl.replay.admission import REASONS
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.types import GroupMeta

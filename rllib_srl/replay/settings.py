@@ -24,7 +24,7 @@ AUTO_START = 0.25  # revisit fraction with which "auto" starts
 @cache
 def rules() -> dict[str, Rules[Any]]:
     """Return setting -> the table of the rules that it chooses from."""
-    from rllib_srl.replay.admission.admission import ADMISSIONS
+    from rllib_srl.replay.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
     from rllib_srl.replay.intake import ON_GROUP
     from rllib_srl.replay.schedule.spacing import SPACINGS
@@ -61,7 +61,7 @@ def _fault_of_domains(value: Any) -> str:
 
 
 def _fault_of_hooks(value: Any) -> str:
-    from rllib_srl.replay.admission.admission import names_of
+    from rllib_srl.replay.admission import names_of
 
     faults = (fault for name in names_of(value) if (fault := rules()["admit"].fault(name)))
     return next((f"{fault}, a list of these, or None" for fault in faults), "")
@@ -313,7 +313,7 @@ def check_importable(settings: ReplaySettings) -> None:
     Raises:
         ValueError: a rule that was registered in this process alone.
     """
-    from rllib_srl.replay.admission.admission import names_of
+    from rllib_srl.replay.admission import names_of
 
     for name, table in rules().items():
         value = getattr(settings, name)

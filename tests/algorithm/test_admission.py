@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.shard import fetched
-from rllib_srl.replay.admission.admission import AdmissionError, Refusal
+from rllib_srl.replay.admission import AdmissionError, Refusal
 from rllib_srl.types import GroupMeta
 from tests.small_memory import go, memory_config, weights_of
 

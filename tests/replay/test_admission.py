@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.admission import admission
-from rllib_srl.replay.admission.admission import (
+from rllib_srl.replay import admission
+from rllib_srl.replay.admission import (
     REASONS,
     AdmissionError,
     Nearest,

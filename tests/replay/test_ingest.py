@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllib_srl.replay.admission.admission import ADMISSIONS, REASONS
+from rllib_srl.replay.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
 

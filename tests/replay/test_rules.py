@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import ray
 
-from rllib_srl.replay.admission.admission import ADMISSIONS, Refusal
+from rllib_srl.replay.admission import ADMISSIONS, Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder

@@ -12,7 +12,7 @@ import pytest
 
 from rllib_srl.common.decoder import _without_transformers, decoder_of
 from rllib_srl.engine.models import local_model
-from rllib_srl.replay.admission.secrets import (
+from rllib_srl.replay.admission import (
     Span,
     detect,
     detect_credentials,

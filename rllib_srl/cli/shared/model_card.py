@@ -18,7 +18,7 @@ import yaml
 
 from rllib_srl.cli.shared.settings import flag_settings
 from rllib_srl.engine.models import SMOLLM2, TINY
-from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.admission import redact
 from rllib_srl.replay.tools.describe import counted
 
 CARD = "README.md"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rllib_srl.algorithm.settings import SETTINGS
-from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.admission import redact
 
 # RLlib's settings that are shown beside those of SRL.
 OF_RLLIB = (

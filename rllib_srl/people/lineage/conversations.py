@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rllib_srl.people.rating import Answer
-from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.admission import redact
 from rllib_srl.storage.private_database import PrivateDatabase
 from rllib_srl.types import Prompt
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rllib_srl.replay.admission.secrets import turns_of
+from rllib_srl.replay.admission import turns_of
 from rllib_srl.replay.reading import Reading
 from rllib_srl.types import Group, Prompt
 

@@ -1,0 +1,420 @@
+"""Decides whether a group may be stored, and which of its episodes get no loss: checks by reason, each counted.
+
+    admit(group, settings, ...) -> Refusal(reason, episodes, train) | None     the first reason that applies
+
+    not stored, no loss
+      too_few          no episode
+      bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
+      invalid          another invariant of `Group` is broken
+      secret           the policy wrote a secret in these episodes: the hook "secrets"
+      <reason>         of a user's own hook
+    not stored, trained on
+      too_long         an episode has more than `max_episode_tokens` tokens, prompt included
+      degenerate       more than half of the episodes are one repeated token or a loop
+      near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
+      duplicate        the item has a group of the same tokens (`intake.py`, as the next)
+      ungraded         too few valid episodes for a new item
+
+Why half: one degenerate episode among good ones is an ordinary failure, and its low reward is useful signal. If most
+episodes are degenerate, the policy has collapsed on this prompt, and training would only compare collapsed episodes.
+
+    hook(group, decode) -> Refusal(reason, episodes, train) | None       decode: token ids -> text
+    ADMISSIONS["mine"] = hook, or an import path "module:function"       the setting `replay_admit`
+
+Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises or returns
+something else ends the run with an error that names it.
+
+Secrets are searched in the whole stream, so one that the environment begins and the policy completes is found too.
+Token ids are never edited. Every pattern takes time linear in the text: repetitions are bounded or possessive, and a
+match can begin only at the beginning of a word. Patterns are narrow on purpose (prefixes, lengths, check digits),
+because the text of environments contains many numbers.
+
+    text ── detect ──> [Span(start, end, kind)]        private keys, access keys, tokens, passwords; personal data
+    text ── redact ──> "password=[password]"           for transcripts and pages
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from rllib_srl.common.rules import Rules
+from rllib_srl.types import Group
+
+MALFORMED = ("too_few", "bad_logp", "invalid")
+REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "near_duplicate", "duplicate", "ungraded")
+MIN_TOKENS = 32  # policy-written tokens below which an episode is too short to be judged degenerate
+MAX_PERIOD = 64  # longest period of a loop, in tokens
+_MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
+_MIN_REPEATS = 3  # of a loop: a phrase written twice may be emphasis
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,40}")
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a group is not stored, and which of its episodes get no loss."""
+
+    reason: str  # lower case, as in "word_list"; counted as num_refused_<reason>
+    episodes: tuple[int, ...] = ()  # those that the reason is about
+    train: bool = False  # whether they are trained on all the same
+
+    @property
+    def without_loss(self) -> tuple[int, ...]:
+        """Return the episodes that are not trained on."""
+        return () if self.train else self.episodes
+
+
+class Nearest(NamedTuple):
+    """The stored item whose embedding is closest to the group's."""
+
+    key: str  # its prompt's
+    similarity: float  # cosine, in [-1, 1]
+
+
+def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Decode | None = None) -> Refusal | None:
+    """Run the checks on a well-formed group, those that keep episodes out of the loss first.
+
+    Args:
+        group: played in this run or foreign.
+        checks: `ReplaySettings`; `admit`, `max_episode_tokens`, `degenerate_share` and `near_duplicate` are read.
+        nearest: the closest stored item; an item of the same prompt is not a duplicate but an earlier visit.
+        decode: token ids -> text; None only without hooks.
+
+    Raises:
+        AdmissionError: a user's hook raised, or returned something else than a refusal.
+    """
+    for name in names_of(checks.admit):
+        assert decode is not None
+        if refusal := refusal_by(name, group, decode):
+            return refusal
+    reason = ""
+    if checks.max_episode_tokens is not None and group.lengths_G().max() > checks.max_episode_tokens:
+        reason = "too_long"
+    elif 2 * int(degenerate_G(group, checks.degenerate_share).sum()) > group.size:
+        reason = "degenerate"
+    elif checks.near_duplicate is not None and nearest is not None and nearest.key != group.prompt.key:
+        reason = "near_duplicate" if nearest.similarity >= checks.near_duplicate else ""
+    return Refusal(reason, tuple(range(group.size)), train=True) if reason else None
+
+
+def malformed(group: Group) -> Refusal | None:
+    """Return the refusal of a group that breaks an invariant of `Group`, or None."""
+    reason = ""
+    if group.size < 1:
+        reason = "too_few"
+    elif group.loss_mask_N.dtype != bool:  # an integer mask would index tokens 0 and 1
+        reason = "invalid"
+    elif len(group.behaviour_logp_N) == len(group.loss_mask_N):
+        written = group.behaviour_logp_N[group.loss_mask_N]
+        reason = "" if (np.isfinite(written) & (written <= _MAX_LOGP)).all() else "bad_logp"
+    if not reason:
+        try:
+            group.check_valid()
+        except ValueError:
+            reason = "invalid"
+    return Refusal(reason, tuple(range(group.size))) if reason else None
+
+
+# --- degenerate episodes --------------------------------------------------------------------------
+
+
+def degenerate_G(group: Group, most: float | None) -> np.ndarray:
+    """Return for each episode whether one token or one loop takes more than a fraction `most` of the policy's tokens.
+
+    False for episodes of fewer than `MIN_TOKENS` policy-written tokens, and for all if `most` is None.
+    """
+    is_degenerate_G = np.zeros(group.size, bool)
+    judged_S = np.flatnonzero(group.num_loss_tokens_G() >= MIN_TOKENS) if most is not None else np.empty(0, np.int64)
+    if len(judged_S):
+        spans = [slice(group.offsets[g], group.offsets[g + 1]) for g in judged_S]
+        streams = [group.token_ids_N[span][group.loss_mask_N[span]] for span in spans]
+        most_S = np.maximum(most_common(streams), longest_loops(streams, MAX_PERIOD))
+        is_degenerate_G[judged_S] = most_S > most * np.array([len(ids) for ids in streams])
+    return is_degenerate_G
+
+
+def most_common(streams: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the count of the most frequent id of each stream, [S]; 0 for an empty stream."""
+    most_S = np.zeros(len(streams), np.int64)
+    ids_N, stream_N = _end_to_end(streams)
+    order_N = np.lexsort((ids_N, stream_N))
+    ids_N, stream_N = ids_N[order_N], stream_N[order_N]
+    last_R = np.flatnonzero((np.diff(ids_N, append=0) != 0) | (np.diff(stream_N, append=-1) != 0))
+    np.maximum.at(most_S, stream_N[last_R], np.diff(last_R, prepend=-1))
+    return most_S
+
+
+def longest_loops(streams: Sequence[np.ndarray], max_period: int) -> np.ndarray:
+    """Return the length in tokens of each stream's longest loop of at least three copies, [S]; 0 for none.
+
+    In a loop of period p, ids[t] = ids[t - p] for all but its first p tokens. Time: O(tokens * max_period).
+
+    Args:
+        streams: token ids.
+        max_period: longest period that is searched, in tokens, >= 1.
+    """
+    longest_S = np.zeros(len(streams), np.int64)
+    num = min(max_period, max(map(len, streams), default=0) // _MIN_REPEATS)
+    if num < 1:
+        return longest_S
+    ids_N, stream_N = _end_to_end(streams)
+    # Ids are made unique to their stream, and -1 pads the start, so that no match crosses a stream's boundary.
+    ids_N = np.unique(ids_N, return_inverse=True)[1] * len(streams) + stream_N
+    earlier_M = np.concatenate([np.full(num, -1), ids_N])
+    same_M = np.flatnonzero(sliding_window_view(earlier_M, len(ids_N))[:num] == ids_N)  # row i: num - i tokens earlier
+    last_R = np.flatnonzero(np.diff(same_M, append=-1) != 1)  # a row's first token never matches, so runs end there
+    num_R, period_R = np.diff(last_R, prepend=-1), num - same_M[last_R] // len(ids_N)
+    is_loop_R = num_R >= (_MIN_REPEATS - 1) * period_R
+    np.maximum.at(longest_S, stream_N[same_M[last_R] % len(ids_N)][is_loop_R], (num_R + period_R)[is_loop_R])
+    return longest_S
+
+
+def _end_to_end(streams: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all ids concatenated, and the stream number of each."""
+    return np.concatenate(streams), np.repeat(np.arange(len(streams)), [len(ids) for ids in streams])
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+PERSONAL = ("email", "phone", "credit_card")
+
+
+class Span(NamedTuple):
+    """One secret: characters `start` to `end` of a text. Invariant: 0 <= start < end."""
+
+    start: int
+    end: int
+    kind: str
+
+
+Detector = Callable[[str], list[Span]]
+
+
+def detect(text: str) -> list[Span]:
+    """Return all spans of the default kinds, in order; overlapping spans are merged and get the kind of the first."""
+    lower, spans, has_digits = text.lower(), list[Span](), bool(_FOUR_DIGITS.search(text))
+    for kind, needles, pattern, pick in _PATTERNS:
+        # hot path: most texts end here; `map` is faster than a generator
+        if any(map(lower.__contains__, needles)) or (has_digits and not needles):
+            picked = (pick(match) for match in pattern.finditer(text))
+            spans += [Span(*place, kind) for place in picked if place is not None]
+    return _merged(spans)
+
+
+def detect_credentials(text: str) -> list[Span]:
+    """Return the spans of `detect` that are not personal data."""
+    return [span for span in detect(text) if span.kind not in PERSONAL]
+
+
+def redact(text: str, detector: Detector = detect) -> str:
+    """Return the text with each secret replaced by its kind in brackets, as in "[aws_key]"."""
+    return redact_turns([text], detector)[0]
+
+
+def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]:
+    """Return the turns of an episode with each secret replaced by its kind.
+
+    For a secret that spans several turns, the kind is inserted in the turn where the secret begins.
+    """
+    starts = list(accumulate(map(len, turns), initial=0))[:-1]
+    spans = detector("".join(turns))
+    if len(turns) > 1:  # also search each turn alone: a match begins at the start of a word, which joining may hide
+        alone = [(start, span) for start, turn in zip(starts, turns, strict=True) for span in detector(turn)]
+        spans = [*spans, *(Span(start + span.start, start + span.end, span.kind) for start, span in alone)]
+    spans = _merged(spans)
+    redacted = []
+    for turn, start in zip(turns, starts, strict=True):
+        pieces, end, done = [], start + len(turn), start
+        for span in spans:
+            if span.end <= start or span.start >= end:
+                continue
+            pieces.append(turn[done - start : max(span.start, start) - start])
+            pieces += [f"[{span.kind}]"] if span.start >= start else []
+            done = min(span.end, end)
+        redacted.append("".join([*pieces, turn[done - start :]]))
+    return redacted
+
+
+def secret_episodes(
+    group: Group, decode: Callable[[Sequence[int]], str], detector: Detector = detect
+) -> tuple[int, ...]:
+    """Return the episodes in which a token that the policy wrote is part of a secret.
+
+    Args:
+        group: any valid group.
+        decode: token ids -> text, including special tokens, so that texts they separate are not joined.
+        detector: text -> spans.
+    """
+    episodes, clean = [], set[bytes]()
+    for g in range(group.size):
+        ids_T = group.stream(g)
+        if (data := ids_T.tobytes()) in clean:  # short answers are often identical
+            continue
+        spans = detector(decode(ids_T.tolist()))
+        if not spans:  # the usual case, at the cost of one decode
+            clean.add(data)
+            continue
+        written = [(start, end) for is_policy, start, end, _ in turns_of(group, g, decode) if is_policy]
+        if any(start < span.end and end > span.start for span in spans for start, end in written):
+            episodes.append(g)
+    return tuple(episodes)
+
+
+def turns_of(group: Group, g: int, decode: Callable[[Sequence[int]], str]) -> list[tuple[bool, int, int, str]]:
+    """Return the turns of an episode: whether the policy wrote it, first and last character in the whole text, text.
+
+    The text of the tokens up to a turn's end shows where it ends: some decoders drop a leading space, so that the texts
+    of the turns are not those of their tokens alone.
+    """
+    ids, mask_T = group.stream(g).tolist(), group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]
+    text, cuts = decode(ids), (np.flatnonzero(np.diff(mask_T)) + 1).tolist()
+    ends = [*(min(len(text), len(decode(ids[:at]))) for at in cuts), len(text)]
+    starts, is_policy = [0, *ends[:-1]], [bool(mask_T[at]) for at in [0, *cuts]]
+    return [(*turn, text[turn[1] : turn[2]]) for turn in zip(is_policy, starts, ends, strict=True)]
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Return spans in order; overlapping spans are merged and get the kind of the first."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if merged and span.start < merged[-1].end:
+            merged[-1] = merged[-1]._replace(end=max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+Hook = Callable[[Group, Decode], Refusal | None]
+
+
+class AdmissionError(ValueError):
+    """A hook raised an exception, or returned something else than a `Refusal` or None."""
+
+
+def secrets(group: Group, decode: Decode) -> Refusal | None:
+    """Refuse episodes in which the policy wrote a secret."""
+    return _refusal_of(secret_episodes(group, decode, detect))
+
+
+def credentials(group: Group, decode: Decode) -> Refusal | None:
+    """Refuse episodes in which the policy wrote a secret that is not personal data."""
+    return _refusal_of(secret_episodes(group, decode, detect_credentials))
+
+
+def _refusal_of(found: tuple[int, ...]) -> Refusal | None:
+    return Refusal("secret", found) if found else None
+
+
+DETECTORS: dict[str, Detector] = {"secrets": detect, "credentials": detect_credentials}
+ADMISSIONS: Rules[Hook] = Rules("admit", {"secrets": secrets, "credentials": credentials})
+
+
+def names_of(admit: Any) -> tuple[Any, ...]:
+    """Return the names of hooks in a value of the setting `admit`: one name, a list of them, or None."""
+    if admit is None:
+        return ()
+    return tuple(admit) if isinstance(admit, list | tuple) else (admit,)
+
+
+def detector_of(admit: Any) -> Detector | None:
+    """Return the package's detector by which transcripts are redacted; None if no hook of `admit` is one."""
+    return next((DETECTORS[name] for name in names_of(admit) if name in DETECTORS), None)
+
+
+def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
+    """Return the refusal of a group by a hook.
+
+    Raises:
+        AdmissionError: the hook raised, or returned something else.
+    """
+    hook = ADMISSIONS.get(name) or ADMISSIONS.named(name)
+    if hook is ADMISSIONS.own.get(name):
+        return hook(group, decode)
+    about = f"replay_admit = {name!r}, group {group.group_id}"
+    try:
+        refusal = hook(group, decode)
+    except Exception as error:  # of any type: it is a user's function
+        raise AdmissionError(f"{about}: raised {type(error).__name__}: {error}; expected a Refusal or None") from error
+    if refusal is None:
+        return None
+    if not isinstance(refusal, Refusal) or not _REASON.fullmatch(str(refusal.reason)):
+        raise AdmissionError(f"{about}: returned {str(refusal)[:80]}; expected Refusal('lower_case', episodes) or None")
+    if not set(refusal.episodes) <= set(range(group.size)):
+        raise AdmissionError(f"{about}: episodes {refusal.episodes!r}; expected some of 0 to {group.size - 1}")
+    return refusal
+
+
+# --- patterns of secrets -------------------------------------------------------------------------------------
+
+Pick = Callable[[re.Match[str]], tuple[int, int] | None]  # the span of a match that is a secret
+
+_UNQUOTED = 4  # group of the pattern of passwords
+_PLACEHOLDER = re.compile(r"[$<{%*\[(]|(?:none|null|true|false|undefined|str|bytes|password|secret)\b", re.I)
+_CODE = re.compile(r"[A-Za-z_][\w.]*+[\[(]|[A-Za-z_]\w*+\.[A-Za-z_]", re.ASCII)
+
+
+def _whole(match: re.Match[str]) -> tuple[int, int] | None:
+    return match.span()
+
+
+def _card(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return the span of a number whose check digit is valid. Source: ISO/IEC 7812-1, annex B."""
+    digits = [int(digit) for digit in reversed(match.group()) if digit.isdigit()]
+    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
+    return match.span() if (sum(digits[0::2]) + sum(doubled)) % 10 == 0 else None
+
+
+def _password(match: re.Match[str]) -> tuple[int, int] | None:
+    """Return the span of an assigned value, without the name, unless it is a placeholder, prose or code."""
+    number = match.lastindex or 0
+    value = match.group(number)
+    is_prose = match.group(1) == ":" and not re.search(r"[0-9]", value)  # "the password: please"
+    if _PLACEHOLDER.match(value) or (number == _UNQUOTED and (is_prose or _CODE.match(value))):
+        return None
+    return match.span(number)
+
+
+_WORD, _NUMBER = r"(?<![A-Za-z0-9_-])", r"(?<![\w+)=*/.-])"
+# fmt: off
+_ROWS: tuple[tuple[str, str, str, Pick], ...] = (  # kind, lower-case strings of which a match has one, pattern, span
+    # A key without an END marker within 32,768 characters extends over the base64 lines that follow.
+    ("private_key", "private", r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+                   r"(?:(?:[^-]|-(?!----(?:BEGIN|END) )){0,32768}+"
+                   r"-----END (?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+                   r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+)", _whole),
+    ("password", "pass pwd secret key token",
+     r"(?<![A-Za-z0-9])(?i:password|passwd|pwd|passphrase|secret|api[_-]?key|access[_-]?key|access[_-]?token"
+     r"|auth[_-]?token|private[_-]?token|bearer[_-]?token)\b[\"']?[ \t]{0,4}(=|:)(?!=)[ \t]{0,4}"
+     r"(?:\"([^\"\n]{4,256})\"|'([^'\n]{4,256})'|([^\s\"',;&]{4,256}))", _password),
+    ("aws_key", "akia asia aroa aida", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])", _whole),
+    ("github_token", "gh", _WORD + r"gh[pousr]_[A-Za-z0-9]{36,255}+(?![A-Za-z0-9_])", _whole),
+    ("github_token", "github_pat_", _WORD + r"github_pat_[A-Za-z0-9_]{22,255}+", _whole),
+    ("slack_token", "xox", _WORD + r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+", _whole),
+    ("slack_token", "hooks.slack.com", r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}+", _whole),
+    ("api_key", "sk-", _WORD + r"sk-(?=[A-Za-z_-]{0,60}[0-9])(?=[^A-Z\s]{0,60}[A-Z])[A-Za-z0-9_-]{20,250}+", _whole),
+    ("api_key", "hf_ _live_ aiza", _WORD + r"(?:hf_|[rs]k_live_|AIza)[A-Za-z0-9_-]{24,120}+", _whole),
+    ("jwt", "eyj", _WORD + r"eyJ[A-Za-z0-9_-]{8,8192}+\.eyJ[A-Za-z0-9_-]{8,8192}+\.[A-Za-z0-9_-]{8,8192}+", _whole),
+    ("email", "@", r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9_%+-][A-Za-z0-9._%+-]{0,63}+@"
+                   r"(?:[A-Za-z0-9][A-Za-z0-9-]{0,62}+\.){1,8}[A-Za-z]{2,24}+(?![A-Za-z0-9])", _whole),
+    ("phone", "+", _NUMBER + r"\+[1-9][0-9]{0,2}(?:[0-9]{9,12}|(?:[ .-]|[ ]?\([0-9]{1,4}\)[ ]?)[0-9]{1,5}"
+                   r"(?:[ .-]?[0-9]{2,5}){1,4})(?![\w]|[ .-]?[0-9])", _whole),
+    # Of the other two a match has four digits in a row.
+    ("phone", "", _NUMBER + r"(?<![0-9][ ])(?:\([2-9][0-9]{2}\)[ ]?|[2-9][0-9]{2}([.-]))[2-9][0-9]{2}(?(1)\1|-)[0-9]{4}"
+                  r"(?![\w]|[ .-]?[0-9])", _whole),
+    ("credit_card", "", r"(?<![\w.+-])(?<![0-9][ ])(?=3[0-9]|4|5[1-5]|6|2[2-7])"
+                  r"(?:[0-9]{13,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}|[0-9]{4}([ -])[0-9]{6}\2[0-9]{5})"
+                  r"(?![\w]|[ .-][0-9])", _card),
+)
+# fmt: on
+_PATTERNS = tuple((kind, needles.split(), re.compile(text, re.ASCII), pick) for kind, needles, text, pick in _ROWS)
+_FOUR_DIGITS = re.compile(r"[0-9]{4}")

@@ -1,1 +1,0 @@
-"""Admission checks of the memory: duplicates, degenerate text, broken log-probs, secrets."""
