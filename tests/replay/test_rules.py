@@ -124,7 +124,10 @@ def test_names_that_are_nowhere_are_named_early():
     faults = ReplaySettings.faults({"selection": "uniforms", "eviction": "fifi", "admit": 3})
     by_name = {fault.partition(" = ")[0]: fault for fault in faults}
     assert by_name.keys() == {"selection", "eviction", "admit"} and len(faults) == 3
-    assert "expected one of 'fifo', 'largest_domain', 'least_diverse', 'mastered_first', 'module:rule'" in by_name["eviction"]
+    assert (
+        "expected one of 'fifo', 'largest_domain', 'least_diverse', 'mastered_first', 'module:rule'"
+        in by_name["eviction"]
+    )
     assert "selection = 'uniforms'" in by_name["selection"] and by_name["selection"].endswith("did you mean 'uniform'?")
     assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["admit"]
     bad = {
