@@ -33,6 +33,7 @@ if failed:
 LONG = pytest.param(("slow", "engine"), marks=[pytest.mark.slow, pytest.mark.engine])
 
 
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("marks", [(), LONG], ids=["quick", "long"])
 def test_the_code_blocks_run(marks: tuple[str, ...], tmp_path: Path) -> None:
     """Each with its own names and in its own folder, in one process, so that Ray and torch are imported once."""
@@ -50,7 +51,7 @@ def test_the_code_blocks_run(marks: tuple[str, ...], tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(docs_check.REPO), IMPORTS: VLLM if "engine" in marks else ""},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-6000:]}"

@@ -63,11 +63,6 @@ def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
     assert listed(config, "options.packages.find", "include") == ["rllib_srl*"]  # `envs` may be a user's own
-    extras = {"cpu", "gpu", "agents", "envs", "lora", "optimizers", "wandb", "mlflow", "trackio"}
-    extras |= {"faiss-gpu", "dev", "mcp", "verifiers"}
-    assert {*config["options.extras_require"]} == extras
-    needed = {Requirement(line).name for line in listed(config, "options", "install_requires")}
-    assert {"ray", "torch", "transformers", "gymnasium", "reasoning-gym", "math-verify"} <= needed
     assert re.search(r"^## \[0\.2\.0\]", (REPO / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert config["metadata"]["version"] == rllib_srl.__version__ == "0.2.0"
     citation = yaml.safe_load((REPO / "CITATION.cff").read_text())

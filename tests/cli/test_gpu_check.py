@@ -71,13 +71,14 @@ for module, *sys.argv[1:] in json.loads(sys.argv[1]):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_first_call_needs_neither_ray_nor_vllm():
     """Nor a network, nor gymnasium; and the last line of a step is the table's."""
     commands = [check.command_of(step, is_short=True)[2:] for step in CALLS[1]]
     env = {**os.environ, "SRL_TEST_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, json.dumps(commands)],
-        cwd=ROOT, capture_output=True, text=True, env=env, timeout=280, check=False,
+        cwd=ROOT, capture_output=True, text=True, env=env, timeout=560, check=False,
     )  # fmt: skip
     *outputs, rest = re.split(r"^ended .*\n", done.stdout, flags=re.MULTILINE)
     assert rest == "" and done.returncode == 0, done.stderr[-2000:]
@@ -194,10 +195,11 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["engine_135m", "defaults"])
 def test_a_program_runs_in_its_short_form(name, tmp_path):
     (step,) = [step for step in check.STEPS if step.name == name]
-    line = check.run(step, tmp_path, is_short=True, limit_s=250)
+    line = check.run(step, tmp_path, is_short=True, limit_s=500)
     assert line["passed"], (tmp_path / f"{name}.log").read_text()[-3000:]
     if step.module == check.RUN:
         *_, trained, peak = line["figures"]

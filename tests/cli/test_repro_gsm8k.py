@@ -25,6 +25,7 @@ def row(number: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_one_command_evaluates_trains_and_evaluates(ray_here, tmp_path):
     data, out = tmp_path / "gsm8k", tmp_path / "out"
     (data / "main").mkdir(parents=True)
@@ -35,7 +36,7 @@ def test_one_command_evaluates_trains_and_evaluates(ray_here, tmp_path):
     given["RAY_ADDRESS"] = ray_here.get_runtime_context().gcs_address  # three commands start no Ray of their own
     done = subprocess.run(
         ["bash", str(ROOT / "scripts/repro_gsm8k.sh"), *SMALL.split()],
-        capture_output=True, text=True, env={**os.environ, **given}, timeout=280, check=False,
+        capture_output=True, text=True, env={**os.environ, **given}, timeout=560, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     before, after = (json.loads((out / f"{name}.json").read_text()) for name in ("before", "after"))
