@@ -44,7 +44,7 @@ class QuestionSettings(Settings):
     shots_seed: int = 0  # which questions they are
     feedback_turns: Annotated[int, Within(0, 16)] = 0  # further tries after a wrong answer
     retry_reward: Annotated[float, Within(0, 1)] = 0.5  # share of the reward of a right answer on a further try
-    instruction: str = ""  # text before the shots and the question, in a paragraph of its own
+    instruction: str = ""  # text before the shots and the question, in its own paragraph
     system_prompt: str = ""  # a chat's system message; in text it stands before everything else
 
 

@@ -1,12 +1,12 @@
 """Settings of environments: frozen dataclasses whose annotations say the ranges; all errors are reported at once.
 
-    @dataclass(frozen=True)
-    class CompareSettings(QuestionSettings):
-        num_numbers: Annotated[int, Within(2, 6)] = 3  # numbers in a question
-        ask: Annotated[str, OneOf("largest", "smallest")] = "largest"
+@dataclass(frozen=True)
+class CompareSettings(QuestionSettings):
+    num_numbers: Annotated[int, Within(2, 6)] = 3  # numbers in a question
+    ask: Annotated[str, OneOf("largest", "smallest")] = "largest"
 
-    read_settings(CompareSettings, {"num_numbers": 7, "ask": "first"}, "Compare")
-        ValueError: env_config of Compare: num_numbers = 7; expected 2 to 6; ask = 'first'; expected one of largest, ...
+read_settings(CompareSettings, {"num_numbers": 7, "ask": "first"}, "Compare")
+    ValueError: env_config of Compare: num_numbers = 7; expected 2 to 6; ask = 'first'; expected one of largest, ...
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _gap(text: str) -> str:
 
 
 def reply(turn: str, feedback: str) -> str:
-    """Return the environment's reply to `turn`, on a line of its own even if the turn did not end its line."""
+    """Return the environment's reply to `turn`, on its own line even if the turn did not end its line."""
     return feedback if turn.endswith("\n") else "\n" + feedback
 
 

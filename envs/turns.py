@@ -76,7 +76,7 @@ class TurnWorld(gymnasium.Env[str, str]):
 
     @abstractmethod
     def _prompt_id(self, number: int) -> str | None:
-        """Return prompt id `number`, 0 <= number < _num_ids(), or None if it is no task; no two are the same task."""
+        """Return prompt id `number`, 0 <= number < _num_ids(), or None if it is not a task; no two are the same."""
 
     @abstractmethod
     def canonical(self, prompt_id: str) -> str:

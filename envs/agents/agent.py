@@ -33,9 +33,7 @@ class AgentSettings(Settings):
         """Return one error message for each setting that does not fit the others."""
         faults = []
         if bool(self.agent) == bool(self.agent_command):
-            faults.append(
-                f"agent = {self.agent!r} and agent_command = {self.agent_command}; expected one of the two"
-            )
+            faults.append(f"agent = {self.agent!r} and agent_command = {self.agent_command}; expected one of the two")
         if self.agent and ":" not in self.agent:
             faults.append(f"agent = {self.agent!r}; expected 'my_module:run' or 'file.py:run'")
         if not all(isinstance(one, str) and one for one in self.agent_command):

@@ -65,7 +65,7 @@ class Call:
         """Answer the call, from another thread than the server's; return whether the answer was written.
 
         A client that closes its connection before this call is noticed, whatever the timing. One that closes it while
-        the written answer is on its way is not: nothing short of a reply of its own would tell.
+        the written answer is on its way is not: only a reply of the client would tell.
         """
         self.end(answer)
         try:
@@ -154,7 +154,7 @@ _OVER = Refusal(410, "episode_over", "the episode of this token has ended")
 
 
 class Endpoint:
-    """The HTTP server of a process, in a thread of its own. Invariant: it listens on 127.0.0.1 only."""
+    """The HTTP server of a process, in its own thread. Invariant: it listens on 127.0.0.1 only."""
 
     def __init__(self) -> None:
         """Start the server.

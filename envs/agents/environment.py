@@ -85,7 +85,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         """Return the reward, and what else the info of the last step has, of what the program returned.
 
         Raises:
-            AgentError: it is no reward.
+            AgentError: it is not a reward.
         """
         return _reward(value), {}
 
@@ -107,7 +107,9 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         prompt_id, history = text.reset_options(options)
         if history:
-            raise ValueError(f"a history of {len(history)} turns; expected none: an agent begins at the beginning")
+            raise ValueError(
+                f"history has {len(history)} turns; expected none, because an agent starts its episode anew"
+            )
         if prompt_id is None:
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))))
         task = self.tasks().task(prompt_id)
@@ -124,7 +126,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
             self._stop()
             raise
         if is_over:
-            raise AgentError("the agent ended without a call of the policy")
+            raise AgentError("the agent ended without a request to the model; expected at least one")
         return observation, {"prompt_id": prompt_id, **info}
 
     def step(self, action: str) -> Step:

@@ -1,4 +1,4 @@
-"""Run coroutines of many episodes on one event loop, in a thread of its own.
+"""Run coroutines of many episodes on one event loop, in its own thread.
 
     loop = EventLoop("verifiers")
     program = Coroutine(loop, lambda: play(task), on_end)

@@ -1,4 +1,4 @@
-"""Run an agent: a function in a thread, or a command in a process of its own.
+"""Run an agent: a function in a thread, or a command in its own process.
 
     FunctionProgram(run, url, token, task, on_end).start()     run(client, task), sync or async
     CommandProgram(["python", "agent.py"], ...).start()        OPENAI_BASE_URL, OPENAI_API_KEY, SRL_TASK_FILE are set

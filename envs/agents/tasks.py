@@ -1,8 +1,8 @@
 """The tasks of an agent: rows of a file or of a data set, or numbers.
 
-    Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
-    Tasks.of(rows)            the same for rows by prompt id
-    Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
+Tasks("tasks.jsonl")      a prompt id is a hash of its row; a fixed share is held out, by hash
+Tasks.of(rows)            the same for rows by prompt id
+Tasks("")                 {"seed": 17}: a prompt id is a number; even numbers train, odd ones are held out
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Tasks:
             heldout_path: file of the held-out tasks; "": a fixed share of those of `path`.
 
         Raises:
-            ValueError: a file cannot be read, has a row that is no object, or has no rows.
+            ValueError: a file cannot be read, has a row that is not an object, or has no rows.
         """
         self._rows: dict[str, dict[str, dict[str, Any]]] = {split: {} for split in text.SPLITS}
         self._is_numbered = not path

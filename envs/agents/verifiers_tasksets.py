@@ -70,7 +70,7 @@ class Tasksets:
             )
         agent = self._env.config.agent
         if agent.client is not None or agent.model is not None:
-            raise ValueError(f"{said} gives its agent a model of its own; expected none, so that the policy plays")
+            raise ValueError(f"{said} gives its agent its own model; expected none, so that the policy plays")
         if agent.retries.max_retries or agent.retries.rules:
             raise ValueError(f"{said} repeats failed rollouts of its agent (agent.retries); expected none")
         if not self._env.taskset.bounded:

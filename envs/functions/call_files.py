@@ -139,7 +139,7 @@ def _call_of(expected: Expected, described: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return one value for an alternative; each key of a dict has alternatives of its own."""
+    """Return one value for an alternative; each key of a dict has its own alternatives."""
     if isinstance(value, Mapping):
         first = {key: one[0] if isinstance(one, list) and one else one for key, one in value.items()}
         return {key: _plain(one) for key, one in first.items() if one != ""}

@@ -4,7 +4,7 @@
                      [{"book_table": {"place": ["Luna"], "people": [4], "time": ["19:00"], "outside": [True]}}]
 
 A request is a function and a value for each of its arguments. All requests are numbered consecutively: every request
-has one number and a text of its own. An optional argument has None among its values.
+has one number and its own text. An optional argument has None among its values.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _task(row: Mapping[str, Any], answer: Mapping[str, Any], category: str) -> T
 
 
 def _loaded_apart(name: str) -> ModuleType:
-    """Execute a simulator's module under a name outside `sys.modules`, with mutable globals of its own."""
+    """Execute a simulator's module under a name outside `sys.modules`, with its own mutable globals."""
     path = package_dir() / "eval_checker" / "multi_turn_eval" / "func_source_code" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"_apart_{name}", path)
     if spec is None or spec.loader is None:

@@ -214,7 +214,7 @@ class Grid(TurnWorld, Solved):
         maze, start = Maze(rows), (int(found[2]), int(found[3]))
         if start not in maze.starts() or not maze.is_playable(self.settings.num_turns):
             raise ValueError(
-                f"prompt_id = {prompt_id!r}; expected a start on a free cell, a sign with one way out that is no door, "
+                f"prompt_id = {prompt_id!r}; expected a start on a free cell, a sign whose only way out is not a door, "
                 f"and ways by the sign to both doors of at most num_turns = {self.settings.num_turns} turns"
             )
         return maze, start, found[4]

@@ -113,7 +113,7 @@ def base_of(name: str) -> int | None:
 
 
 def special_of(text: str) -> str:
-    r"""Return \emptyset, \mathbb{R} or "": the sets that have a sign of their own."""
+    r"""Return \emptyset, \mathbb{R} or "": the sets that have their own sign."""
     said = re.sub(r"\s", "", levelled(text)).replace(r"\empty ", r"\emptyset")
     if said in (r"\emptyset", r"\{\}", "emptyset", r"\empty"):
         return r"\emptyset"
@@ -160,7 +160,7 @@ _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge)(?![a-zA-Z])")
 
 
 def _is_mathematical(item: str) -> bool:
-    """Return whether a part of a list is no word."""
+    """Return whether a part of a list is not a word."""
     if quantity_of(item) is not None or is_based(plain(item)) or special_of(item):
         return True
     if len(item) == 1 and item.isalpha():

@@ -121,7 +121,7 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
         source = "UTF-16" if is_wide else "CP1252"
         raise ValueError(
             f"file {str(path)!r}, line {number} cannot be read: byte {error.start + 1} (0x{line[error.start]:02x}) is "
-            f"no UTF-8; expected UTF-8, and this file seems to be {encoding}: iconv -f {source} -t UTF-8 FILE > NEW"
+            f"not UTF-8; expected UTF-8, and this file seems to be {encoding}: iconv -f {source} -t UTF-8 FILE > NEW"
         ) from error
 
 

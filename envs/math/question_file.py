@@ -114,7 +114,7 @@ class QuestionFileSettings(QuestionSettings):
     prompt_template: str = DEFAULT  # of a question, with {question} and other fields of its row
     answer_format: Annotated[str, OneOf(*_STATED)] = "any"  # required mark of the answer
     format_weight: Annotated[float, Within(0, 1)] = 0.0  # share of the reward that is for the format
-    needs_format: bool = False  # an answer in another format is no answer
+    needs_format: bool = False  # an answer in another format does not count
     deadline_s: Annotated[float, Within(0, 60, is_open=True)] = 2.0  # of symbolic grading
     reward: Any = ""  # reward functions in place of grading, by name: envs/rewards/settings.py
     # Of all functions for one answer, less than the runner's env_timeout_s.
@@ -128,9 +128,11 @@ class QuestionFileSettings(QuestionSettings):
 
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        faults = [] if self.path else [
-            f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"
-        ]
+        faults = (
+            []
+            if self.path
+            else [f"path is not set; expected a file that ends in {', '.join((*SUFFIXES, *PACKED))}, or a folder"]
+        )
         template = PromptTemplate(self.prompt_template)
         faults += template.faults
         told = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
@@ -172,7 +174,7 @@ class QuestionFile(Listed, QuestionWorld):
     def _prepare(self) -> None:
         settings = self.settings
         self._template = PromptTemplate(settings.prompt_template)
-        # Text with which a base model begins a question of its own: the template's first label, if any.
+        # Text with which a base model begins its own question: the template's first label, if any.
         label, *_ = self._template.start.splitlines() or [""]
         self._next_one = f"\n{label}" if label.endswith(":") else "\nQuestion:"
         self.stop_strings = ("\n",) if settings.style == "direct" else (self._next_one,)

@@ -16,7 +16,7 @@ The question may be a list of messages, or the JSON text of one: those of the ro
 last ones of the user the question. An assistant's turn in front of them is history: it is shown and not trained on. The
 assistant's last message is the solution. The answer is, in this order:
 - `answer`; if it contains "####" (GSM8K), the text after it, and the text before it is the solution. A list of one is
-  its entry, a boolean "yes" or "no". "notfound" and "proof" (NuminaMath) beside a solution are no answers;
+  its entry, a boolean "yes" or "no". "notfound" and "proof" (NuminaMath) beside a solution do not count as answers;
 - the last answer in `solution`: the content of its last \boxed{} (MATH), or the text after "####" or "the answer is".
   Boxes in a row ("\boxed{3} or \boxed{5}") are a list; of others that differ the last one counts, with a note.
 With `choices` (a list, ARC's {"text": [...], "label": [...]}, {"A": ..., "B": ...}, or columns A to D) they are listed

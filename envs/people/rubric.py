@@ -72,9 +72,7 @@ class Rubric(Around):
         # Grade 3 of 1 to 4 is a pass for every reward scheme.
         low, high = GRADES
         self.pass_reward = 1.0 if settings.reward == "pass" else (PASS - low) / (high - low)
-        self.judge = make_judge(
-            settings.judge, settings.judge_model, settings.deadline_s, settings.judge_key_variable
-        )
+        self.judge = make_judge(settings.judge, settings.judge_model, settings.deadline_s, settings.judge_key_variable)
         self._asked: str | None = None  # the prompt, until it is answered
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Rewards of a user's own: plain functions, batch functions of TRL and verl, and servers over HTTP."""
+"""A user's rewards: plain functions, batch functions of TRL and verl, and servers over HTTP."""

@@ -2,7 +2,7 @@
 
     called_within(8.0, f, {"prompt": "2 + 2?", "answer": "4", "row": row})      what f returned, or its exception
 
-All async functions of a process share one event loop. A plain function runs in a thread of its own (`run_within`).
+All async functions of a process share one event loop. A plain function runs in its own thread (`run_within`).
 """
 
 from __future__ import annotations

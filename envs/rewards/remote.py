@@ -48,7 +48,7 @@ class RemoteReward:
 
         Raises:
             TimeoutError: the deadline has passed.
-            RemoteError: the server failed, or its reply is no reward.
+            RemoteError: the server failed, or its reply is not a reward.
         """
         body = json.dumps({"prompt": prompt, "answer": answer, "row": row}, default=str).encode()
         if not self._open.acquire(timeout=seconds_left(deadline)):
@@ -79,4 +79,4 @@ def _reward_in(reply: bytes) -> Any:
         found = json.loads(reply)
         return found["reward"] if isinstance(found, dict) else found
     except (ValueError, KeyError, RecursionError) as error:
-        raise RemoteError(f"the reply {reply[:80]!r} holds no reward; expected {{\"reward\": 0.5}}") from error
+        raise RemoteError(f'the reply {reply[:80]!r} holds no reward; expected {{"reward": 0.5}}') from error

@@ -50,7 +50,7 @@ class Limits:
 
     timeout_s: float = 5.0  # from the moment the code runs, by the wall clock
     memory_bytes: int = 512 << 20  # address space, the interpreter's own included
-    scratch_bytes: int = 16 << 20  # files in the current directory; without mounts of its own it is read-only
+    scratch_bytes: int = 16 << 20  # files in the current directory; where it is not a mount it is read-only
     output_bytes: int = 64 << 10  # stdout and stderr together
     value_bytes: int = 1 << 20  # what the code returns, as JSON
     code_bytes: int = 1 << 20  # code, stdin, files and arguments together

@@ -27,7 +27,7 @@ def readable_paths(site_folders: list[str]) -> list[str]:
     """Return the paths that imports need, each once and none inside another."""
     wanted = [*_LIBRARIES, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site_folders]
     if sys.base_prefix != "/usr":
-        wanted.append(os.path.join(sys.base_prefix, "lib"))  # where a libpython of its own lies
+        wanted.append(os.path.join(sys.base_prefix, "lib"))  # where its own libpython lies
     kept: list[str] = []
     for path in sorted({os.path.abspath(path) for path in wanted}, key=len):
         if os.path.exists(path) and not any(path == outer or path.startswith(outer + "/") for outer in kept):

@@ -7,7 +7,7 @@
     sandbox.run("def f(x): return x + 1", calls=[Call("f", [1])]).returned     (Returned(value=2),)
 
 Each run is a new process; no state is kept between runs. A call that is lost together with the process that forks
-workers is repeated in a zygote of its own; if that is lost as well, the code caused it, and the call has "crashed". So
+workers is repeated in its own zygote; if that is lost as well, the code caused it, and the call has "crashed". So
 code cannot pass for a failure of the sandbox. The data types are in `rllib_srl.envs.sandbox.calls`;
 `python -m rllib_srl.envs.sandbox` prints what is isolated on this machine.
 """
@@ -89,7 +89,7 @@ class Sandbox:
         timeout_s: float | None = None,
         calls: Sequence[Call] = (),
     ) -> SandboxResult:
-        """Run `code` in a process of its own, then `calls`, and wait until all its processes have ended.
+        """Run `code` in its own process, then `calls`, and wait until all its processes have ended.
 
         Args:
             code: Python; the value of its last statement is reported if that is an expression
@@ -132,7 +132,7 @@ class Sandbox:
                 time.sleep(_PAUSE_S * (num_tries - 1))  # other code may hold the needed resources up to its time limit
 
     def _run_alone(self, limits: Limits, request: memoryview, num_calls: int) -> SandboxResult:
-        """Make a call with a zygote of its own: if that is lost too, the code caused it."""
+        """Make a call with its own zygote: if that is lost too, the code caused it."""
         pool = Pool(limits.packages, self.without, num_warm=0)
         try:
             return self._run(pool, limits, request, num_calls)

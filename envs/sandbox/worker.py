@@ -278,4 +278,4 @@ def _as_plain(value: Any) -> Any:
     """Convert an array, or a number of an array library, to Python's own types."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")

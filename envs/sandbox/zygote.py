@@ -9,7 +9,7 @@
 
 The zygote inherits nothing from the parent: its environment is empty, and it holds no descriptors but these. It dies
 with the parent (PR_SET_PDEATHSIG, and the end of the control socket), and its workers with it: if namespaces are
-allowed it is process 1 of its own, and each worker process 1 of one inside it, so the kernel ends all descendants.
+allowed it is process 1 of a namespace, each worker process 1 of one inside that, so the kernel ends all descendants.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Zygote:
     setting: worker.Setting
     processes: int = -1  # descriptor of /proc
     children: dict[int, _Child] = field(default_factory=dict)
-    base: str = ""  # folder of the scratch folders where they are no mounts
+    base: str = ""  # folder of the scratch folders where they are not mounts
 
     def run(self) -> None:
         """Serve until the parent is gone."""

@@ -106,7 +106,7 @@ class SocketLink:
         return _shown(self._exchanged("step", action, time.monotonic() + self.timeout_s))
 
     def check(self) -> None:
-        """Do nothing: a connection has a session of its own."""
+        """Do nothing: a connection has its own session."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -196,7 +196,7 @@ class HttpLink:
         state = _loaded(_exchanged(lambda: get(place, deadline), f"{self.url}/state", self.timeout_s))
         if not isinstance(state, dict) or state.get("episode_id") != self._episode:
             raise SessionError(
-                f"{self.url} keeps no session of its own for episode_id = {self._episode!r}: GET /state has "
+                f"{self.url} does not keep a separate session for episode_id = {self._episode!r}: GET /state has "
                 f"{json.dumps(state, default=str)[:100]}; expected a server that does, or its ws:// address"
             )
 

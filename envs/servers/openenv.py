@@ -159,7 +159,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         return found if isinstance(found, dict) else None
 
     def _refused(self, reason: str) -> Step:
-        """End the episode with a turn that is no action; what was paid is taken back."""
+        """End the episode with a turn that is not an action; what was paid is taken back."""
         self._is_under_way = False
         back, self._paid = 0.0 - self._paid, 0.0
         return "", back, True, False, {"stop_reason": "unparsable", "reason": reason[:200]}
@@ -197,7 +197,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         if self._text(again) != self._text(shown):
             raise SeedError(
                 f"{self.settings.url} shows {self._text(shown)[:80]!r} and then {self._text(again)[:80]!r} for seed = "
-                f"{seed}; expected the same: the episodes of a group are of one task (checks_seed = false, if they are)"
+                f"{seed}; expected the same, as a group plays one task; if it does, set checks_seed = false"
             )
         with _lock:
             _checked.add(key)

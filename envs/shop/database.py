@@ -9,7 +9,7 @@ A tool that refuses raises `CallError` and leaves everything unchanged. The docs
 policy as tool descriptions.
 
 Source: Barres et al., 2025, arXiv 2506.07982 (tau2-bench, retail; data MIT): the same names, arguments and effects. One
-difference: if several items are changed at once, each gets the price and options of its own new item.
+difference: if several items are changed at once, each gets the price and options of its new item.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rllib_srl.envs.tools.calls import CallError
 
 MAX_CHARS = 200
 MAX_BITS = 1024  # of numerator and denominator: about 300 digits
-_MAX_DIGITS = 10  # shown of a number that is no whole number
+_MAX_DIGITS = 10  # shown of a number that is not whole
 
 
 class CalculatorError(CallError):

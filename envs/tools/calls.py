@@ -29,7 +29,7 @@ class CallError(ValueError):
 
 
 class ToolTimeoutError(Exception):
-    """A call that exceeded its deadline; also raised by tools with a deadline of their own."""
+    """A call that exceeded its deadline; also raised by tools with their own deadline."""
 
 
 class ToolServerError(RuntimeError):
@@ -211,7 +211,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    raise CallError(f"cannot be read as JSON: {constant} is no number")
+    raise CallError(f"cannot be read as JSON: {constant} is not a number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refused)

@@ -162,5 +162,5 @@ def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward
             faults.append(f"row {number}, {fault}")
     if faults or not problems:
         more = f"; and {len(faults) - 5} more rows" if len(faults) > 5 else ""
-        raise ValueError(f"questions: {'; '.join(faults[:5]) or 'there are none'}{more}")
+        raise ValueError(f"questions: {'; '.join(faults[:5]) or 'expected at least one row'}{more}")
     return problems

@@ -5,7 +5,7 @@
 
 Each expected call lists alternatives for each argument; "" among them means that the argument may be left out. Texts
 are compared without case, white space and ,./-_*^; an int matches a float, but a bool matches no number. Several calls
-match in any order. Unexpected arguments, and missing required ones, are no match.
+match in any order. Unexpected arguments, and missing required ones, do not match.
 
 Source: Patil et al., 2025, BFCL, "AST evaluation". Two differences:
 1. Calls are assigned to expected calls by an optimal matching, not to the first that fits.

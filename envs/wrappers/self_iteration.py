@@ -81,7 +81,7 @@ class SelfIteration(Around):
         self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
         super().__init__(self._settings.world, self._settings.world_config)
         if getattr(self.world, "can_iterate", False):
-            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the inner environment")
+            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the environment inside it")
         if hasattr(self.world, "settle_group"):
             raise ValueError(
                 f"world = {self._settings.world!r} is paid by its group; expected it outside self_iteration, not inside"
@@ -111,7 +111,7 @@ class SelfIteration(Around):
             raise ValueError("reset got a history without its prompt_id")
         if step and (step not in ASKED or not history):
             raise ValueError(
-                f"step = {step!r} on a history of {len(history)} answers; expected {' or '.join(ASKED)}, and an answer"
+                f"step = {step!r} and {len(history)} answers in history; expected {' or '.join(ASKED)}, and at least 1"
             )
         step = step or "improve"
         is_paid_for_more = bool(history) and step == "improve" and self._settings.reward == "improvement"
@@ -132,7 +132,7 @@ class SelfIteration(Around):
         return observation, reward, terminated, truncated, info
 
     def _reward_of_current(self, prompt_id: str) -> float:
-        """Grade the current answer with the inner environment, as a turn of its own."""
+        """Grade the current answer with the inner environment, as its own turn."""
         self.world.reset(options={"prompt_id": prompt_id})
         return float(self.world.step(self._answer_in(self._history[-1], len(self._history) - 1))[1])
 

@@ -12,7 +12,7 @@ own reward, from the right answers, is reported in evaluation and never used in 
 Majority vote:
 - each episode votes with its answer; the inner environment decides which votes are equal (`vote`, `is_same_vote`), by
   default those with the same text;
-- an answer that cannot be read is no vote and earns 0;
+- an answer that cannot be read does not vote and earns 0;
 - the answer with the most votes wins, if it has at least `min_votes` of them (2: one vote is not a majority) and at
   least `min_share` of the episodes of the group, those without a vote included;
 - `ties` decides between answers with equally many votes: "none" (all earn 0: no gradient), "first" (the answer of the
@@ -62,7 +62,7 @@ class SelfLabel(Around):
         name = self._settings.world
         super().__init__(name, self._settings.world_config)
         if hasattr(self.world, "settle_group"):
-            raise ValueError(f"world = {name!r} settles its groups already; expected the inner environment")
+            raise ValueError(f"world = {name!r} labels its groups already; expected the environment inside it")
         if _gives_feedback(self.world):
             raise ValueError(
                 f"world_config of {name!r} has feedback_turns, and feedback reveals the answer; expected 0"
@@ -116,7 +116,7 @@ def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], 
     """Return for each vote whether it is the majority's: 1, 0, or the share of a tie.
 
     Args:
-        votes: one for each episode; None is no vote
+        votes: one for each episode; None: it does not vote
         is_same: returns whether two different texts are the same answer; called with the first vote of each answer
         least: fewest votes of a majority
         ties: as in `SelfLabelSettings`

@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) ->
 
 @needs_openai
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"agent": f"{__name__}:silent"}, "the agent ended without a call of the policy"),
+    ({"agent": f"{__name__}:silent"}, "the agent ended without a request to the model"),
     ({"agent": f"{__name__}:no_such"}, "has no 'no_such'"),
     ({"agent_command": ["no-such-program"]}, "no-such-program"),
     ({"agent_command": [sys.executable, "-c", "raise SystemExit('no key')"]}, "exit status 1: no key"),

@@ -130,7 +130,7 @@ def test_the_domains_of_an_environment_reach_through_its_wrappers(outer):
         {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
         "feedback reveals the answer; expected 0",
     ),
-    ({"world": "self_label", "world_config": {"world": COMPARE}}, "settles its groups already"),
+    ({"world": "self_label", "world_config": {"world": COMPARE}}, "labels its groups already"),
     ({"votes": 1}, "votes is not a setting"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(changes, message):

@@ -332,7 +332,7 @@ def test_tasks_are_rows_in_two_splits(tmp_path: Path, agent):
     numbered = agent(plain)
     first = [next(numbered.prompt_ids("train", 1)), next(numbered.prompt_ids("heldout", 1))]
     assert [int(one) % 2 for one in first] == [0, 1]
-    with pytest.raises(ValueError, match="an agent begins at the beginning"):
+    with pytest.raises(ValueError, match="history has 1 turns; expected none"):
         numbered.reset(options={"prompt_id": "2", "history": ["x"]})
 
 

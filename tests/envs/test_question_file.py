@@ -277,15 +277,15 @@ def test_a_column_that_the_user_names_must_be_there(tmp_path):
     (
         "q.jsonl",
         "\ufeff{}\n".encode("utf-16-le"),
-        "q.jsonl', line 1 cannot be read: byte 1 .0xff. is no UTF-8; .* seems to be UTF-16: iconv -f UTF-16",
+        "q.jsonl', line 1 cannot be read: byte 1 .0xff. is not UTF-8; .* seems to be UTF-16: iconv -f UTF-16",
     ),
     (
         "q.jsonl",
         b'{"question": "a", "answer": "1"}\n{"question": "caf\xe9", "answer": "2"}\n',
-        "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is no UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8",
+        "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is not UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8",
     ),
-    ("q.csv", b"question,answer\n1,2\ncaf\xe9,2\n", "q.csv', line 3 cannot be read: byte 4 .0xe9. is no UTF-8"),
-    ("q.json", b'[{"question":\n"\xe9"}]', "q.json', line 2 cannot be read: byte 2 .0xe9. is no UTF-8"),
+    ("q.csv", b"question,answer\n1,2\ncaf\xe9,2\n", "q.csv', line 3 cannot be read: byte 4 .0xe9. is not UTF-8"),
+    ("q.json", b'[{"question":\n"\xe9"}]', "q.json', line 2 cannot be read: byte 2 .0xe9. is not UTF-8"),
     (
         "q.jsonl",
         b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),

@@ -127,7 +127,7 @@ def test_prompts_domain_and_gold_turns_are_the_inner_worlds():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"prompt_id": PROMPT_ID, "step": "improve"}, "step = 'improve' on a history of 0 answers; expected"),
+    ({"prompt_id": PROMPT_ID, "step": "improve"}, "step = 'improve' and 0 answers in history; expected"),
     ({"prompt_id": PROMPT_ID, "history": ["7"], "step": "repair"}, "expected improve or diverge, and an answer"),
     ({"prompt_id": PROMPT_ID, "history": "7"}, "history = '7'; expected a list of texts"),
     ({"prompt_id": PROMPT_ID, "history": [7]}, r"history = \[7\]; expected a list of texts"),
@@ -153,7 +153,7 @@ class Foreign(gymnasium.Env):
     ({"world": "no.module:World"}, "world = 'no.module:World' cannot be imported .ModuleNotFoundError"),
     ({"world": "rllib_srl.envs.math.compare:Contrast"}, "cannot be imported .AttributeError"),
     ({"world": f"{__name__}:Foreign"}, "has no prompt_ids; expected an environment with prompt_ids"),
-    ({"world": f"{__name__}:Nested"}, "iterates already; expected the inner environment"),
+    ({"world": f"{__name__}:Nested"}, "iterates already; expected the environment inside it"),
     ({"world": COMPARE, "world_config": {"num_shot": 1}}, "num_shot is not a setting"),
     ({"world": COMPARE, "world_config": 1}, "world_config = 1; expected dict$"),
     ({"world": COMPARE, "num_steps": 0, "reward": "delta"}, "num_steps = 0; expected 1 to 1024; reward = 'delta'"),

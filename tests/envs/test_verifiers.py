@@ -117,7 +117,7 @@ def test_how_rollouts_of_a_taskset_end(taskset: Any) -> None:
 @pytest.mark.parametrize(("load", "args", "message"), [
     ("no-such", {}, "taskset 'no-such' not found"),
     ("verifiers-tasks", {"id": "best-of-n"}, "is a BestOfNEnv; expected an environment of one agent"),
-    ("verifiers-tasks", {"agent": {"model": "x"}}, "gives its agent a model of its own"),
+    ("verifiers-tasks", {"agent": {"model": "x"}}, "gives its agent its own model"),
     ("verifiers-tasks", {"agent": {"retries": {"max_retries": 2}}}, "repeats failed rollouts"),
     ("verifiers-tasks", {"agent": {"speed": 2}}, "failed"),
 ])  # fmt: skip
