@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from rllib_srl.envs.games.beliefs import Policies
-from rllib_srl.envs.games.grid import MOVES, Grid, Maze, MazeTask
+from rllib_srl.envs.games.grid import Grid, Maze, MazeTask
 
 BY_HAND = "1..2/#.##/#S##"
 
@@ -31,20 +31,6 @@ def play(world, policies, pair, choose):
             return reward
         beliefs = policies.after(belief, move)[1]
     raise AssertionError("the turns are used up and the episode goes on")
-
-
-def scripted(maze):
-    """Return a policy that heads for the sign, then for the door it named, as most of its belief would."""
-
-    def choose(belief, turns):
-        doors = {door for _, door in belief}
-        distance = maze.to_sign if len(doors) > 1 else maze.to_door[min(doors)]
-        is_risky = {move: any(maze.moved(cell, move) in maze.doors for cell, _ in belief) for move in MOVES}
-        safe = [move for move in MOVES if len(doors) == 1 or not is_risky[move]]
-        far = len(maze.free)
-        return min(safe, key=lambda m: sum(n * distance.get(maze.moved(c, m), far) for (c, _), n in belief.items()))
-
-    return choose
 
 
 def mean_reward(rows, choose_of, **settings):
@@ -92,19 +78,11 @@ def test_values_by_hand():
     assert policies.without_memory(7) == policies.without_memory(40) == 1 / 2
 
 
-def test_memory_is_worth_half_of_all_and_the_script_comes_near_the_optimum():
+def test_memory_is_worth_half_of_all():
     world = Grid({"num_shots": 0})
-    mazes = {world.canonical(prompt_id): prompt_id for prompt_id in islice(world.prompt_ids("train", 0), 12)}
-    assert len(mazes) > 8
-    optimum, script = [], []
-    for rows, prompt_id in mazes.items():
-        values = world.optimal_values(prompt_id)
-        assert values.without_memory <= 1 / 2
-        optimum.append(values.with_memory)
-        script.append(mean_reward(rows, lambda policies: scripted(policies.pomdp.maze)))
-        assert script[-1] <= optimum[-1] + 1e-9
-    assert sum(optimum) / len(optimum) > 0.95
-    assert sum(script) >= 0.85 * sum(optimum)
+    values = [world.optimal_values(prompt_id) for prompt_id in islice(world.prompt_ids("train", 0), 2)]
+    assert all(each.without_memory <= 1 / 2 for each in values)
+    assert sum(each.with_memory for each in values) / 2 > 0.9
 
 
 @pytest.mark.parametrize(("rows", "num_turns"), [(BY_HAND, 7), ("2#.1/..../#S#.", 8)])

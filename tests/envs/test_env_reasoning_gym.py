@@ -1,4 +1,4 @@
-"""All verifiable datasets of reasoning-gym, their curricula, and mixtures of them."""
+"""All verifiable datasets of reasoning-gym and their curricula."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rllib_srl.envs.math.reasoning_gym_data import REFUSED, make_dataset
 from rllib_srl.envs.math.reasoning_gym_env import ReasoningGym
 from tests.envs.world_play import first_ids, play
 
-NUM_PLAYED = 10  # entries of each dataset
-SLOW = {"futoshiki": 3, "number_sequence": 3, "knight_swap": 3, "quantum_lock": 5}
+NUM_PLAYED = 3  # entries of each dataset
 
 HOSTILE = (
     "\ud800", "1e999999999", "(" * 5000, "9**9**9**9", "__import__('os').getcwd()", "[" * 9000, "7" * 20_000, "\x00",
@@ -27,8 +26,8 @@ def every_dataset():
     return sorted(set(DATASETS) - set(REFUSED))
 
 
-def play_dataset(name, count):
-    world = ReasoningGym({"dataset": name, "pool_size": count, "num_shots": 0, "multiline": True})
+def play_dataset(name):
+    world = ReasoningGym({"dataset": name, "pool_size": NUM_PLAYED, "num_shots": 0, "multiline": True})
     ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
     assert ids and world.domain == name
     for prompt_id in ids:
@@ -52,7 +51,7 @@ def test_every_verifiable_dataset_pays_its_answers_and_nothing_else():
     faults = []
     for name in names:
         try:
-            play_dataset(name, SLOW.get(name, NUM_PLAYED))
+            play_dataset(name)
         except (AssertionError, ValueError) as fault:
             faults.append(f"{name}: {fault}"[:500])
     assert not faults, "\n".join(faults)

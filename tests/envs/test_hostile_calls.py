@@ -230,9 +230,8 @@ def test_a_hostile_call_ends_and_leaves_nothing(sandbox, name, monkeypatch):
     assert sandbox.run("1 + 1").value == "2"  # the next call is none the worse
 
 
-ALONE = ("fork bomb", "daemon by double fork", "subprocess", "kill everybody", "catch every signal", "a growing list",
-         "endless output", "write to the library", "write through a link", "read passwords", "read /proc", "TCP", "UDP",
-         "setuid", "be root", "read the environment", "close every descriptor")  # fmt: skip
+ALONE = ("fork bomb", "daemon by double fork", "kill everybody", "a growing list", "write through a link", "read /proc",
+         "TCP", "be root")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -279,19 +278,19 @@ def test_a_forged_report_says_nothing_that_counts(sandbox):
 
 
 @pytest.mark.slow
-def test_256_hostile_calls_from_8_threads_leave_nothing(sandbox):
+def test_64_hostile_calls_from_8_threads_leave_nothing(sandbox):
     results: list[SandboxResult] = []
     codes = ["print(1)", "import os\nos._exit(3)", "x = [0] * 10**9", "import os\nos.fork()"]
 
     def play(first: int) -> None:
-        results.extend(sandbox.run(codes[(first + n) % 4]) for n in range(32))
+        results.extend(sandbox.run(codes[(first + n) % 4]) for n in range(8))
 
     threads = [threading.Thread(target=play, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    assert Counter(result.stop for result in results) == {"ok": 64, "crashed": 64, "memory": 64, "error": 64}
+    assert Counter(result.stop for result in results) == {"ok": 16, "crashed": 16, "memory": 16, "error": 16}
     assert_nothing_is_left()
 
 

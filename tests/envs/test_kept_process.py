@@ -44,8 +44,10 @@ def ended(pids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["time.sleep(60)", "import os; os._exit(0)", "raise KeyboardInterrupt"])
-@pytest.mark.parametrize(("has_computed", "computes"), [(True, False), (True, True), (False, False), (False, True)])
+@pytest.mark.parametrize(("has_computed", "computes", "ending"), [
+    (True, True, "time.sleep(60)"), (False, False, "time.sleep(60)"), (True, False, "import os; os._exit(0)"),
+    (False, True, "raise KeyboardInterrupt"),
+])  # fmt: skip
 def test_no_grader_outlives_a_runner(has_computed, computes, ending):
     """The runner is killed, or ends otherwise, while its grader starts, is idle, or computes what has no end."""
     script = GRADER.format(has_computed=has_computed, computes=computes, ending=ending)

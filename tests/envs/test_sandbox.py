@@ -278,7 +278,7 @@ print(pool_of((), ())._process.pid, flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["time.sleep(60)", "pass", "import os; os._exit(0)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "import os; os._exit(0)"])
 def test_no_process_outlives_the_parent(ending):
     """Killed in the middle of a call, or ended in any other way."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,14 @@ def policy_at(answers: dict[str, str]) -> Iterator[str]:
 
 @needs_tasksets
 @pytest.mark.slow
-def test_training_and_the_librarys_own_evaluation_grade_200_episodes_alike(
+def test_training_and_the_librarys_own_evaluation_grade_episodes_alike(
     taskset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same policy plays all 200 tasks once as an environment, and once as the library evaluates a model."""
+    """The same policy plays 40 tasks once as an environment, and once as the library evaluates a model."""
     import verifiers.v1 as vf
 
     env = taskset(num_tries=3)
-    tasks = env._loaded._tasks
+    tasks = dict(islice(env._loaded._tasks.items(), 40))
     answers = {task.data.prompt: task.data.answer for task in tasks.values()}
     trained = {}
     for key in tasks:
@@ -187,6 +188,8 @@ def test_training_and_the_librarys_own_evaluation_grade_200_episodes_alike(
         client = vf.EvalClientConfig(base_url=url, api_key_var="PARITY_API_KEY")
         async with own.serving():
             for task in own.taskset:
+                if str(task.key) not in tasks:
+                    continue
                 episode = await own.run_episode(task, vf.ModelContext(model="m", client=client))
                 (trace,) = episode.traces
                 evaluated[str(task.key)] = trace.reward, trace.rewards["correct"].score
@@ -194,7 +197,7 @@ def test_training_and_the_librarys_own_evaluation_grade_200_episodes_alike(
 
     with policy_at(answers) as url:
         evaluated = asyncio.run(evaluate(url))
-    assert trained == evaluated and len(trained) == 200
+    assert trained == evaluated and len(trained) == 40
     assert {reward for reward, _ in trained.values()} == {0.0, 0.25, 0.5, 1.0}
 
 
