@@ -17,7 +17,7 @@ import pytest
 
 from rllib_srl.algorithm.own_data import data_settings, names_data_set
 from rllib_srl.envs.math.data_files import RowFault, rows_of
-from rllib_srl.envs.math.data_names import files_in, kind_of, stem_of
+from rllib_srl.envs.math.data_names import files_in
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_file import QuestionFile
 
@@ -81,16 +81,6 @@ def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, 
     assert data_settings(given) == {"path": given, "num_shots": 0}
     world = QuestionFile({"path": given, "num_shots": 0})
     assert (asked(world), world.domain, world.num_skipped) == (WHOLE, "t", 0)
-
-
-@pytest.mark.parametrize(("text", "kind", "stem"), [
-    ("a/train.jsonl.gz", ".jsonl", "train"),
-    ("train.v2.CSV", ".csv", "train.v2"),
-    ("shards", "", "shards"),
-    ("gsm8k.gz", "", "gsm8k"),
-])  # fmt: skip
-def test_kinds_and_stems_by_hand(text, kind, stem) -> None:
-    assert (kind_of(text), stem_of(text)) == (kind, stem)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

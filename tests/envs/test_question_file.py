@@ -80,11 +80,6 @@ def test_layouts_by_hand(row, expected):
     assert problem_of(row) == expected
 
 
-def test_fields_can_be_named():
-    row = {"q": "2+2?", "question": "other", "a": "4", "answer": "5"}
-    assert problem_of(row, "q", "A") == Problem("2+2?", "4")
-
-
 @pytest.mark.parametrize(("row", "message"), [
     ([1], "field '(row)' is of type list; expected an object"),
     ({}, "field 'question' is missing; the row has no fields"),
@@ -361,19 +356,6 @@ def test_worlds_of_one_file_read_it_once_and_see_that_it_changed(tmp_path, monke
     assert QuestionFile({"path": str(path), "num_shots": 0}).num_questions == 7
 
 
-def test_a_missing_field_names_the_setting_that_says_which_it_is(tmp_path):
-    path = write(tmp_path / "q.jsonl", [{"ask": "1 + 1?", "reply": "2", "level": 1}])
-    with pytest.raises(ValueError) as caught:
-        QuestionFile({"path": path, "num_shots": 0})
-    said = str(caught.value)
-    assert "field 'question' is missing; the row has ask, reply, level; set question_field to the one" in said
-    assert "answer_field to the one that holds the answer" in said
-    with pytest.raises(ValueError, match="field 'answer' is missing, .* has ask, reply, level; set answer_field to"):
-        QuestionFile({"path": path, "num_shots": 0, "question_field": "ask"})
-    world = QuestionFile({"path": path, "num_shots": 0, "question_field": "ask", "answer_field": "reply"})
-    assert world.num_questions == 1
-
-
 def prompt_of(world):
     (prompt_id,) = [i for split in ("train", "heldout") for i in world.prompt_ids(split, 0)]
     return world.reset(options={"prompt_id": prompt_id})[0], prompt_id
@@ -477,19 +459,6 @@ def test_a_solution_that_states_two_answers_is_not_shown(tmp_path):
     assert world.gold_turns(prompt_id) == [" #### 5\nQuestion:"]
     assert played(world, f" {row['solution']}", prompt_id)[0] == 0.0
     assert played(world, world.gold_turns(prompt_id)[0], prompt_id)[0] == 1.0
-
-
-@pytest.mark.parametrize(("turn", "reward"), [
-    ("10 + 11 equals 21.", 1.0), ("The sum is 21", 1.0), ("<answer>21</answer>", 1.0), ("21 or 22", 0.0),
-    ("It is not 21.", 0.0), ("What is 10 + 11?", 0.0), ("Answer: 20 Answer: 21", 0.0),
-])  # fmt: skip
-def test_a_turn_is_graded_by_its_final_answers(tmp_path, turn, reward):
-    rows = [{"question": "What is 10 + 11?", "answer": 21}]
-    world = QuestionFile({"path": write(tmp_path / "q.jsonl", rows), "num_shots": 0})
-    assert played(world, f" {turn}\n", prompt_of(world)[1])[0] == reward
-    votes = {"10 + 11 equals 21.": "21", "21 or 22": None}
-    if turn in votes:
-        assert world.vote(prompt_of(world)[1], [f" {turn}\n"]) == votes[turn]
 
 
 @pytest.mark.parametrize("names", [["test.jsonl"], ["train-00000-of-00002.parquet", "train-00002-of-00002.parquet"]])

@@ -53,13 +53,6 @@ def test_a_wrong_answer_earns_nothing_and_an_empty_one_is_unparsable(make):
         assert (rewards, terminated, info) == ([0.0], True, {"stop_reason": "unparsable"}), turn
 
 
-@pytest.mark.parametrize("answer", ["1" * 100_000, "9" * 31, "-", "--7", "٣", "²", "7 " * 1000, "nan", "1e3", "None"])
-def test_what_is_not_a_number_is_unparsable(answer):
-    world = Compare()
-    _, rewards, terminated, info = play(world, [answer + "\n"], prompt_id=first_ids(world, count=1)[0])
-    assert (rewards, terminated, info) == ([0.0], True, {"stop_reason": "unparsable"})
-
-
 def test_what_follows_the_newline_does_not_count(make):
     world = make()
     prompt_id = first_ids(world)[0]
