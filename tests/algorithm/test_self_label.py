@@ -124,7 +124,6 @@ def test_the_domains_of_an_environment_reach_through_its_wrappers(outer):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"world": ""}, "world is not set; expected"),
-    ({"ties": "all", "min_votes": 0, "min_share": 2}, "ties = 'all'; .*; min_votes = 0; .*; min_share = 2;"),
     ({"world_config": {"feedback_turns": 1}}, "feedback reveals the answer; expected 0"),
     (
         {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},

@@ -300,12 +300,9 @@ def _is_running(pid: int) -> bool:
     ({"agent": "run"}, "expected 'my_module:run'"),
     ({"agent": "no_such_module_here:run"}, "agent = 'no_such_module_here:run': there is no module"),
     ({"agent": "json:no_such"}, "agent = 'json:no_such': json has no 'no_such'"),
-    ({"agent": "json:loads", "history": "x"}, "history = 'x'; expected one of split, refuse"),
-    ({"agent": "json:loads", "call_format": "x"}, "call_format = 'x'"),
     ({"agent": "json:loads", "path": "no-such.jsonl"}, "no-such.jsonl"),
     ({"agent": "json:loads", "heldout_path": "x.jsonl"}, "heldout_path is given without path"),
     ({"agent_command": [1]}, "expected a list of texts"),
-    ({"agent": "json:loads", "speed": 1}, "speed is not a setting"),
 ])  # fmt: skip
 def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -61,11 +61,8 @@ def test_the_seed_decides_the_facts_and_shots_are_of_other_items():
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"num_facts": 1}, "num_facts = 1; expected at least 2"),
-    ({"num_stages": 0}, "num_stages = 0; expected at least 1"),
     ({"num_facts": 500, "num_stages": 5}, "= 500 x 5 . 0; expected at most 2340 names"),
     ({"stage": 6}, r"stage = 6; expected -1 \(all\) to 5"),
-    ({"num_options": 1}, "num_options = 1; expected 2 to 8"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):

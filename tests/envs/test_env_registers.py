@@ -84,17 +84,6 @@ def test_impossible_registers_are_refused(prompt_id):
         make().reset(options={"prompt_id": prompt_id})
 
 
-def test_settings_are_checked_all_at_once():
-    with pytest.raises(ValueError) as caught:
-        Registers({"num_registers": 1, "task": "larger", "num_turns": 2, "num_shots": 65})
-    for fault in ("num_shots = 65", "num_registers = 1; expected 2 to 8"):
-        assert fault in str(caught.value)
-    with pytest.raises(ValueError, match="num_turns = 2; expected at least 3"):
-        make(task="larger", num_turns=2)
-    with pytest.raises(ValueError, match="task = 'sum'; expected one of read, larger, smaller, follow"):
-        make(task="sum")
-
-
 class Pair(Pomdp):
     """The task "larger" with few numbers, as a hidden-state task: reads of any register, then an answer."""
 

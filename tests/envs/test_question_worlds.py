@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Literal, Optional
-
 import pytest
 
 from rllib_srl.envs import text
@@ -13,8 +9,6 @@ from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.games.lookup import Lookup
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.reasoning_gym_env import ChainSum, Products, ReasoningGym
-from rllib_srl.envs.question import QuestionSettings
-from rllib_srl.envs.settings import read_settings
 from rllib_srl.envs.tools.word_problem import WordProblem
 from tests.envs.world_play import first_ids
 
@@ -109,22 +103,3 @@ def test_num_questions_is_what_the_splits_hold(world, num_questions):
     ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
     assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions
     assert num_questions in (None, len(ids))
-
-
-@dataclass(frozen=True)
-class OwnSettings(QuestionSettings):
-    """Settings of an environment of a user's own, with types that none of the package's environments has."""
-
-    names: list[str] | None = None
-    mode: Literal["easy", "hard"] = "easy"
-    weight: Optional[float] = None  # noqa: UP045
-
-
-def test_settings_of_ones_own_may_have_any_type():
-    given = {"names": ["a"], "mode": "hard", "weight": 2}
-    settings = read_settings(OwnSettings, given, "Own")
-    assert {name: getattr(settings, name) for name in given} == given
-    for wrong in ({"names": [1]}, {"names": "a"}, {"mode": "no"}, {"weight": "2"}, {"weight": True}):
-        ((name, value),) = wrong.items()
-        with pytest.raises(ValueError, match=f"env_config of Own: {name} = {re.escape(repr(value))}; expected "):
-            read_settings(OwnSettings, wrong, "Own")

@@ -204,9 +204,6 @@ def test_training_and_the_librarys_own_evaluation_grade_episodes_alike(
 @pytest.mark.parametrize(("settings", "message"), [
     ({}, "load = ''; expected the id of a taskset"),
     ({"load": "x", "low": 1.0}, "low = 1 and high = 1; expected two numbers"),
-    ({"load": "x", "history": "y"}, "history = 'y'; expected one of split, refuse"),
-    ({"load": "x", "call_format": "y"}, "call_format = 'y'"),
-    ({"load": "x", "env": "y"}, "env is not a setting"),
 ])  # fmt: skip
 def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
