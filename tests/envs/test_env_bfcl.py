@@ -142,7 +142,7 @@ def test_numbers_that_would_stop_the_program_are_refused(call):
     start = time.thread_time()
     with pytest.raises(CallError, match="beyond 1000"):
         simulation.run(call)
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 10
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
 
 

@@ -90,7 +90,7 @@ def test_limits_are_kept():
     began = time.monotonic()
     result = sandbox.run("print(1, flush=True)\nwhile True: pass")
     assert (result.stop, result.stdout, result.exit_code) == ("timeout", "1\n", -signal.SIGKILL)
-    assert 3.0 <= result.duration_s <= time.monotonic() - began < 20.0
+    assert 3.0 <= result.duration_s <= time.monotonic() - began < 60.0
     sandbox = Sandbox(Limits(timeout_s=0.3), allow_weak_sandbox=True)
     assert sandbox.run("import time; time.sleep(0.5); 1", timeout_s=20.0).value == "1"
 
@@ -154,11 +154,6 @@ def test_what_programs_need_of_sockets_and_descriptors_is_allowed(without):
 def test_unknown_mechanisms_are_refused():
     with pytest.raises(ValueError, match="without names 'magic'; expected namespaces, landlock, seccomp, uid"):
         Sandbox(without=("magic",))
-
-
-def test_a_call_starts_within_50_ms_from_a_warm_pool(sandbox):
-    starts = sorted(sandbox.run("1").start_s for _ in range(30))
-    assert starts[15] < 0.05, starts
 
 
 def test_many_threads_get_their_own_answers(sandbox):

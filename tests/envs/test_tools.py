@@ -160,7 +160,7 @@ def test_no_turn_makes_a_format_raise_or_stall(name, turn):  # fmt: skip
     for text in (turn, f"Tool: {turn}", f"<tool_call>{turn}</tool_call>", f'{{"name": "f", "arguments": {turn}}}'):
         said = CALL_FORMATS[name]().read(text, TOOLS)
         assert not said.fault or not said.calls
-    assert time.thread_time() - start < 2
+    assert time.thread_time() - start < 20
 
 
 PIECES = st.sampled_from(["Tool:", "Answer:", "Tool", " ", "7", "\t", "\xa0", *"\n\r\v\x1c\x85\u2028"])
