@@ -194,7 +194,7 @@ print(open(answer.choices[0].message.content, "w").write(os.environ["SRL_TASK_FI
 """
 
 
-@pytest.mark.parametrize("text", ["short ä", "x" * 131_072, "ä" * 500_000, "half of a pair: \ud83d" + "x" * 200_000])
+@pytest.mark.parametrize("text", ["short ä", "half of a pair: \ud83d" + "ä" * 200_000])
 def test_a_task_of_any_size_reaches_a_command(agent: Callable[..., Agent], tmp_path: Path, text: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "other"}) + "\n")

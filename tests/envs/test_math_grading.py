@@ -197,7 +197,8 @@ def test_late_answers_end_by_their_deadline_and_the_others_are_served(pool, monk
     sender.start()
     num_answered, end = 0, time.monotonic() + 120.0
     while len(hostile) < 2 and time.monotonic() < end:
-        num_answered += pool.ask("x+1", "1+x", 30.0)
+        assert pool.ask("x+1", "1+x", 30.0) is True
+        num_answered += 1
     stop.set()
     sender.join(60)
     assert len(hostile) >= 2 and num_answered > 0 and pool.num_killed == 0 and pool.num_late == len(hostile)
