@@ -34,7 +34,6 @@ CASES = {
     # processes
     "fork": (REFUSED, "import os\nos.fork()\nprint('done')"),
     "fork bomb": (ENDLESS, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
-    "forkpty": (REFUSED, "import os\nos.forkpty()\nprint('done')"),
     "vfork by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(58) > 0: print('done')"),
     "clone3 by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(435, 0, 0) >= 0: print('done')"),
     "daemon by double fork": (
@@ -43,14 +42,8 @@ CASES = {
         "        if os.fork() == 0: time.sleep(60)\nexcept OSError: pass",
     ),
     "subprocess": (REFUSED, "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 60'])\nprint('done')"),
-    "os.system": ("ok", "import os\nif os.system('echo done') == 0: print('done')"),
     "exec": (REFUSED, "import os, sys\nos.execv('/proc/self/exe', ['x'])\nprint('done')"),
-    "exec of a file in scratch": (
-        REFUSED, "import os\nopen('x', 'w').write('#!/bin/sh\\necho done')\nos.execv('./x', ['x'])",
-    ),
-    "posix_spawn": (REFUSED, "import os\nos.posix_spawn('/bin/sh', ['sh'], {})\nprint('done')"),
     "multiprocessing": (("error", "timeout"), "import multiprocessing as m\nm.Process(target=print).start()"),
-    "new session": (REFUSED, "import os\nos.setsid()\nprint('done')"),
     "threads without end": (
         ("error", "memory", "timeout", "crashed"),
         "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
@@ -62,18 +55,13 @@ CASES = {
     # signals
     "kill the parent": (REFUSED, "import os\nos.kill(os.getppid(), 9)\nprint('done')"),
     "kill everybody": (REFUSED, "import os\nos.kill(-1, 9)\nprint('done')"),
-    "kill the group": (REFUSED, "import os\nos.killpg(0, 9)\nprint('done')"),
     "stop itself": (("ok", "crashed", "timeout"), "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
     "kill itself": (("ok", "crashed"), "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"),
-    "abort": ("crashed", "import os\nos.abort()"),
     "segmentation fault": ("crashed", "import ctypes\nctypes.string_at(0)"),
     "catch every signal": (
         ENDLESS,
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
-    ),
-    "catch KeyboardInterrupt and SystemExit": (
-        ENDLESS, "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     ),
     "pidfd of the parent": (REFUSED, "import os\nos.pidfd_open(os.getppid())\nprint('done')"),
     "signals of a pipe": (
@@ -82,9 +70,6 @@ CASES = {
     "a lease on a library": (
         "ok", "import ctypes, os\nf = open('/etc/ld.so.cache')\n"
         "if ctypes.CDLL(None).fcntl(f.fileno(), 1024, 1) == 0: print('done')",
-    ),
-    "a huge pipe": (
-        "ok", "import ctypes, os\nif ctypes.CDLL(None).fcntl(os.pipe()[0], 1031, 1 << 20) > 0: print('done')",
     ),
     "ptrace": ("ok", "import ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0) >= 0: print('done')"),
     "process_vm_readv": (
@@ -136,24 +121,17 @@ CASES = {
     # files
     "write to the root": (REFUSED, f"open('/{LEAK}', 'w')\nprint('done')"),
     "write to the library": (REFUSED, "import os\nopen(os.__file__, 'w')\nprint('done')"),
-    "write through ..": (REFUSED, f"open('../../{LEAK}', 'w')\nprint('done')"),
     "write through a link": (REFUSED, f"import os\nos.symlink('/', 'l')\nopen('l/{LEAK}', 'w')\nprint('done')"),
-    "delete the library": (REFUSED, "import os\nos.remove(os.__file__)\nprint('done')"),
     "read passwords": (REFUSED, "print('done', open('/etc/passwd').read())"),
     "read /proc": (REFUSED, "print('done', open('/proc/1/environ').read())"),
     "mount": ("ok", "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, 0) == 0: print('done')"),
     "leave the root": (REFUSED, "import os\nos.chroot('.')\nprint('done')"),
-    "make a device": (REFUSED, "import os\nos.mknod('d', 0o60666, os.makedev(254, 0))\nprint('done')"),
     "a set-user-id file": (REFUSED, "import os\nopen('x', 'w').close()\nos.chmod('x', 0o4777)\nprint('done')"),
     "fill the disk": (REFUSED, "for n in range(99): open(str(n), 'wb').write(bytes(10**6))\nprint('done')"),
-    "a million files": (REFUSED, "for n in range(10**6): open(str(n), 'w').close()\nprint('done')"),
     "a sparse file": (REFUSED, "open('x', 'wb').truncate(1 << 40)\nprint('done')"),
     "open files without end": (REFUSED, "f = [open('x', 'w') for _ in range(10**5)]\nprint('done')"),
     # network
     "TCP": (REFUSED, "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)\nprint('done')"),
-    "UDP": (REFUSED, "import socket as s\ns.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'x', ('8.8.8.8', 53))"),
-    "listen": (REFUSED, "import socket\nsocket.create_server(('0.0.0.0', 0))\nprint('done')"),
-    "names": (REFUSED, "import socket\nsocket.getaddrinfo('example.com', 80)\nprint('done')"),
     "Unix socket": (REFUSED, "import socket as s\ns.socket(s.AF_UNIX).connect('\\0x')\nprint('done')"),
     "datagrams from a pair": (REFUSED, "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_DGRAM)\nprint('done')"),
     "an address for a pair": (
@@ -162,31 +140,23 @@ CASES = {
     "out of band": (
         REFUSED, "import socket as s\na, b = s.socketpair()\na.send(b'x', s.MSG_OOB)\nprint('done')",
     ),
-    "raw socket": (REFUSED, "import socket as s\ns.socket(s.AF_INET, s.SOCK_RAW, 1)\nprint('done')"),
     "netlink": (REFUSED, "import socket as s\ns.socket(16, s.SOCK_RAW, 0)\nprint('done')"),
-    "urllib": (REFUSED, "from urllib.request import urlopen\nurlopen('http://127.0.0.1', timeout=1)\nprint('done')"),
     "io_uring": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(425, 8, bytes(120)) >= 0: print('done')"),
     # privileges
     "setuid": (REFUSED, "import os\nos.setuid(0)\nprint('done')"),
     "be root": ("ok", "import os\nif 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()): print('done')"),
     "a new user namespace": ("ok", "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('done')"),
-    "bpf": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(321, 0, bytes(128), 128) >= 0: print('done')"),
-    "reboot": ("ok", "import ctypes\nif ctypes.CDLL(None).reboot(0x1234567) == 0: print('done')"),
     "read the environment": ("ok", "import os\nif any('SECRET' in k for k in os.environ): print('done')"),
     # the way it ends
     "os._exit": ("crashed", "import os\nos._exit(0)"),
-    "exit by number": ("crashed", "import ctypes\nctypes.CDLL(None).syscall(231, 0)"),
     "close every descriptor": ("crashed", "import os\nos.closerange(0, 100)"),
     "close standard output": ("ok", "import sys\nsys.stdout.close(); sys.stderr.close()"),
-    "delete standard output": ("ok", "import sys\ndel sys.stdout, sys.stderr"),
-    "sys.exit with text": ("error", "import sys\nsys.exit('done')"),
     "noise on every descriptor": (
         "crashed",
         "import os\nfor fd in range(3, 100):\n    try: os.write(fd, b'{\"stop\": \"ok\"}')\n    except OSError: 0",
     ),
     "a report of nested brackets": ("crashed", "import os\nos.write(3, b'[' * 10**5)\nos._exit(0)"),
     "no Unicode": ("error", "x = '\ud800'"),
-    "a zero byte": ("error", "x = 1\0"),
     "characters that turn text around": ("error", "x = 1 \u202e\u2066 # done"),
     "confusable names": ("error", "рrint('done')"),  # the first letter is Cyrillic
     "ten megabytes": ("too_long", "#" + "x" * 10_000_000),

@@ -59,22 +59,6 @@ CHAMP = {
     ),
     ({"prompt": [{"role": "user", "content": "2+2?"}], "answer": 4.0}, Problem("2+2?", "4")),
     ({"question": "q", "answer": 0.5, "solution": None}, Problem("q", "0.5")),
-    (
-        {"question": "Capital?", "choices": ["Rome", "Paris"], "answer": 1},
-        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-    ),
-    (
-        {"question": "Capital?", "choices": {"text": ["Rome", "Paris"], "label": ["1", "2"]}, "answer": "2"},
-        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-    ),
-    (
-        {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "Paris"},
-        Problem("Capital?\nA. Rome\nB. Paris", "B", is_choice=True),
-    ),
-    (
-        {"question": "Capital?", "options": ["Rome", "Paris"], "answer": "a"},
-        Problem("Capital?\nA. Rome\nB. Paris", "A", is_choice=True),
-    ),
 ], ids=str)  # fmt: skip
 def test_layouts_by_hand(row, expected):
     assert problem_of(row) == expected
@@ -269,28 +253,16 @@ def test_a_column_that_the_user_names_must_be_there(tmp_path):
     ("q.json", b"[]", "has no rows; expected questions"),
     ("q.json", b"[" * 100_000, "is not JSON"),
     ("q.jsonl", b"", "has no rows; expected questions"),
-    (
-        "q.jsonl",
-        "\ufeff{}\n".encode("utf-16-le"),
-        "q.jsonl', line 1 cannot be read: byte 1 .0xff. is not UTF-8; .* seems to be UTF-16: iconv -f UTF-16",
-    ),
-    (
-        "q.jsonl",
-        b'{"question": "a", "answer": "1"}\n{"question": "caf\xe9", "answer": "2"}\n',
-        "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is not UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8",
-    ),
+    ("q.jsonl", "\ufeff{}\n".encode("utf-16-le"),
+     "q.jsonl', line 1 cannot be read: byte 1 .0xff. is not UTF-8; .* seems to be UTF-16: iconv -f UTF-16"),
+    ("q.jsonl", b'{"question": "a", "answer": "1"}\n{"question": "caf\xe9", "answer": "2"}\n',
+     "q.jsonl', line 2 cannot be read: byte 18 .0xe9. is not UTF-8; .* perhaps CP1252: iconv -f CP1252 -t UTF-8"),
     ("q.csv", b"question,answer\n1,2\ncaf\xe9,2\n", "q.csv', line 3 cannot be read: byte 4 .0xe9. is not UTF-8"),
     ("q.json", b'[{"question":\n"\xe9"}]', "q.json', line 2 cannot be read: byte 2 .0xe9. is not UTF-8"),
-    (
-        "q.jsonl",
-        b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
-        "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them",
-    ),
-    (
-        "q.csv",
-        b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
-        "q.csv': row 2, field '.row.' has 4194306 characters; expected at most 4194304: is a quote not closed?",
-    ),
+    ("q.jsonl", b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
+     "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them"),
+    ("q.csv", b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
+     "q.csv': row 2, field '.row.' has 4194306 characters; expected at most 4194304: is a quote not closed?"),
     ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
     ("q.parquet", b"PAR1 no", "is not a Parquet file"),
 ])  # fmt: skip
@@ -311,10 +283,7 @@ def test_files_that_hold_no_questions_are_refused(tmp_path, name, content, messa
     ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is not a plain field name"),
     ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is not a plain field name"),
     ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which reveals the answer"),
-    (
-        {"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"},
-        r"names \{a\}, which reveals the answer",
-    ),
+    ({"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"}, r"names \{a\}, which reveals the answer"),
     ({"path": "x", "instruction": 3, "system_prompt": None}, "instruction = 3; .*system_prompt = None; expected"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(config, message):
