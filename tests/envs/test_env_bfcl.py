@@ -58,13 +58,6 @@ def test_the_ground_truth_passes_and_an_empty_policy_does_not(category, num_task
         assert played(world, prompt_id, None) == 0.0, prompt_id
 
 
-@pytest.mark.parametrize("call_format", ["line", "xml", "json", "native"])
-def test_the_ground_truth_passes_in_every_format(call_format):
-    world = Bfcl({"call_format": call_format})
-    for prompt_id in first(world, 5):
-        assert played(world, prompt_id, world.gold_turns(prompt_id)) == 1.0, prompt_id
-
-
 def test_an_episode_by_hand():
     world, prompt = started()
     assert prompt.endswith("User: Move 'final_report.pdf' within document directory to 'temp' directory in document. "

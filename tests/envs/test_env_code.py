@@ -203,16 +203,6 @@ def test_code_that_runs_too_long_is_a_tool_timeout():
     assert played(world, "list 0 20 0", "no code")[3] == {"stop_reason": "unparsable"}
 
 
-HOSTILE = ("import os\nos._exit(0)", "x = [0] * 10**10", "import os\nos.fork()", "1 /", "f = 3",
-           "while True: print('x' * 1000)", "#" * 10_000_000, "\ud800", "def g(x): return x")  # fmt: skip
-
-
-@pytest.mark.parametrize("body", HOSTILE)
-def test_hostile_answers_earn_nothing(body):
-    _, rewards, ended, _ = played(CodeTask({"num_shots": 0}), "list 0 20 0", code(body))
-    assert (rewards, ended) == ([0.0], True)
-
-
 def test_how_code_is_found_in_a_turn():
     world = CodeTask({"num_shots": 0})
     assert world.answer_in("\n```python\nx = 1\n```\n") == "x = 1"

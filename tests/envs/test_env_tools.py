@@ -89,15 +89,6 @@ def test_an_episode_by_hand():
     assert world.step("Answer: 5\n") == ("", 1.0, True, False, {})
 
 
-@pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
-def test_the_gold_turns_earn_one_in_every_format(call_format):
-    world = playing(call_format=call_format, num_shots=2)
-    turns = world.gold_turns("2 3")
-    assert len(turns) == 2
-    rewards = [world.step(turn)[1] for turn in turns]
-    assert rewards == [0.0, 1.0]
-
-
 @pytest.mark.parametrize(("turn", "said"), [
     ("Tool: add(2)\n", "Result: Error: add: b is missing. Expected add(a: int, b: int)\n"),
     ("Tool: sub(2, 3)\n", "Result: Error: there is no tool 'sub'; expected one of add, keep, hang, shout, fail\n"),
