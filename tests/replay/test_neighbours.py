@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,23 +95,6 @@ def test_vectors_that_do_not_fit_are_refused():
         found.set([0], np.ones((1, 2)))
     with pytest.raises(ValueError, match="1 vectors are not finite"):
         found.nearest(np.array([[np.nan, 0, 0]]), 1)
-
-
-def test_faiss_is_imported_only_where_it_searches(monkeypatch):
-    def no_faiss(name, *arguments):
-        if name == "faiss":
-            raise ModuleNotFoundError("No module named 'faiss'")
-        return real(name, *arguments)
-
-    real = builtins.__import__
-    monkeypatch.delitem(sys.modules, "faiss", raising=False)
-    monkeypatch.setattr(builtins, "__import__", no_faiss)
-    found = Neighbours(2)
-    found.set([0, 1], np.eye(2))
-    assert found.nearest(np.eye(2), 1)[0].tolist() == [[0], [1]]
-    monkeypatch.setattr(neighbours, "NUMPY_UP_TO", 1)
-    with pytest.raises(ModuleNotFoundError):
-        found.nearest(np.eye(2), 1)
 
 
 # --- on a GPU: with a stand-in for faiss's functions, since none is here ---------------------------

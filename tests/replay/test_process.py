@@ -37,8 +37,6 @@ def stubs(ray_here, tmp_path):
                 os._exit(1)
             if way == "silent":
                 time.sleep(600)
-            if way == "dies":
-                os._exit(1)
             if way == "fails":
                 raise ValueError("size = -1; expected more")
             return 7
@@ -62,19 +60,9 @@ def test_a_buffer_that_died_is_asked_again(stubs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("silent", r"^the memory gave no answer within 3 s while running 'len'$"),
-        ("dies", r"^the memory (died \(.*\)|gave no answer within .* s) while running 'len'$"),
-    ],
-)
-def test_a_buffer_that_does_not_come_back_is_reported_in_time(stubs, way, message):
-    process = stubs(way, timeout_s=3.0)
-    start = time.monotonic()
-    with pytest.raises(ActorFailure, match=message):
-        process.call(COUNTING)
-    assert time.monotonic() - start < 2 * 3.0 + 15
+def test_a_buffer_that_stays_silent_is_reported(stubs):
+    with pytest.raises(ActorFailure, match=r"^the memory gave no answer within 3 s while running 'len'$"):
+        stubs("silent", timeout_s=3.0).call(COUNTING)
 
 
 @pytest.mark.slow

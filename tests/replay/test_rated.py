@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -12,9 +11,7 @@ import pytest
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
-from rllib_srl.replay.reading import reading
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import drawn_groups
 from tests.small_buffer import a_group, by_hand
@@ -246,22 +243,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     buffer.close()
 
 
-# --- transactions, restarts, shards -----------------------------------------------------------------
-
-
-def test_a_failed_commit_changes_nothing(buffer, monkeypatch):
-    group = a_group(0, (0, 0, 0, 0), 1)
-    before = buffer._state(), buffer.tables.items.tobytes(), buffer.tables.groups.tobytes()
-
-    def full(*_args):
-        raise StoreError("full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(buffer.store, "write", full)
-        with pytest.raises(StoreError, match="full"):
-            apply(buffer, rated(group, {0: 1.0}))
-    assert before == (buffer._state(), buffer.tables.items.tobytes(), buffer.tables.groups.tobytes())
-    assert apply(buffer, rated(group, {0: 1.0}))["num_applied"] == 1
+# --- restarts, the driver --------------------------------------------------------------------------
 
 
 def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snapshot(tmp_path):
@@ -297,13 +279,3 @@ def test_the_client_applies_ratings_and_the_memory_notes_the_position(tmp_path):
     assert memory.stats(1)["ratings/num_applied"] == 6
     memory.check_valid()
     memory.stop()
-
-
-def test_readers_see_the_state(tmp_path):
-    buffer = by_hand(tmp_path)
-    group = a_group(0, (0, 0), 1)
-    buffer.add([group], 1)
-    apply(buffer, rated(group, {0: 1.0}))
-    with reading(Path(tmp_path) / "memory.db") as one:
-        assert one.stored.state["rated"] == vars(buffer.rated)
-    buffer.close()

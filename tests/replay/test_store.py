@@ -17,7 +17,7 @@ import pytest
 
 from rllib_srl.replay import store as module
 from rllib_srl.replay.items import Tables
-from rllib_srl.replay.payloads import decode, encode
+from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, StoreInUse, copy, holder_of
 from rllib_srl.types import Prompt
 from tests.replay.stored import a_group, a_row, an_item, assert_same, commit, prompt_at, put_item
@@ -118,14 +118,6 @@ def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
         commit(store, 2)
 
 
-def test_a_commit_waits_for_the_disk_unless_the_store_is_temporary(tmp_path):
-    for directory, level in ((tmp_path, 2), (None, 0)):
-        with closing(Store(directory)) as store:
-            pragmas = [store.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")]
-            assert pragmas == [level, "wal"]
-    assert not store.path.exists()
-
-
 # --- what fails changes nothing -------------------------------------------------------------------
 
 
@@ -140,21 +132,6 @@ def test_a_commit_that_fails_midway_leaves_no_trace(tmp_path):
         commit(store, 1)
         after = contents(store)
     assert visited(tmp_path) == after and len(after[2]) == 2
-
-
-def test_a_full_disk_refuses_and_loses_nothing(tmp_path):
-    with closing(Store(tmp_path)) as store:
-        for index in (0, 2, 3):
-            commit(store, index)
-        before = contents(store)
-        (pages,) = store.db.execute("PRAGMA page_count").fetchone()
-        store.db.execute(f"PRAGMA max_page_count = {pages + 8}")
-        with pytest.raises(StoreError, match=r"commit 4 failed: database or disk is full; nothing of it was stored"):
-            commit(store, 1, payload=encode(a_group(1, num_tokens=20_000)))
-        assert contents(store) == before and store.position == 3
-        commit(store, 4)  # there is room for a small one
-        after = contents(store)
-    assert visited(tmp_path) == after
 
 
 def test_a_file_system_that_refuses_to_write_loses_nothing(tmp_path):
@@ -282,14 +259,6 @@ def test_a_new_process_counts_what_the_earlier_one_stored_after_the_snapshot(tmp
     assert not (tmp_path / EARLIER).exists() and (tmp_path / DATABASE).exists()
 
 
-def test_a_run_that_has_begun_does_not_look_at_the_earlier_one(tmp_path):
-    visited(tmp_path, 0, run="a")
-    snapshot = snapshot_of(tmp_path)
-    visited(tmp_path, 1, run="a")
-    visited(tmp_path, 5, run="b")
-    assert restored(snapshot, tmp_path, run="b")[0] == 0 and (tmp_path / EARLIER).exists()  # "b" has another lineage
-
-
 def test_what_is_not_a_snapshot_changes_nothing(tmp_path):
     before = visited(tmp_path, 0)
     (tmp_path / "junk").write_bytes(b"x" * 10_000)
@@ -302,21 +271,6 @@ def test_what_is_not_a_snapshot_changes_nothing(tmp_path):
             restored(other.path, tmp_path)
     assert visited(tmp_path) == before
     assert sorted(path.name for path in tmp_path.glob("memory*")) == [DATABASE, f"{DATABASE}.lock"]
-
-
-def test_a_restore_without_room_changes_nothing(tmp_path, monkeypatch):
-    visited(tmp_path, 0)
-    snapshot, after = snapshot_of(tmp_path), visited(tmp_path, 1, 2)
-
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    with closing(Store(tmp_path)) as store, monkeypatch.context() as patch:
-        patch.setattr(module.shutil, "copyfile", full)
-        with pytest.raises(StoreError, match="disk full"):
-            store.restore(snapshot)
-        assert contents(store) == after
-        commit(store, 3)
 
 
 def test_readers_do_not_stop_a_restore(tmp_path):

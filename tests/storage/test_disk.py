@@ -15,18 +15,14 @@ from ray.exceptions import RayTaskError
 from tensorboardX.proto import event_pb2
 
 from rllib_srl.cli import train
-from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import StoreFull, holder_of
+from rllib_srl.replay.store import holder_of
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, is_full, writing
 from rllib_srl.storage.event_file import EventFile
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
-from tests.small_memory import check_memory, memory_config
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
@@ -238,53 +234,6 @@ def tmpfs(tmp_path):
         yield mounted
 
 
-class Clumsy(GRPOTorchLearner):
-    """Meets a full disk that others do not meet, while a file of that name lies beside the log."""
-
-    def get_checkpointable_components(self):
-        if (Path(self.config.log_directory).parent / "clumsy").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().get_checkpointable_components()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_memory_actor_says_in_time_that_the_disk_is_full(tmpfs, random_llama_dir, ray_here):
-    """At its start, where Ray restarted it without end; and in a commit, after which the same run can go on."""
-    settings = ReplaySettings(admit=None)
-    where = {"directory": tmpfs.path / "replay", "seed": 1, "run": "full", "is_local": False}
-    start = time.monotonic()
-    with pytest.raises(StoreFull, match=MESSAGE.format("memory.db")):
-        ReplayClient.start(settings, **where, timeout_s=120.0, model_dir=random_llama_dir)
-    assert time.monotonic() - start < 80
-    tmpfs.resize("16m")
-    config = memory_config(random_llama_dir, tmpfs.path / "log").env_runners(num_env_runners=1)
-    algo = config.learners(num_learners=1, learner_class=Clumsy).build_algo()
-    try:
-        algo.train()
-        tmpfs.fill()
-        start = time.monotonic()
-        with pytest.raises(StoreFull, match=MESSAGE.format("memory.db")):
-            algo.train()
-        assert time.monotonic() - start < 30 and algo.memory.process.num_restarts == 0
-        tmpfs.free()
-        check_memory(algo)
-        result = algo.train()
-        assert result["replay"]["num_restarts"] == 0 and result["replay"]["num_items"] > 4
-        tmpfs.fill()
-        with pytest.raises(DiskFull, match=MESSAGE.format("checkpoint_000001")):
-            algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")
-        assert not (tmpfs.path / "log" / "checkpoint_000001").exists()
-        tmpfs.free()
-        (tmpfs.path / "clumsy").touch()
-        with pytest.raises(DiskFull, match=MESSAGE.format("checkpoint_000001")):
-            algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")
-        (tmpfs.path / "clumsy").unlink()
-        checkpoints.verify_sealed(Path(algo.save_to_path(tmpfs.path / "log" / "checkpoint_000001")))
-    finally:
-        algo.stop()
-
-
 def num_groups_in(run: Path) -> int:
     """Return how many groups the memory of a run holds, once its actor has ended."""
     path, deadline = run / "replay" / "memory.db", time.monotonic() + 30
@@ -302,10 +251,8 @@ def test_a_run_that_fills_its_disk_ends_in_one_line_and_goes_on_once_there_is_ro
     flags = [*TINY, "--num_env_runners", "1", "--checkpoint_every", "1", "--replay_min_buffer_size", "2"]
 
     def fails(*given: str) -> str:
-        start = time.monotonic()
         capfd.readouterr()
         assert train.main([*flags, *given]) == 1
-        assert time.monotonic() - start < 120
         said = capfd.readouterr().err
         assert "Traceback" not in said
         (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
