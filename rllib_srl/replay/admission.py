@@ -72,20 +72,13 @@ class Refusal:
         return () if self.train else self.episodes
 
 
-class Nearest(NamedTuple):
-    """The stored item whose embedding is closest to the group's."""
-
-    key: str  # its prompt's
-    similarity: float  # cosine, in [-1, 1]
-
-
-def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Decode | None = None) -> Refusal | None:
+def admit(group: Group, checks: Any, similarity: float = -1.0, decode: Decode | None = None) -> Refusal | None:
     """Run the checks on a well-formed group, those that keep episodes out of the loss first.
 
     Args:
         group: played in this run or foreign.
         checks: `ReplaySettings`; `admit`, `max_episode_tokens`, `degenerate_share` and `near_duplicate` are read.
-        nearest: the closest stored item; an item of the same prompt is not a duplicate but an earlier visit.
+        similarity: cosine to the nearest item of another prompt, where the group's own prompt has no item.
         decode: token ids -> text; None only without hooks.
 
     Raises:
@@ -100,8 +93,8 @@ def admit(group: Group, checks: Any, nearest: Nearest | None = None, decode: Dec
         reason = "too_long"
     elif 2 * int(degenerate_G(group, checks.degenerate_share).sum()) > group.size:
         reason = "degenerate"
-    elif checks.near_duplicate is not None and nearest is not None and nearest.key != group.prompt.key:
-        reason = "near_duplicate" if nearest.similarity >= checks.near_duplicate else ""
+    elif checks.near_duplicate is not None and similarity >= checks.near_duplicate:
+        reason = "near_duplicate"
     return Refusal(reason, tuple(range(group.size)), train=True) if reason else None
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
-from rllib_srl.replay.admission import Decode, Nearest, Refusal, admit, malformed
+from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_at
 from rllib_srl.replay.items import Tables, key_of, rows_at
@@ -162,7 +162,9 @@ class Intake:
             self.count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
         stored = [(entry, facts) for entry, facts in whole if entry.refusal is None]
         for entry, facts in stored:
-            self._keep(entry, facts, now)
+            assert entry.slot is not None
+            num_replaced = self._store(entry.slot, entry.group, facts, born=now, in_history=entry.is_visit)
+            self.counts["num_groups_replaced"] += num_replaced
         for entry, _ in stored if is_played and self.on_group else ():
             entry.num_grown = self._grow(entry.group, now)
         return entries
@@ -182,13 +184,12 @@ class Intake:
 
     def _judged(self, entry: Entry, facts: GroupFacts) -> Refusal | None:
         """Return why a group is not stored, None if it is."""
-        nearest = None
+        similarity = -1.0
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
         if entry.slot is None and entry.measured is not None and entry.measured.nearest is not None:
-            other, similarity = entry.measured.nearest
-            if other not in self.tables.removed_slots:
-                nearest = Nearest(self.tables.prompt_of(other).key, similarity)
-        refusal = admit(entry.group, self.settings, nearest, self.decode)
+            other, cosine = entry.measured.nearest
+            similarity = similarity if other in self.tables.removed_slots else cosine
+        refusal = admit(entry.group, self.settings, similarity, self.decode)
         if refusal is not None or entry.slot is None:
             return refusal
         for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much
@@ -233,11 +234,6 @@ class Intake:
     def _add_item(self, prompt: Prompt, now: int) -> int:
         due = now + self.settings.min_recall_interval
         return self.tables.add_item(key_of(prompt), prompt, prompt.domain, now, due=due)
-
-    def _keep(self, entry: Entry, facts: GroupFacts, now: int) -> None:
-        assert entry.slot is not None
-        num_replaced = self._store(entry.slot, entry.group, facts, born=now, in_history=entry.is_visit)
-        self.counts["num_groups_replaced"] += num_replaced
 
     def _store(self, slot: int, group: Group, facts: GroupFacts, **fields: Any) -> int:
         """Store a group under a new number; return how many left for it."""

@@ -61,19 +61,9 @@ def _whole(rows: np.ndarray) -> np.ndarray:
 
 
 def filled(rows: np.ndarray, fields: Mapping[str, Any]) -> Any:
-    """Set fields of `rows` in place and return them; pass new rows or a copy.
-
-    Raises:
-        ValueError: an unknown field, a value that does not fit, or a `due` that is NaN.
-    """
+    """Set fields of `rows` in place and return them; pass new rows or a copy."""
     for name, value in fields.items():
-        try:
-            rows[name] = value
-        except (ValueError, TypeError, OverflowError) as error:
-            expected = rows.dtype[name] if name in (rows.dtype.names or ()) else f"a field among {rows.dtype.names}"
-            raise ValueError(f"{name} = {value!r}; expected {expected} for {rows.size} rows") from error
-    if "due" in fields and np.isnan(rows["due"]).any():
-        raise ValueError(f"due = {fields['due']!r}; expected numbers")
+        rows[name] = value
     return rows
 
 
@@ -287,7 +277,7 @@ class Tables:
         """Set fields of distinct items, each an array with one entry a slot or one value for all, or nothing.
 
         Raises:
-            ValueError: slots without an item or given twice, fields that are unknown or of a wrong type.
+            ValueError: slots without an item, or given twice.
         """
         self._items.update(slots, fields)
 

@@ -14,7 +14,6 @@ from rllib_srl.replay import admission
 from rllib_srl.replay.admission import (
     REASONS,
     AdmissionError,
-    Nearest,
     Refusal,
     admit,
     degenerate_G,
@@ -49,10 +48,10 @@ def group_of(*written: list[int]) -> Group:
 GOOD = group_of(VARIED, VARIED[::-1])
 
 
-def admitted(group, nearest=None, decode=None, **checks):
+def admitted(group, similarity=-1.0, decode=None, **checks):
     """Return the refusal of a group; no hook unless one is named."""
     values = {"max_episode_tokens": None, "degenerate_share": 0.5, "near_duplicate": None, "admit": None}
-    return admit(group, SimpleNamespace(**values | checks), nearest, decode)
+    return admit(group, SimpleNamespace(**values | checks), similarity, decode)
 
 
 def reason_of(group, **checks):
@@ -164,12 +163,10 @@ def test_loops_by_hand():
     assert longest_loops(streams, 1).tolist() == [0, 0, 0, 3]
 
 
-def test_a_near_duplicate_is_of_another_prompt():
-    other = Prompt("world", "r").key
-    assert reason_of(GOOD, near_duplicate=0.9, nearest=Nearest(other, 0.9)) == "near_duplicate"
-    assert reason_of(GOOD, near_duplicate=0.9, nearest=Nearest(other, 0.89)) is None
-    assert reason_of(GOOD, near_duplicate=0.9, nearest=Nearest(PROMPT.key, 1.0)) is None  # an earlier visit
-    assert reason_of(GOOD, nearest=Nearest(other, 1.0)) is None
+def test_a_near_duplicate_is_at_least_as_similar_as_the_setting_says():
+    assert reason_of(GOOD, near_duplicate=0.9, similarity=0.9) == "near_duplicate"
+    assert reason_of(GOOD, near_duplicate=0.9, similarity=0.89) is None
+    assert reason_of(GOOD, similarity=1.0) is None
     assert reason_of(GOOD, near_duplicate=0.9) is None
 
 

@@ -139,17 +139,6 @@ def test_errors_are_named_all_at_once() -> None:
         make_spacing("fixed", 1.0, interval=0)
 
 
-def test_impossible_reviews_are_named_all_at_once() -> None:
-    rule = make_spacing("fsrs")
-    state = rule.review(SpacingState.new(2), [3, 3], [0, 0])
-    with pytest.raises(ValueError, match=r"grades and days = \[\(0, -1\.0\), \(5, 1\.0\)\]; expected grades of 1 to 4"):
-        rule.review(state, [0, 5], [-1.0, 1.0])
-    with pytest.raises(ValueError, match=r"\[\(3, nan\)\]; expected grades of 1 to 4, and finite days"):
-        rule.review(state, [3, 3], [np.nan, 1.0])
-    with pytest.raises(ValueError, match=r"\(2,\) grades and \(1,\) days of 2 items"):
-        rule.review(state, [3, 3], [1.0])
-
-
 def test_a_users_rule(monkeypatch) -> None:
     def mine(desired_retention: float, **parameters):
         return make_spacing("fixed", desired_retention, interval=parameters["days"])

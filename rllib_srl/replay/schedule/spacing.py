@@ -78,17 +78,8 @@ class SpacingRule(Settings, ABC):
         """Return the states after one visit of each item.
 
         Grades are 1 to 4; the days since the last review are at least 0, and ignored for new items.
-
-        Raises:
-            ValueError: naming reviews of a wrong shape or with invalid values.
         """
         grade_N, elapsed_N, is_new_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64), state.reps_N == 0
-        if not grade_N.shape == elapsed_N.shape == is_new_N.shape:
-            raise ValueError(f"{grade_N.shape} grades and {elapsed_N.shape} days of {len(state)} items")
-        is_bad_N = ~np.isin(grade_N, (1, 2, 3, 4)) | ~(is_new_N | ((elapsed_N >= 0) & np.isfinite(elapsed_N)))
-        if is_bad_N.any():
-            wrong = list(zip(grade_N[is_bad_N].tolist(), elapsed_N[is_bad_N].tolist()))[:5]
-            raise ValueError(f"grades and days = {wrong}; expected grades of 1 to 4, and finite days of at least 0")
         is_success_N = grade_N >= 2
         streak_N = np.where(is_success_N, np.maximum(state.streak_N, 0) + 1, np.minimum(state.streak_N, 0) - 1)
         stability_N, difficulty_N = self.next_state(state, grade_N, np.where(is_new_N, 0.0, elapsed_N), streak_N)
