@@ -50,7 +50,6 @@ FAULTS = {
     "removal": ("tables", "remove_item"),
     "measure": ("tracker", "measure"),
     "review": ("recall", "review"),
-    "place": ("recall", "change"),
     "draw": ("draws", "_drawn"),
     "payload": ("store", "payload"),
 }

@@ -102,18 +102,9 @@ class Recall:
         after = self.rule.review(state, np.maximum(grade_N, 1), elapsed_N)
         fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.columns().items()}
         fields["last_review"] = np.where(is_graded_N, now, rows_N["last_review"])
-        self.change(slots, **fields)
+        changed_N, settings = filled(rows_N, fields), self._settings
+        factor_N = 1.0 / (1.0 + settings.diversity_coeff * changed_N["diversity"].astype(np.float64))
+        interval_N = changed_N["interval"] * settings.iterations_per_day * factor_N
+        wait_N = np.maximum(float(settings.min_recall_interval), interval_N)
+        self._store.update(slots, **fields, due=changed_N["last_review"] + wait_N)
         return grade_N, is_graded_N & (after.lapses_N > state.lapses_N)
-
-    def change(self, slots: Sequence[int], **fields: Any) -> None:
-        """Write fields of items, and update their due dates."""
-        rows_N = filled(rows_at(self._store.items, slots), fields)
-        self._store.update(slots, **fields, due=rows_N["last_review"] + self._intervals(rows_N))
-
-    def _intervals(self, rows_N: np.ndarray) -> np.ndarray:
-        """Return effective intervals, in iterations."""
-        settings = self._settings
-        factor_N = 1.0 / (1.0 + settings.diversity_coeff * rows_N["diversity"].astype(np.float64))
-        interval_N: np.ndarray = rows_N["interval"] * settings.iterations_per_day * factor_N
-        effective_N: np.ndarray = np.maximum(float(settings.min_recall_interval), interval_N)
-        return effective_N
