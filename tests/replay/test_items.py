@@ -1,8 +1,6 @@
-"""The tables of items and groups against a plain dictionary, under random operations and restarts."""
+"""The tables of items and groups: pools by hand, uniform samples, and what is noted, broken or refused."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
@@ -23,28 +21,6 @@ def add(store, number, now=0, **fields):
 
 def add_group(store, slot, max_groups=2, **fields):
     return store.add_group(slot, f"g{store.next_group_seq}", max_groups, **fields)
-
-
-def reload(store):
-    """Return tables with what the database would hold of `store`."""
-    slots_N, groups_N = store.slots(), store.group_slots()
-    order = groups_N[np.argsort(store.groups["seq"][groups_N])]
-    groups = [store.group_ids[at] for at in order.tolist()]
-    targets = [(*place, size) for place, size in store.targets.items()]
-    prompts = [store.prompt_of(slot) for slot in slots_N.tolist()]
-    state = {"items": json.loads(json.dumps(store.header))}
-    return Tables(Contents(0, slots_N, store.items[slots_N], prompts, store.groups[order], groups, targets, state))
-
-
-def content(store):
-    """Return everything that the tables hold, as plain values; the slots of groups do not count."""
-    groups = store.groups[store.group_slots()]
-    rows = {
-        slot: (store.items[slot].tobytes(), store.prompt_of(slot), store.groups["seq"][store.groups_of(slot)].tolist())
-        for slot in store.slots().tolist()
-    }
-    sizes = (len(store), store.num_groups, store.num_bytes)
-    return rows, {int(row["seq"]): row.tobytes() for row in groups}, store.header, dict(store.targets), sizes
 
 
 # Worked by hand
@@ -114,186 +90,6 @@ def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
 def test_rows_are_small():
     for dtype, size in ((ITEM, 152), (GROUP, 64)):
         assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
-
-
-# A dictionary for a twin
-
-
-class Twin:
-    """What the store should hold: items by slot, groups by seq."""
-
-    def __init__(self, capacity, groups_per_item):
-        self.capacity, self.groups_per_item = capacity, groups_per_item
-        self.items, self.groups = {}, {}
-        self.next_seq = self.next_group_seq = 0
-
-    def copy(self):
-        twin = Twin(self.capacity, self.groups_per_item)
-        twin.items = {slot: dict(item) for slot, item in self.items.items()}
-        twin.groups = {slot: dict(group) for slot, group in self.groups.items()}
-        twin.next_seq, twin.next_group_seq = self.next_seq, self.next_group_seq
-        return twin
-
-    def add(self, number, now, fields):
-        slot = min(set(range(len(self.items) + 1)) - set(self.items))
-        item = {"key": number, "seq": self.next_seq, "domain": DOMAINS[number % 3]}
-        self.items[slot] = item | {"created": now, "last_review": now, "due": now} | fields
-        self.next_seq += 1
-        return slot
-
-    def groups_of(self, slot):
-        return sorted(seq for seq, row in self.groups.items() if row["slot"] == slot)
-
-    def add_group(self, slot, fields):
-        mine = self.groups_of(slot)
-        evicted = mine[: max(0, len(mine) + 1 - self.groups_per_item)]
-        for seq in evicted:
-            del self.groups[seq]
-        self.groups[self.next_group_seq] = fields | {"slot": slot}
-        self.next_group_seq += 1
-        return evicted
-
-    def remove(self, slot):
-        del self.items[slot]
-        removed = self.groups_of(slot)
-        for seq in removed:
-            del self.groups[seq]
-        return removed
-
-    def by(self, *names, **where):
-        chosen = [s for s, item in self.items.items() if all(item[name] in values for name, values in where.items())]
-        return sorted(chosen, key=lambda slot: [self.items[slot][name] for name in names])
-
-    def check_rows(self, store):
-        assert store.slots().tolist() == sorted(self.items)
-        for slot, item in self.items.items():
-            for name, value in item.items():
-                assert store.items[name][slot] == (store.domain_id(value) if name == "domain" else value), name
-            assert store.prompt_of(slot) == prompt(item["key"])
-            assert store.slot_of(item["key"]) == slot
-            assert store.groups["seq"][store.groups_of(slot)].tolist() == self.groups_of(slot)
-            assert store.items["num_groups"][slot] == len(self.groups_of(slot))
-        assert store.num_groups == len(self.groups)
-        assert store.num_bytes == sum(group["num_bytes"] for group in self.groups.values())
-        for seq, row in self.groups.items():
-            for name, value in row.items():
-                assert store.groups[name][slot_of_group(store, seq)] == value, name  # eighths are exact in float32
-
-    def check_draws(self, store, rng, now):
-        most, rest = int(rng.integers(0, 30)), int(rng.integers(0, 4))
-        names = list(DOMAINS) if rng.random() < 0.5 else ["sums", "proofs"]
-        domains = None if len(names) == 3 else [d for d in map(store.domain_id, names) if d is not None]
-        twin_rng = np.random.default_rng()
-        twin_rng.bit_generator.state = rng.bit_generator.state
-        due = self.by("due", "seq", domain=names)
-        due = [slot for slot in due if self.items[slot]["due"] <= now]
-        rested = self.by("last_review", "seq", domain=names)
-        rested = [slot for slot in rested if self.items[slot]["last_review"] + rest <= now]
-        rested.sort(key=lambda slot: store.domain_id(self.items[slot]["domain"]))
-        want = due[:most]
-        if len(want) < most:
-            want += [slot for slot in ranked(rested, most, twin_rng) if slot not in due][: most - len(want)]
-        assert store.pool(now, most, rng, domains, rest).tolist() == want
-        assert len(names) < 3 or store.num_due(now) == len(due)
-        able = [
-            seq
-            for seq, row in sorted(self.groups.items())
-            if row["variance"] > 0 and row["uses"] < 2 and 0 < now - row["born"] <= 4
-            if self.items[row["slot"]]["domain"] in names
-        ]
-        able.sort(key=lambda seq: [self.groups[seq][name] for name in ("uses", "born")])
-        able.sort(key=lambda seq: store.domain_id(self.items[self.groups[seq]["slot"]]["domain"]))
-        drawn = store.groups["seq"][store.group_pool(now, most, rng, 4, 2, domains)].tolist()
-        assert drawn == ranked(able, most, twin_rng)
-        assert store.any_items(most, rng).tolist() == ranked(sorted(self.items), most, twin_rng)
-        assert rng.bit_generator.state == twin_rng.bit_generator.state
-
-
-def ranked(ordered, most, rng):
-    """Return a uniform sample of a list, drawn as ranks."""
-    num = min(most, len(ordered))
-    return [ordered[rank] for rank in rng.choice(len(ordered), num, replace=False)] if num else []
-
-
-def slot_of_group(store, seq):
-    (group,) = np.flatnonzero((store.groups["seq"] == seq) & (store.groups["size"] > 0)).tolist()
-    return group
-
-
-def random_fields(rng, now):
-    last_review = now - int(rng.integers(0, 6))
-    return {"last_review": last_review, "due": float(last_review + rng.integers(0, 12))}
-
-
-def random_group(rng, now):
-    return {
-        "born": now - int(rng.integers(0, 6)), "variance": float(rng.integers(0, 3)) / 8, "size": 8,
-        "uses": int(rng.integers(0, 3)), "num_bytes": int(rng.integers(1, 99)),
-    }  # fmt: skip
-
-
-def random_change(store, twin, rng, now):
-    """Change the store and its twin alike; compare what they answer."""
-    slots = sorted(twin.items)
-    slot = int(rng.choice(slots)) if slots else -1
-    act = rng.choice(["add", "add", "update", "many", "domain", "remove", "group", "group", "uses", "ungroup"])
-    if act == "add" and len(twin.items) < twin.capacity:
-        number = int(rng.integers(300))
-        if store.slot_of(number) is None:
-            fields = random_fields(rng, now) if rng.random() < 0.7 else {}
-            assert add(store, number, now, **fields) == twin.add(number, now, fields)
-    elif act == "update" and slots:
-        fields = random_fields(rng, now) if rng.random() < 0.7 else {"reps": int(rng.integers(5)), "lapses": 0}
-        store.update([slot], **fields)
-        twin.items[slot] |= fields
-    elif act == "many" and slots:
-        some = rng.choice(slots, int(rng.integers(1, len(slots) + 1)), replace=False)
-        fields = [random_fields(rng, now) for _ in some]
-        store.update(some, **{name: [row[name] for row in fields] for name in fields[0]})
-        for one, row in zip(some.tolist(), fields):
-            twin.items[one] |= row
-    elif act == "domain" and slots:
-        name = str(rng.choice(store.domains))
-        store.update([slot], domain=store.domain_id(name))
-        twin.items[slot]["domain"] = name
-    elif act == "remove" and slots and rng.random() < 0.6:
-        store.remove_item(slot)
-        seqs = twin.remove(slot)
-        assert not seqs or store.changed().removed_groups[-len(seqs) :] == seqs
-    elif act == "group" and slots:
-        fields = random_group(rng, now)
-        assert add_group(store, slot, **fields)[1] == len(twin.add_group(slot, fields))
-    elif act == "uses" and twin.groups:
-        some = rng.choice(sorted(twin.groups), min(3, len(twin.groups)), replace=False).tolist()
-        uses = rng.integers(0, 3, len(some)).tolist()
-        store.update_groups([slot_of_group(store, seq) for seq in some], uses=uses)
-        for seq, num in zip(some, uses):
-            twin.groups[seq]["uses"] = num
-    elif act == "ungroup" and twin.groups:
-        seq = int(rng.choice(sorted(twin.groups)))
-        store.remove_group(slot_of_group(store, seq))
-        del twin.groups[seq]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_random_operations_match_a_dictionary(seed):
-    """One to five changes at a time; now and then the tables are loaded again."""
-    rng = np.random.default_rng(seed)
-    store, twin, now = Tables(), Twin(40, 2), 0
-    for _ in range(70):
-        for _ in range(int(rng.integers(1, 6))):
-            random_change(store, twin, rng, now)
-        assert store.faults() == []
-        twin.check_rows(store)
-        now += int(rng.random() < 0.5)
-        store.committed()
-        assert not any(store.changed())
-        if rng.random() < 0.25:
-            store = reload(store)
-        assert store.faults() == []
-        twin.check_rows(store)
-        twin.check_draws(store, rng, now)
 
 
 def test_what_changed_is_named_until_it_is_committed():
@@ -373,7 +169,7 @@ def test_a_broken_invariant_is_named():
 def test_misuse_is_refused_and_changes_nothing():
     store = Tables()
     slot = add(store, 0)
-    before = content(store)
+    before = store.content()
     for wrong, message in (
         (lambda: add(store, 0), "expected one that no item has"),
         (lambda: store.update([slot, slot], reps=1), "expected distinct ones that are in use"),
@@ -381,7 +177,7 @@ def test_misuse_is_refused_and_changes_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
-        assert content(store) == before
+        assert store.content() == before
     with pytest.raises(ValueError, match="every group belongs to an item: there is none at slot 0"):
         Tables(Contents(groups=np.zeros(1, GROUP), group_ids=["g"]))
 
