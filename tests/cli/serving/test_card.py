@@ -24,6 +24,7 @@ from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings
 from rllib_srl.cli.serving.trainer.process import TURN, UP, TrainerProcess, take_turns
 from rllib_srl.cli.serving.trainer.rated_run import rated_config
 from rllib_srl.cli.serving.vllm_server import VLLMServer
+from rllib_srl.cli.shared.diagnosis import FAILURE, OK
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from tests.waiting import wait_until
@@ -56,6 +57,12 @@ def test_a_model_of_unknown_sizes_is_refused_on_a_card(job, monkeypatch):
     monkeypatch.setattr(card.ModelShape, "of", lambda _: None)
     with pytest.raises(PlacementError, match="expected a config.json with a Llama-like model's sizes"):
         place_of(job, 80 * GIB)
+
+
+def test_the_doctor_says_whether_a_model_fits():
+    (small,), (large,), (cpu,) = (list(card.fit("tiny", num, gib)) for num, gib in ((1, 4), (1, 24), (0, 0)))
+    assert small.status == FAILURE and "expected a larger card" in small.text
+    assert large.status == OK and "tiny in bfloat16: vLLM reserves" in large.text and "on the CPU" in cpu.text
 
 
 def test_the_trainers_run_is_valid_on_a_card(job, monkeypatch):

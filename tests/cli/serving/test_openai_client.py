@@ -13,9 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rllib_srl.cli.serving.translation import ServedRequest
 from rllib_srl.engine.models import local_model
-from rllib_srl.envs.agents.requests import read_request
 from tests.cli.serving import small_engine
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
@@ -89,18 +87,6 @@ def test_tools_there_and_back_and_in_a_stream(tmp_path):
         stored = await parts.stores.run(parts.stores.conversations.find, last.id)
         assert '"name": "add"' in stored.messages[1]["content"] and stored.tokens is not None
         assert parts.engine.bodies[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
-
-    run(tmp_path, body)
-
-
-def test_a_stream_with_tools_that_is_given_up_is_logged_once(tmp_path):
-    async def body(parts, completions):
-        asked = read_request(json.dumps({**ASKED, "tools": TOOLS, "stream": True}).encode(), ServedRequest)
-        headers = {}
-        pieces = parts.gateway._pieces(asked, headers)
-        assert b"[DONE]" in await anext(pieces) and headers["X-SRL-Trained"] == "yes"
-        await pieces.aclose()
-        assert await parts.stores.run(parts.stores.conversations.num) == 1 and parts.serving.num_under_way == 0
 
     run(tmp_path, body)
 
