@@ -295,7 +295,8 @@ def kills(model: Model, kind: str, num: int) -> tuple[int, str]:
         seconds.append(model.kill(kind))
         model.num_lost()
         model.answers_as_it_says()
-        print(f"{kind} killed; goes on after {seconds[-1]:.1f} s", flush=True)
+        faults = len(model.visitor.ledger.faults)
+        print(f"{kind} killed; goes on after {seconds[-1]:.1f} s; faults so far: {faults}", flush=True)
     return num, f"goes on after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
 
 
