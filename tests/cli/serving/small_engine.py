@@ -157,7 +157,7 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     gateway = Gateway(access, "small", serving, stores, training, usual)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=200) as client:
             await serving.start()
             yield Parts(engine, stores, serving, training, served, gateway, http.port, client)
     finally:

@@ -97,7 +97,7 @@ def test_in_a_terminal_one_key_rates(tmp_path):
                     screen.until(shown)
                 screen.until("> ")
                 os.write(master, b"\x04")
-                assert process.wait(60) == 0
+                assert process.wait(200) == 0
             finally:
                 process.kill()
                 os.close(slave)

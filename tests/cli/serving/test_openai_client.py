@@ -37,7 +37,7 @@ TEMPLATE = """{%- if tools %}{% for tool in tools %}{{ tool.function.name }}
 def run(directory, body):
     async def with_client(parts):
         url = f"http://127.0.0.1:{parts.port}/v1"
-        async with openai.AsyncOpenAI(api_key=small_engine.TOKEN, base_url=url, max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(api_key=small_engine.TOKEN, base_url=url, max_retries=0, timeout=200) as client:
             await body(parts, client.chat.completions)
 
     small_engine.run(directory, with_client, shows_tools=True)
@@ -106,7 +106,7 @@ def served_by_vllm(directory):
             yield client.chat.completions.with_raw_response
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
     assert os.path.getsize(directory / "errors.txt") < 2000, (directory / "errors.txt").read_text()
 
 
