@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument("--rule", choices=("word", "short"), default="word", help="what is good (default: word)")
     parser.add_argument("--chats", type=int, default=60, help="rated chats of each half (default: 60)")
     parser.add_argument("--heldout", type=int, default=200, help="held-out questions (default: 200)")
-    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 2e-3)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 1e-3)")
     parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
     parser.add_argument("--page", action="store_true", help="rate, pause and roll back by clicks on the page")
     parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
