@@ -124,7 +124,7 @@ def update(
     weighted = zip(reused, weights or [1.0] * len(reused), strict=True)
     metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
-    num_epochs, num_shards = group.config.num_epochs, group.config.num_shards
+    num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
     shards = build_shards(metas, advantages, num_shards, 30, **scales)
     if group.is_local:  # a test may have changed its config
         group._learner.settings = group._learner.config.loss_settings()

@@ -31,8 +31,6 @@ from rllib_srl.common.setting_model import is_integer
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, ModelSizes, cache_root, described_model, sizes_of
-from rllib_srl.learner.fsdp.tensor_parallel import faults_of as unsplittable
-from rllib_srl.learner.fsdp.tensor_parallel import head_faults as indivisible
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults, size_faults
 from rllib_srl.replay.diversity.neighbours import NUMPY_UP_TO
 from rllib_srl.rollout import EnvCalls, make_transcript
@@ -137,12 +135,6 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
         return
     name = config.model_config["model"]
     yield from (f"{fault} {name!r}" for fault in _of_sizes(config, sizes_of(directory)))
-    flat = config.flat()
-    sizes = {"tensor": flat.fsdp_tensor_parallel, "sequence": flat.fsdp_sequence_parallel} if flat.fsdp is True else {}
-    for kind, size in sizes.items():
-        if is_integer(size, 2):
-            for fault in (unsplittable if kind == "tensor" else indivisible)(directory, size):
-                yield f"fsdp.{kind}_parallel = {size} with the model {name!r}; {fault}"
     if config.prompt_format == "chat" and (fault := _chat_fault(directory, config.max_turns == 1)):
         yield f"prompt_format = 'chat' with the model {name!r}; {fault}"
 

@@ -454,28 +454,6 @@ class SRLConfig(AlgorithmConfig):
         """Return whether weights are sharded over the learners (`fsdp`)."""
         return bool(self.flat().fsdp)
 
-    @property
-    def tensor_parallel(self) -> int:
-        """Return the number of learners over which each matrix is split, at least 1."""
-        flat = self.flat()
-        return int(flat.fsdp_tensor_parallel) if flat.fsdp else 1
-
-    @property
-    def sequence_parallel(self) -> int:
-        """Return the number of learners over which the tokens of a pass are split, at least 1."""
-        flat = self.flat()
-        return int(flat.fsdp_sequence_parallel) if flat.fsdp else 1
-
-    @property
-    def learners_per_shard(self) -> int:
-        """Return the number of learners that train one shard of a batch together, at least 1."""
-        return self.tensor_parallel * self.sequence_parallel
-
-    @property
-    def num_shards(self) -> int:
-        """Return the number of shards of a batch, at least 1."""
-        return max(1, int(self.num_learners)) // self.learners_per_shard
-
     def model_dir(self) -> Path:
         """Return the directory of the model."""
         return local_model(self.model_config["model"])

@@ -46,7 +46,7 @@ OPTIMIZER_BYTES = {
 READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
-    *("fsdp_tensor_parallel", "fsdp_sequence_parallel", "fsdp_gather_dtype", "lora_rank", "lora_send"),
+    *("fsdp_gather_dtype", "lora_rank", "lora_send"),
     *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
 )
 CARDS = (24, 40, 80, 141)  # GiB, of the table
@@ -76,18 +76,17 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
         config: the settings with flat names (`SRLConfig.flat`).
     """
     num, learners = shape.num_parameters, max(1, config.num_learners)
-    parts, split = (learners, config.fsdp_tensor_parallel) if config.fsdp else (1, 1)
+    parts = learners if config.fsdp else 1
     trained = shape.adapter_parameters(config.lora_rank) if config.lora_rank else num
     is_bf16 = config.compute_dtype != "float32"
     kept_layers = 1 if config.activation_checkpointing else shape.num_layers
-    per_token = kept_layers * shape.layer_activation_bytes(split) * (1 if is_bf16 else 1.6)
+    per_token = kept_layers * shape.layer_activation_bytes() * (1 if is_bf16 else 1.6)
     num_inputs = 2 if config.activation_checkpointing == "offload" else shape.num_layers  # two are in transfer
     inputs = 4 * shape.hidden * num_inputs if config.activation_checkpointing else 0
-    copies = 2.0 * num / split if is_bf16 else 0.0
-    tokens = config.micro_batch_tokens / (config.fsdp_sequence_parallel if config.fsdp else 1)
+    copies = 2.0 * num if is_bf16 else 0.0
     is_gathered_bf16 = bool(config.fsdp) and config.fsdp_gather_dtype == "bfloat16"
     if is_gathered_bf16:  # autocast copies what is outside of the layers
-        copies -= 2.0 * shape.num_layers * shape.layer_parameters / split
+        copies -= 2.0 * shape.num_layers * shape.layer_parameters
     largest = max(shape.layer_parameters, shape.vocab * shape.hidden)  # of the units that FSDP gathers
     width = 2.0 if is_gathered_bf16 and largest == shape.layer_parameters else 4.0
     if config.lora_rank and config.activation_checkpointing:
@@ -98,10 +97,10 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "gradients": 4 * trained / parts * (2 if learners > 1 else 1),  # their sum over learners is a second copy
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
-            "gathered layers": 2 * width * largest / split if config.fsdp else 0.0,
+            "gathered layers": 2 * width * largest if config.fsdp else 0.0,
             "reference": 4.0 * num / parts if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
             "regularisers": 4.0 * trained / parts * sum(one.num_copies for one in config.made_regularisers().values()),
-            "activations": tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
+            "activations": config.micro_batch_tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
             "reserve": RESERVE,
         }
     )

@@ -59,14 +59,10 @@ class ModelShape:
         """Bytes of keys and values of one token in bfloat16."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
-    def layer_activation_bytes(self, split: int = 1) -> float:
-        """Bytes per token that autograd keeps for one decoder layer in bfloat16: residuals and norms are fp32.
-
-        Args:
-            split: learners over which heads and inner columns are split (tensor parallelism).
-        """
+    def layer_activation_bytes(self) -> float:
+        """Bytes per token that autograd keeps for one decoder layer in bfloat16: residuals and norms are fp32."""
         attention = 2 * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return (attention + 4 * 2 * self.inner) / split + 26 * self.hidden
+        return attention + 4 * 2 * self.inner + 26.0 * self.hidden
 
 
 SHAPES = {

@@ -190,14 +190,6 @@ class TrainingSettings(Settings):
         False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md", of="fsdp.enabled",
         is_head=True
     )
-    fsdp_tensor_parallel: int = setting(
-        1, "learners over which each matrix is split, a divisor of num_learners; 1: none", of="fsdp.tensor_parallel",
-        rules="True", ge=1
-    )
-    fsdp_sequence_parallel: int = setting(
-        1, "learners over which the tokens of a pass are split, a divisor of num_learners; 1: none",
-        of="fsdp.sequence_parallel", rules="True", ge=1
-    )
     fsdp_gather_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         'format in which a learner gathers the weights of layers from the others: "bfloat16" halves that traffic and '

@@ -391,7 +391,7 @@ class SRL(SavedAlgorithm):
         shards = build_shards(
             batch.groups,
             batch.advantages,
-            self.learners.num_shards,
+            self.learners.num,
             self.config.sync_timeout_s,
             aggregation=settings.aggregation,
             longest=settings.longest_answer,
@@ -407,7 +407,7 @@ class SRL(SavedAlgorithm):
         if not settings.kl_coeff or not settings.kl_in_reward or not groups:
             return None
         rewards = [group.rewards_G.astype(np.float64) for group in groups]
-        shards = build_shards(groups, rewards, self.learners.num_shards, self.config.sync_timeout_s)
+        shards = build_shards(groups, rewards, self.learners.num, self.config.sync_timeout_s)
         answers = self.learners.episode_kl(shards, self.config.update_timeout_s)
         refs = [id(ref) for shard in shards for ref in shard.group_refs]
         kl_of = dict(zip(refs, (np.array(kl) for answer in answers for kl in answer), strict=True))
@@ -446,7 +446,7 @@ class SRL(SavedAlgorithm):
         num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
         own = own[: int(np.searchsorted(num_P, max(num_read.values())))]
         nothing = [np.zeros(len(group.rewards_G)) for group in own]
-        shards = build_shards(own, nothing, self.learners.num_shards, self.config.sync_timeout_s)
+        shards = build_shards(own, nothing, self.learners.num, self.config.sync_timeout_s)
         with self._engines_at_rest():
             num = self.learners.end_stages(ended, shards, self.config.update_timeout_s)
         if readers := [name for name, most in num_read.items() if most]:

@@ -209,19 +209,9 @@ def _sharded(config: Any) -> Iterator[Clash]:
     if config.fsdp is not True:
         return
     num, loss = config.num_learners, config.loss_settings()
-    for name in ("fsdp_tensor_parallel", "fsdp_sequence_parallel"):
-        size = getattr(config, name)
-        yield num > 1 and num % size, name, f"a divisor of num_learners = {num}"
-        whole = "1: the likeliest tokens are found in a whole head, for whole answers"
-        yield config.replay_retain and size > 1, f"replay_retain {name}", whole
-    is_both = config.fsdp_tensor_parallel > 1 and config.fsdp_sequence_parallel > 1
-    yield is_both, "fsdp_sequence_parallel fsdp_tensor_parallel", "1 of one of the two"
     is_narrow = config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16"
     products = "compute_dtype = 'bfloat16': products in float32 need weights in float32"
     yield is_narrow, "fsdp_gather_dtype compute_dtype", products
-    if config.fsdp_sequence_parallel > 1:
-        tries = "True: only the tokens of tries are split"
-        yield config.prefix_sharing is False, "fsdp_sequence_parallel prefix_sharing", tries
     yield config.lora_rank, "fsdp lora_rank", "one of the two: adapters are too small to shard"
     yield num < 2, "fsdp num_learners", "at least 2"
     yield config.colocate, "fsdp colocate", "one of the two: shards cannot be moved off the GPU"

@@ -189,7 +189,6 @@ class MicroBatch(TypedDict, Generic[Array]):
     episode: Array  # [N], `Episode.index` of each loss token
     # The learner's:
     temperature: NotRequired[float]
-    sequence: NotRequired[Any]  # DeviceMesh of the learners over which the tokens are split; with a trie only
     is_reused: NotRequired[bool]
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
     is_old: NotRequired[Array]  # bool [N], where the KL to the last stage's policy acts; with `stage_logp`

@@ -38,20 +38,17 @@ def norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     return length
 
 
-def summed(gradients: Sequence[torch.Tensor], num_learners: int, num_copies: int = 1) -> list[torch.Tensor]:
+def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.Tensor]:
     """Return the sum over shards of each tensor: new tensors, or the given ones with fewer than two learners.
 
     Args:
         gradients: of this learner's shard.
-        num_learners: number of learners; each has a shard.
-        num_copies: number of learners that have the same shard and the same tensors.
+        num_learners: number of learners.
     """
     if num_learners < 2:
         return list(gradients)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     torch.distributed.all_reduce(flat)
-    if num_copies > 1:
-        flat /= num_copies
     parts = flat.split([gradient.numel() for gradient in gradients])
     return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
 

@@ -33,7 +33,6 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
 from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.learner.fsdp.sharding import clipped_shards, mesh_of, most, norm_of_shards, summed_shards
 from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import (
@@ -49,6 +48,7 @@ from rllib_srl.learner.objective import (
 from rllib_srl.learner.reference import Reference
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
+from rllib_srl.learner.sharding import clipped_shards, most, norm_of_shards, summed_shards
 from rllib_srl.learner.training_state import TrainingState
 from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
@@ -92,12 +92,9 @@ class GRPOTorchLearner(TorchLearner):
         # Without `fsdp` all learners have whole weights, and only one is called.
         self._is_sharded = config.is_sharded
         self._is_first = not self._is_sharded or torch.distributed.get_rank() == 0
-        size = config.sequence_parallel
-        mesh = mesh_of(device, size)["parts"] if size > 1 else None
-        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded, mesh)
-        split = config.tensor_parallel if config.is_sharded else None
-        how = config.compute_dtype, split, config.flat().fsdp_gather_dtype
-        frozen = partial(Reference.of, self.policy, device, *how)
+        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded)
+        gather_dtype = config.flat().fsdp_gather_dtype if config.is_sharded else None
+        frozen = partial(Reference.of, self.policy, device, config.compute_dtype, gather_dtype)
         self.reference = frozen() if settings.needs_reference else None
         self.regularisers = None
         if named := config.made_regularisers():
@@ -105,7 +102,8 @@ class GRPOTorchLearner(TorchLearner):
             from rllib_srl.learner.regularisers.rule import Training
 
             parameters = dict(self.policy.saved_parameters())
-            own = Training(self.policy, parameters, self.scorer, device, config.num_shards, config.is_sharded, frozen)
+            of_run = (config.num_learners, config.is_sharded, frozen)
+            own = Training(self.policy, parameters, self.scorer, device, *of_run)
             self.regularisers = Regularisers(named, own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
         sends_adapter = config.flat().sends_adapter()
@@ -118,11 +116,6 @@ class GRPOTorchLearner(TorchLearner):
         self._save_error: Exception | None = None
         is_exact = config.prefix_sharing and is_sharing_exact(self.scorer.score, self.model, config.max_episode_tokens)
         self.can_share_prefixes = bool(is_exact)
-        if config.sequence_parallel > 1 and not self.can_share_prefixes:
-            raise ValueError(
-                f"fsdp.sequence_parallel = {config.sequence_parallel}; expected a model whose log-probs in tries "
-                "are exact, or 1: only the tokens of tries are split"
-            )
         self.retention = None
         if config.flat().replay_retain:
             from rllib_srl.learner.retention import Conflict
@@ -354,7 +347,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
         values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)
-        (total,) = summed([values], self.config.num_learners, self.config.learners_per_shard)
+        (total,) = summed([values], self.config.num_learners)
         return dict(zip(sums, total.tolist(), strict=True))
 
     def postprocess_gradients(self, gradients_dict: dict[str, Any]) -> dict[str, Any]:

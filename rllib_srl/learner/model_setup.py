@@ -2,7 +2,7 @@
 
     lora_rank > 0               add_adapters               only low-rank products are trained
     activation_checkpointing    rl_module.py               each decoder layer keeps its input and recomputes the rest
-    fsdp                        fsdp/                      a learner holds 1 / num_learners of weights, gradients, state
+    fsdp                        sharding.py                a learner holds 1 / num_learners of weights, gradients, state
     optimizer_name              make_optimizer             bfloat16, 8-bit or paged optimiser state
 
 `algorithm/validation.py` rejects combinations that do not work.
@@ -42,8 +42,8 @@ import torch
 from rllib_srl.engine.adapters import NAME, adapter_layers, adapter_tensors, add_adapters, has_adapters
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sharding import local, shard, whole
 from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.learner.sharding import local, shard, whole
 
 _BASE = ".base_layer"  # peft's name for the wrapped layer
 
@@ -62,7 +62,7 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
     if config.activation_checkpointing:
         policy.checkpoint_activations(offload=config.activation_checkpointing == "offload")
     if config.is_sharded:
-        shard(policy, policy.model, device, config.tensor_parallel, flat.fsdp_gather_dtype)
+        shard(policy, policy.model, device, flat.fsdp_gather_dtype)
 
 
 # --- adapters -------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ import torch
 
 from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.adapters import has_adapters
-from rllib_srl.learner.fsdp.sharding import shard
 from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import autocast, token_logps
+from rllib_srl.learner.sharding import shard
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.storage.checkpoints import MANIFEST
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
@@ -92,24 +92,23 @@ class Reference:
         model: torch.nn.Module,
         device: torch.device,
         compute_dtype: str,
-        tensor_parallel: int | None = None,
-        gather_dtype: str = "float32",
+        gather_dtype: str | None = None,
     ) -> None:
         """Set the model.
 
         Args:
-            model: whole; with `tensor_parallel` it is sharded in place.
+            model: whole; with `gather_dtype` it is sharded in place.
             device: of the model.
             compute_dtype: "float32" or "bfloat16".
-            tensor_parallel: shard the model over the learners, as `shard` does; None keeps it whole on each.
-            gather_dtype: of `shard`; the policy's, or the two would differ before the first update.
+            gather_dtype: of `shard`; the policy's, or the two would differ before the first update. None: keep the
+                model whole on each learner.
         """
         self.model = model
         self._device, self._compute_dtype = device, compute_dtype
         self._root: Any = Root(model)  # FSDP2 adds methods
-        self._is_sharded = tensor_parallel is not None
-        if tensor_parallel is not None:
-            shard(self._root, model, device, tensor_parallel, gather_dtype)
+        self._is_sharded = gather_dtype is not None
+        if gather_dtype is not None:
+            shard(self._root, model, device, gather_dtype)
 
     @classmethod
     def of(
@@ -117,8 +116,7 @@ class Reference:
         policy: CausalLMModule,
         device: torch.device,
         compute_dtype: str,
-        tensor_parallel: int | None = None,
-        gather_dtype: str = "float32",
+        gather_dtype: str | None = None,
         source: str = START,
     ) -> Reference:
         """Return the reference of a policy that starts to train; see `__init__`.
@@ -138,7 +136,7 @@ class Reference:
         if is_checkpoint(source):
             module.set_state(read_weights(_weights_in(Path(source))))
         model = module.model.requires_grad_(False)
-        return cls(model.to(device), device, compute_dtype, tensor_parallel, gather_dtype)
+        return cls(model.to(device), device, compute_dtype, gather_dtype)
 
     def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
         """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats; see `scores`."""

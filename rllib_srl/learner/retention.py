@@ -22,9 +22,9 @@ from rllib_srl.batch.layout import Episode, MicroBatch, episodes_of, micro_batch
 from rllib_srl.batch.parts import PartRef
 from rllib_srl.batch.retention import RetentionPart, episodes_in
 from rllib_srl.batch.shard import TrainingShard, fetched
-from rllib_srl.learner.fsdp.sharding import is_spread, local, num_copies
 from rllib_srl.learner.gradients import aside
 from rllib_srl.learner.scoring import Scorer
+from rllib_srl.learner.sharding import is_spread, local
 from rllib_srl.losses.retention import make_target, tensors_of, token_kl
 from rllib_srl.types import TARGET, Group, Target
 
@@ -306,8 +306,8 @@ def cosine(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
 
     A collective if the tensors are sharded.
     """
-    pairs = [(local(a).flatten(), local(b).flatten(), num_copies(a)) for a, b in zip(one, other, strict=True)]
-    rows = [torch.stack([a.dot(b), a.dot(a), b.dot(b)]).double() / copies for a, b, copies in pairs]
+    pairs = [(local(a).flatten(), local(b).flatten()) for a, b in zip(one, other, strict=True)]
+    rows = [torch.stack([a.dot(b), a.dot(a), b.dot(b)]).double() for a, b in pairs]
     sums_3 = torch.stack(rows).sum(0)
     if any(is_spread(a) for a in one):
         torch.distributed.all_reduce(sums_3)

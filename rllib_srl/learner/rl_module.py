@@ -15,8 +15,8 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.learner.fsdp.sharding import assign, is_sharded, whole
 from rllib_srl.learner.scoring import load_causal_lm, token_logps
+from rllib_srl.learner.sharding import assign, is_sharded, whole
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
 
 IN_SHARDS = "in learner_shards"  # only key of a state whose weights are in the checkpoint's shards

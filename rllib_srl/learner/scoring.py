@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 
 from rllib_srl.batch.layout import MicroBatch, bare_episode, micro_batch
 from rllib_srl.engine.models import local_model
-from rllib_srl.learner.fsdp.sequence_parallel import of_all, own_range, own_tokens
 from rllib_srl.learner.trie_attention import register
 
 ROWS = 2048  # maximum rows of a tile; each tile of rows makes one pass over the whole gradient of the weight
@@ -86,55 +85,41 @@ def token_logps(model: Any, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.
         ValueError: the head has a bias.
     """
     hidden_RTD = _body(model, batch)
-    predictor_N, target_N, mesh = batch["predictor"], batch["target"], batch.get("sequence")
-    if mesh is not None:
-        start, stop = own_range(batch["token_ids"].shape[1], mesh)
-        is_own_N = (predictor_N >= start) & (predictor_N < stop)
-        # One more token, which `of_all` leaves out: a learner without loss tokens takes part, too.
-        predictor_N = torch.cat([predictor_N[is_own_N] - start, predictor_N.new_zeros(1)])
-        target_N = torch.cat([target_N[is_own_N], target_N.new_zeros(1)])
-    rows_U, row_N = torch.unique(predictor_N, return_inverse=True)
+    target_N = batch["target"]
+    rows_U, row_N = torch.unique(batch["predictor"], return_inverse=True)
     hidden_UD = hidden_RTD.flatten(0, 1)[rows_U]
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise ValueError(f"the head of {type(model).__name__} has a bias; expected one without")
     scale = Scale(float(batch["temperature"]), getattr(model.config, "final_logit_softcapping", None))
     weight_VD: Any = head.weight
-    # A head that is split by vocabulary has its own function (`fsdp.tensor_parallel`).
-    score: Callable[..., tuple[torch.Tensor, torch.Tensor]] = getattr(head, "token_scores", token_scores)
     out = {}
     if "stored_tokens" in batch:  # one pass of the head for all of them
         stored_Nk = batch["stored_tokens"]
         rows = torch.cat([row_N, row_N.repeat_interleave(stored_Nk.shape[1])])
         tokens = torch.cat([target_N, stored_Nk.flatten()])
-        logp, entropy = score(hidden_UD, weight_VD, rows, tokens, scale)
+        logp, entropy = token_scores(hidden_UD, weight_VD, rows, tokens, scale)
         logp_N, entropy_N = logp[: len(row_N)], entropy[: len(row_N)]
         out["stored_logp"] = logp[len(row_N) :].view(stored_Nk.shape)
     else:
-        logp_N, entropy_N = score(hidden_UD, weight_VD, row_N, target_N, scale)
+        logp_N, entropy_N = token_scores(hidden_UD, weight_VD, row_N, target_N, scale)
     if "num_top" in batch:
         wanted_U, at_M = torch.unique(row_N[batch["top_at"]], return_inverse=True)
         tokens_Uk, logp_Uk = top_tokens(hidden_UD[wanted_U], weight_VD, batch["num_top"], scale)
         out |= {"top_tokens": tokens_Uk[at_M], "top_logp": logp_Uk[at_M]}
-    if mesh is not None:
-        logp_N, entropy_N = (of_all(one, is_own_N, mesh) for one in (logp_N, entropy_N))
     return out | {"logp": logp_N, "entropy": entropy_N}
 
 
 def _body(model: Any, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
-    """Return the last hidden states [R, T, D]; with `sequence` those of this learner's tokens."""
-    token_ids, position_ids = batch["token_ids"], batch["position_ids"]
+    """Return the last hidden states [R, T, D]."""
     if batch.get("trie") is None:
         shape: dict[str, Any] = {"attention_mask": batch["attention_mask"]}
     else:
         # Transformers passes a 4-D mask through unchanged; without one it would build a [T, T] mask.
         no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch["token_ids"].device)
         shape = {"attention_mask": no_mask, "trie": batch["trie"]}
-        if (mesh := batch.get("sequence")) is not None:
-            shape["sequence"] = mesh
-            token_ids, position_ids = own_tokens(token_ids, mesh), own_tokens(position_ids, mesh)
     hidden_RTD: torch.Tensor = model.base_model(
-        input_ids=token_ids, position_ids=position_ids, use_cache=False, **shape
+        input_ids=batch["token_ids"], position_ids=batch["position_ids"], use_cache=False, **shape
     ).last_hidden_state
     return hidden_RTD
 
@@ -152,9 +137,7 @@ class Widened(TorchFunctionMode):
 class Scorer:
     """Forward passes of the policy in the compute dtype of training. Invariant: no method changes a weight."""
 
-    def __init__(
-        self, policy: Any, device: torch.device, compute_dtype: str, is_sharded: bool, sequence: Any = None
-    ) -> None:
+    def __init__(self, policy: Any, device: torch.device, compute_dtype: str, is_sharded: bool) -> None:
         """Set the policy.
 
         Args:
@@ -162,17 +145,13 @@ class Scorer:
             device: of the policy.
             compute_dtype: "float32" or "bfloat16".
             is_sharded: whether FSDP2 shards the weights.
-            sequence: mesh of the learners over which the tokens of tries are split, see `fsdp.sequence_parallel`.
         """
         self._policy, self._device = policy, device
-        self._compute_dtype, self._is_sharded, self._sequence = compute_dtype, is_sharded, sequence
+        self._compute_dtype, self._is_sharded = compute_dtype, is_sharded
 
     def tensors(self, one: MicroBatch[np.ndarray], temperature: float = 1.0) -> MicroBatch[torch.Tensor]:
         """Return a micro-batch with tensors on the device: what `token_logps` and the loss read."""
-        batch = as_tensors(one, self._device, temperature)
-        if self._sequence is not None and batch["trie"] is not None:
-            batch["sequence"] = self._sequence
-        return batch
+        return as_tensors(one, self._device, temperature)
 
     def forward(
         self,
@@ -259,23 +238,12 @@ def token_scores(
         token_N: token ids, in [0, V).
         scale: softcap and temperature.
     """
-    lse_U, entropy_U, target_N = row_scores(hidden_UD, weight_VD, row_N, token_N, scale)
-    return target_N - lse_U[row_N], entropy_U[row_N]
-
-
-def row_scores(
-    hidden_UD: torch.Tensor, weight_VD: torch.Tensor, row_N: torch.Tensor, token_N: torch.Tensor, scale: Scale
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log-sum-exp [U] and entropy [U] of each row and the logit of each token [N], fp32, with gradients.
-
-    Arguments as for `token_scores`; `weight_VD` may hold some of the vocabulary only.
-    """
     order = torch.argsort(row_N, stable=True)
     device = hidden_UD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
     scores: Callable[..., tuple[torch.Tensor, ...]] = _Scores.apply
     lse_U, entropy_U, target_N = scores(hidden_UD, weight_VD, row_N[order], token_N[order], scale, dtype)
-    return lse_U, entropy_U, target_N[torch.argsort(order)]
+    return target_N[torch.argsort(order)] - lse_U[row_N], entropy_U[row_N]
 
 
 def top_tokens(

@@ -30,8 +30,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
-from rllib_srl.learner.fsdp.sharding import is_spread, sharded_optimizer_state, whole_optimizer_state
 from rllib_srl.learner.rl_module import CausalLMModule
+from rllib_srl.learner.sharding import is_spread, sharded_optimizer_state, whole_optimizer_state
 from rllib_srl.storage.checkpoints import CheckpointError
 
 # torch.distributed.checkpoint takes a second to load, so the functions that need it import it.

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.trie import Cover, Rectangle, Squares, Trie
-from rllib_srl.learner.fsdp.sequence_parallel import to_heads, to_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,6 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     trie: Trie | None = None,
-    sequence: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend along a trie, or as transformers' "sdpa" with `attention_mask` if `trie` is None.
@@ -74,17 +72,11 @@ def attention(
         sliding_window: number of positions a token attends to, itself included; None means all.
         softcap: scores become softcap * tanh(score / softcap); None means no cap.
         trie: trie of the tokens.
-        sequence: mesh of the learners over which the tokens are split; query, key and value are of T / n tokens then,
-            and so is the output. With a trie only.
         kwargs: further arguments that transformers passes to kernels.
 
     Returns:
         Output [R, T, H, D], and None in place of attention weights.
     """
-    if sequence is not None and trie is not None:
-        query, key, value = (to_heads(one, len(trie), sequence) for one in (query, key, value))
-        out, _ = attention(module, query, key, value, None, dropout, scaling, sliding_window, softcap, trie, **kwargs)
-        return to_tokens(out, sequence), None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if softcap:
         mask = attention_mask if trie is None else _explicit(trie, sliding_window, query.device)

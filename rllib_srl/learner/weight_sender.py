@@ -19,8 +19,8 @@ import torch
 
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack_stream, unpack
 from rllib_srl.engine.vllm_trainer import open_trainer
-from rllib_srl.learner.fsdp.sharding import is_spread
 from rllib_srl.learner.model_setup import sent_weights
+from rllib_srl.learner.sharding import is_spread
 
 CHECKED_STRIDE = 64  # one row in so many of each packed matrix is compared with the weights in training
 

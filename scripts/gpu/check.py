@@ -78,12 +78,6 @@ STEPS = (
     Step("max_lag", RUN, ("--model", "tiny", "--shares", "0.6", "0.4", "--max-lag", "1", "--iterations", "4")),
     Step("fsdp", RUN, ("--model", "tiny", "--shares", "1", "1", "--fsdp", "2"), num_gpus=3),
     Step("fsdp_bf16", RUN, ("--model", "tiny", "--shares", "1", "1", "--fsdp", "2", "--gather-bf16"), num_gpus=3),
-    Step(
-        "learner_parallel",
-        RUN,
-        ("--model", "tiny", "--shares", "1", "1", "--fsdp", "2", "--tensor-parallel", "2"),
-        num_gpus=3,
-    ),
     Step("engine_parallel", RUN, ("--model", "tiny", "--shares", "2", "1", "--engine-parallel", "2"), num_gpus=3),
     Step("engine_1.5b", ENGINE, ("1.5B",)),
     Step("engine_8b", ENGINE, ("8B",)),

@@ -4,7 +4,6 @@
     python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate --transfer ipc
     python -m scripts.gpu.run --model tiny --dtype float32                              the canary at 1e-3 nats
     python -m scripts.gpu.run --random 1.5B --iterations 3 [--lora]                     random weights
-    python -m scripts.gpu.run --model tiny --shares 1 1 --fsdp 2 --tensor-parallel 2    matrices split over learners
 
 `--short` trains a tiny random model with the Transformers engine on the CPU: all that needs no GPU, in as few
 processes as that needs. It has no split engine, and recomputes activations where `--offload` would move them.
@@ -35,7 +34,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shares", nargs=2, type=float, metavar=("ENGINE", "LEARNER"), help="GPUs of each process")
     parser.add_argument("--transfer", default="object_store")
     parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N learners")
-    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="of them N split each matrix")
     parser.add_argument("--engine-parallel", type=int, default=1, metavar="N", help="GPUs of one engine")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the computation, in place of the default")
@@ -64,8 +62,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         .debugging(seed=1)
     )
     if args.fsdp:
-        split = {"tensor_parallel": args.tensor_parallel}
-        config.training(fsdp=split | ({"gather_dtype": "bfloat16"} if args.gather_bf16 else {}))
+        config.training(fsdp={"gather_dtype": "bfloat16"} if args.gather_bf16 else True)
     if args.gather_bf16 or args.dtype:
         config.training(compute_dtype=args.dtype or "bfloat16")
     if args.max_lag:

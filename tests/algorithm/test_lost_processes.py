@@ -80,8 +80,7 @@ def test_groups_that_died_with_their_node_are_a_loss():
         raise OwnerDiedError("00" * 28, None, "")
 
     learner = SimpleNamespace(reuse_report=lost)
-    config = SimpleNamespace(num_shards=1, learners_per_shard=1)
-    learners = Learners(SimpleNamespace(is_local=True, update=lost, _learner=learner, config=config))
+    learners = Learners(SimpleNamespace(is_local=True, update=lost, _learner=learner))
     with pytest.raises(LearnerFailure, match="^groups were lost with their node while updating$"):
         learners.update([], {}, 1, 8.0)
 

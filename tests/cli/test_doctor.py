@@ -234,8 +234,6 @@ def test_a_good_run_passes_every_check(ray_here, capsys, tmp_path, more):
 @pytest.mark.parametrize("flags", [
     ["--max-lag", "1", "--num-env-runners", "2"], ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"],
     ["--lora", "4"], ["--regularisers", '{"l2": 0.1}'], ["--fsdp", "true", "--num-learners", "2"],
-    ["--fsdp", "{tensor_parallel: 2}", "--num-learners", "2"],
-    ["--fsdp", "{sequence_parallel: 2}", "--num-learners", "4"],
 ])  # fmt: skip
 def test_the_short_runs_of_valid_settings_are_valid(flags):
     config = build_config(given_settings(doctor.parse(["--env", "compare", "--model", "tiny", *flags])))

@@ -185,7 +185,6 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
         "adapters": flat.lora_rank == 16 and flat.lora_send == "adapter" and config.colocate,
         "max_lag": config.max_lag == 1 and not config.colocate,
         "fsdp_bf16": flat.fsdp and flat.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,
-        "learner_parallel": flat.fsdp and flat.fsdp_tensor_parallel == 2 == config.num_learners,
         "engine_parallel": flat.engine_tensor_parallel_size == 2 == config.num_gpus_per_env_runner,
         "offload_1.5b": config.activation_checkpointing == "offload",
         "adamw_8bit_1.5b": config.optimizer_name == "adamw_8bit",

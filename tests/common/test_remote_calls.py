@@ -229,9 +229,9 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
 # --- learners -------------------------------------------------------------------------------------
 
 
-def learners_of(*workers, fsdp=False, per_shard=1) -> Learners:
+def learners_of(*workers, fsdp=False) -> Learners:
     manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp, learners_per_shard=per_shard, num_shards=1)
+    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp)
     return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
 
 
@@ -255,15 +255,6 @@ def test_a_dead_learner_is_named_with_what_it_did(arrived):
     learners = learners_of(SimpleNamespace(take_saved=Remote(True)), SimpleNamespace(take_saved=Remote(DIED)))
     with pytest.raises(ActorFailure, match=r"^learner 1 died \(killed\) while writing a checkpoint$"):
         learners.take_saved(8.0)
-
-
-def test_learners_that_share_a_shard_are_asked_alike_and_answer_once(arrived):
-    workers = [SimpleNamespace(episode_kl=Remote(total), take_targets=Remote(total)) for total in (1, 1, 5, 5)]
-    learners = learners_of(*workers, fsdp=True, per_shard=2)
-    assert learners.episode_kl(["first", "second"], 8.0) == [1, 5]
-    asked = [worker.episode_kl.calls[0][0] for worker in workers]
-    assert [args[0] for args in asked] == ["first", "first", "second", "second"]
-    assert learners.take_targets() == [1, 5]
 
 
 def test_targets_are_not_waited_for():

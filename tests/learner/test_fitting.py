@@ -185,11 +185,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     ({"fsdp": True}, "num_learners = 0; expected at least 2"),
     ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora = 4; expected one of the two"),
     ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
-    ({"fsdp": {"tensor_parallel": 0}}, "fsdp.tensor_parallel = 0; expected an integer of at least 1"),
-    ({"fsdp": {"enabled": False, "tensor_parallel": 2}}, "expected it only with fsdp = 'True', not False"),
-    ({"fsdp": {"tensor_parallel": 2}, "lora_rank": 4}, "fsdp.enabled = True with lora = 4; expected one of the"),
-    ({"fsdp": {"tensor_parallel": 2, "sequence_parallel": 2}}, "parallel = 2; expected 1 of one of the two"),
-    ({"fsdp": {"sequence_parallel": 2}, "prefix_sharing": False}, "expected True: only the tokens of tries are"),
     ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
     ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
     ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),
@@ -213,18 +208,6 @@ def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(confi
     with pytest.raises(ValueError, match=f"{message}.* or lora = {{'rank': ..., 'send': 'merged'}}"):
         changed(config, lora=lora).validate()
     assert not [line for line in faults_of(changed(config, lora={**lora, "send": "merged"})) if "lora" in line]
-
-
-@pytest.mark.parametrize(("num_learners", "size", "message"), [
-    (3, 2, "expected a divisor of num_learners = 3"),
-    (4, 4, "expected a divisor of the model's number of key-value heads, 2"),
-    (3, 3, "expected a divisor of the model's number of attention heads, 4"),
-])  # fmt: skip
-@pytest.mark.parametrize("kind", ["tensor_parallel", "sequence_parallel"])
-def test_learners_and_heads_must_be_divisible(config, kind, num_learners, size, message):
-    config.env_runners(num_env_runners=1).learners(num_learners=num_learners)
-    with pytest.raises(ValueError, match=f"fsdp.{kind} = {size}.*; {message}"):
-        changed(config, fsdp={kind: size}).validate()
 
 
 def test_an_unknown_layer_is_named(config, ray_here):

@@ -14,13 +14,42 @@ from collections import Counter
 import pytest
 import torch
 
-from rllib_srl.learner.fsdp.tensor_parallel import KINDS
-from tests.learner.test_tensor_parallel_models import gradients_of, model_of
 from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
 EQUAL, BOUND = 1e-6, 2.0
+KINDS = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 LATER = 1e-3  # after an update: a weight that differs in its last digit may be rounded to another bfloat16
+
+SIZES = {
+    "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "initializer_range": 0.12,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def model_of(kind, is_tied):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rllib_srl.learner.trie_attention import register
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=is_tied)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=register()).eval()
+
+
+def gradients_of(model, forward):
+    num = 24
+    ids = torch.randint(0, 288, (2, num), generator=torch.Generator().manual_seed(1))
+    predictor = torch.cat([torch.arange(5, num - 1), num + torch.arange(8, num - 1)])
+    batch = {
+        "token_ids": ids, "position_ids": torch.arange(num).expand(2, -1), "attention_mask": torch.ones_like(ids),
+        "predictor": predictor, "target": ids.flatten()[predictor + 1], "temperature": 0.9,
+    }  # fmt: skip
+    out = forward(batch)
+    loss = out["logp"] @ torch.linspace(-1, 1, len(predictor)) + 0.3 * out["entropy"].sum()
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 class Counting(Gathering):
@@ -60,12 +89,11 @@ def config_of(model_dir, dtype, **settings):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_layers_are_sent_in_bfloat16_and_nothing_else_changes(random_llama_dir, ray_here, tensor_parallel):
+def test_layers_are_sent_in_bfloat16_and_nothing_else_changes(random_llama_dir, ray_here):
     one, exact = (learner_group(config_of(random_llama_dir, dtype)) for dtype in ("bfloat16", "float32"))
     pairs = []
     for gather_dtype in ("bfloat16", "float32"):
-        fsdp = {"gather_dtype": gather_dtype, "tensor_parallel": tensor_parallel}
+        fsdp = {"gather_dtype": gather_dtype}
         config = config_of(random_llama_dir, "bfloat16", fsdp=fsdp).learners(num_learners=2, num_cpus_per_learner=0.25)
         pairs.append(learner_group(config.learners(learner_class=Counting)))
     try:
@@ -80,12 +108,11 @@ def test_layers_are_sent_in_bfloat16_and_nothing_else_changes(random_llama_dir, 
             assert 0 < relative_gap(found[0], alone) < BOUND * relative_gap(alone, full)
         (gathered, summed, kept), _ = (answer.get() for answer in pairs[0].foreach_learner(lambda one: one.counts()))
         assert kept == {"torch.float32"}
-        if tensor_parallel == 1:  # else each learner has all rows of its parts
-            assert {*summed} == {"torch.float32"} and {*gathered} == {"torch.float32", "torch.bfloat16"}
-            named = one._learner.model.named_parameters()
-            num = sum(weight.numel() for name, weight in named if ".layers." in name and weight.ndim == 2)
-            num_passes, rest = divmod(gathered["torch.bfloat16"], num)
-            assert num_passes >= 1 and rest == 0  # the matrices of all layers, and nothing else
+        assert {*summed} == {"torch.float32"} and {*gathered} == {"torch.float32", "torch.bfloat16"}
+        named = one._learner.model.named_parameters()
+        num = sum(weight.numel() for name, weight in named if ".layers." in name and weight.ndim == 2)
+        num_passes, rest = divmod(gathered["torch.bfloat16"], num)
+        assert num_passes >= 1 and rest == 0  # the matrices of all layers, and nothing else
     finally:
         for pair in pairs:
             pair.shutdown()
@@ -93,9 +120,9 @@ def test_layers_are_sent_in_bfloat16_and_nothing_else_changes(random_llama_dir, 
 
 def compare(rank, port):
     """Compare gathering in both formats with a whole model, in one of two processes; raises where they differ."""
-    from rllib_srl.learner.fsdp.sharding import shard, whole
     from rllib_srl.learner.reference import Root
     from rllib_srl.learner.scoring import autocast, token_logps
+    from rllib_srl.learner.sharding import shard, whole
 
     device = torch.device("cpu")
     torch.set_num_threads(1)

@@ -51,8 +51,6 @@ class Learners:
     def __init__(self, group: LearnerGroup) -> None:
         """Wrap RLlib's group."""
         self._group = group
-        self.num_shards: int = group.config.num_shards  # into how many a batch is cut
-        self._per_shard: int = group.config.learners_per_shard  # neighbours that train one shard together
 
     def end(self) -> None:
         """Kill all remote learners; none is waited for, since they may hang in a collective."""
@@ -86,26 +84,24 @@ class Learners:
     def update(
         self, shards: Sequence[TrainingShard], timesteps: dict[str, Any], num_epochs: int, timeout_s: float
     ) -> list[Any]:
-        """Train every learner on its shard and return the metrics of each shard.
-
-        With tensor or sequence parallelism neighbouring learners share a shard, and have equal metrics.
+        """Train every learner on its shard and return the metrics of each.
 
         Raises:
             LearnerFailure: a learner died or did not finish within `timeout_s`.
             Exception: the learner's own exception.
         """
-        refs = [ref for shard in shards for ref in [ray.put(shard)] * self._per_shard]
+        refs = [ray.put(shard) for shard in shards]
         if self._group.is_local:
             with _loss_reported("updating"):
                 results: list[Any] = self._group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs)
                 return results
         self._group.update(batch_refs=refs, timesteps=timesteps, num_epochs=num_epochs, async_update=True)
         with _loss_reported("updating"):
-            return _collect(self._group, timeout_s)[:: self._per_shard]
+            return _collect(self._group, timeout_s)
 
     def episode_kl(self, shards: Sequence[TrainingShard], timeout_s: float) -> list[list[list[float]]]:
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
-        return self._run_shards(calls, timeout_s, "scoring the reference")
+        return self._run(calls, timeout_s, "scoring the reference")
 
     def reuse_report(self, timeout_s: float) -> dict[str, dict[str, float]]:
         """Return and clear the diagnostics of all reused groups; see `GRPOTorchLearner.reuse_report`."""
@@ -116,7 +112,7 @@ class Learners:
         if self._group.is_local:
             return [call.run(self._group._learner)]
         workers = [worker for _, worker in sorted(self._group._worker_manager.actors().items())]
-        return [call.submit(worker) for worker in workers[:: self._per_shard]]
+        return [call.submit(worker) for worker in workers]
 
     def take_targets(self) -> list[Any]:
         """Return the targets of this iteration, one list a shard, or without waiting a reference to each."""
@@ -124,14 +120,14 @@ class Learners:
 
     def retention_report(self, timeout_s: float) -> list[Any]:
         """Return what each shard says of its held answers; see `StoredAnswers.report`."""
-        return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")[:: self._per_shard]
+        return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")
 
     def follow_policy(self, rate: float, timeout_s: float) -> None:
         self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
 
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
         calls = [Call.of(GRPOTorchLearner.end_stages, list(domains), shard) for shard in shards]
-        return self._run_shards(calls, timeout_s, "ending a stage")[0]
+        return self._run(calls, timeout_s, "ending a stage")[0]
 
     def onload(self, timeout_s: float) -> None:
         """Move the optimiser state to the GPU that the learners share with engines."""
@@ -222,10 +218,6 @@ class Learners:
     def _gathered(self, call: Call[Result], timeout_s: float, what: str) -> Result:
         """Run a call for gathered weights, which with `fsdp` every learner must join; return learner 0's result."""
         return self._run([call] * (self.num if self._group.config.is_sharded else 1), timeout_s, what)[0]
-
-    def _run_shards(self, calls: Sequence[Call[Result]], timeout_s: float, what: str) -> list[Result]:
-        """Run the call of each shard on all its learners and return one result a shard."""
-        return self._run([call for call in calls for _ in range(self._per_shard)], timeout_s, what)[:: self._per_shard]
 
     def _run(self, calls: Sequence[Call[Result]], timeout_s: float, what: str) -> list[Result]:
         """Run one call on each of the first `len(calls)` learners and return their results in order.

@@ -65,11 +65,6 @@ class Distillation(Regulariser):
                 yield f"{name}.teacher = {source!r}; {fault}"
         if self.mode == FORWARD and not self.top_k:
             yield f"{name}.top_k = 0 with mode = 'forward'; expected at least 1: no token is sampled from the teacher"
-        if self.top_k and max(config.tensor_parallel, config.sequence_parallel) > 1:
-            yield (
-                f"{name}.top_k = {self.top_k} with fsdp.tensor_parallel or fsdp.sequence_parallel; expected 0, or 1 of "
-                "both: the likeliest tokens are found in a whole head, for whole answers"
-            )
 
     def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
         """Yield an error if the model has fewer tokens than `top_k`."""

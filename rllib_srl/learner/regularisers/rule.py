@@ -55,7 +55,7 @@ class Training:
     parameters: Named
     scorer: Scorer
     device: torch.device
-    num_shards: int  # whose gradients are summed, at least 1
+    num_learners: int  # whose gradients are summed
     is_sharded: bool  # FSDP2 shards the weights
     frozen: Callable[[str], Reference]  # loads another policy, see `Reference.of`
 

@@ -17,9 +17,9 @@ import torch
 
 from rllib_srl.batch.layout import Episode, micro_batch
 from rllib_srl.common.setting_model import is_integer, is_number
-from rllib_srl.learner.fsdp.sharding import local, num_copies, of_local
 from rllib_srl.learner.gradients import summed
 from rllib_srl.learner.regularisers.rule import AT_LEAST_1, COEFF, Named, Range, Regulariser, Training, bounded
+from rllib_srl.learner.sharding import local, of_local
 from rllib_srl.losses.regularisers import decayed, pull
 
 
@@ -41,7 +41,7 @@ def _pulled(
         weight = None if importance is None else importance[name]
         more, penalty = pull(local(parameter), anchor[name], weight)
         result.append(of_local(parameter, torch.add(local(gradient), more, alpha=coeff)))
-        total += coeff * float(penalty) / num_copies(parameter)  # a sum over learners counts each copy
+        total += coeff * float(penalty)
     return result, total
 
 
@@ -128,7 +128,7 @@ class EWC(Regulariser):
                 for square, gradient in zip(squares, found, strict=True):
                     if gradient is not None:
                         square.addcmul_(gradient, gradient)
-        *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self.training.num_shards)
+        *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self.training.num_learners)
         if num := int(count):
             before = self._importance or {}
             named = zip(parameters, squares, strict=True)

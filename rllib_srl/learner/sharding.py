@@ -8,15 +8,11 @@
     checkpoint  each learner writes its part (`training_state`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
 
-With tensor parallelism (`tensor_parallel.py`) the learners are a mesh of data x tensor: each matrix is split over the
-learners of a row of the mesh first, and each part is sharded over the column.
-
 Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,6 @@ import torch
 from typing_extensions import TypeIs
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 # torch.distributed.tensor and .fsdp take 1.5 s to load, so the functions that need them import them.
@@ -34,7 +29,6 @@ def shard(
     module: torch.nn.Module,
     model: Any,
     device: torch.device,
-    tensor_parallel: int = 1,
     gather_dtype: str = "float32",
 ) -> None:
     """Shard a module over all learners, in place.
@@ -47,21 +41,16 @@ def shard(
         module: the root module. Only its own forward pass gathers weights: never call the inner model directly.
         model: the Hugging Face model inside `module`.
         device: "cpu" or a GPU. The process group must be initialised.
-        tensor_parallel: learners over which each matrix is split; it divides their number.
         gather_dtype: "float32" or "bfloat16".
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
     if gather_dtype == "bfloat16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
-    both = mesh_of(device, tensor_parallel)
-    if tensor_parallel > 1:
-        from rllib_srl.learner.fsdp.tensor_parallel import split
-
-        split(model, both["parts"])
-    mesh = both["data"]
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for layer in model.base_model.layers:
         if gather_dtype == "bfloat16":
             fully_shard(_norms_of(layer), mesh=mesh)
@@ -73,14 +62,6 @@ def _norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules of a layer whose own weights are all vectors."""
     own = ((module, list(module.parameters(recurse=False))) for module in layer.modules())
     return [module for module, weights in own if weights and all(weight.ndim == 1 for weight in weights)]
-
-
-def mesh_of(device: torch.device, size: int) -> DeviceMesh:
-    """Return the mesh "data" x "parts" of all learners; `size` neighbouring learners share a shard. A collective."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    shape = (torch.distributed.get_world_size() // size, size)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "parts"))
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -107,22 +88,14 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor().detach() if is_spread(tensor) else tensor
 
 
-def num_copies(tensor: torch.Tensor) -> int:
-    """Return the number of learners that hold the same part of a tensor."""
-    if not is_spread(tensor):
-        return 1
-    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    return math.prod(size for placement, size in sizes if placement.is_replicate())
-
-
 def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sums over shards of data of gradients that torch has averaged; they stay sharded."""
-    return [gradient * gradient.device_mesh.size(0) for gradient in gradients if is_spread(gradient)]
+    """Return the sums over learners of gradients that torch has averaged; they stay sharded."""
+    return [gradient * gradient.device_mesh.size() for gradient in gradients if is_spread(gradient)]
 
 
 def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm of all gradients over all learners; a collective."""
-    parts = [torch.linalg.vector_norm(local(one)).square() / num_copies(one) for one in gradients]
+    parts = [torch.linalg.vector_norm(local(one)).square() for one in gradients]
     total = torch.stack(parts).sum()
     torch.distributed.all_reduce(total)
     length: torch.Tensor = total.sqrt()

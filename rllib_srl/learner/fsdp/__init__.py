@@ -1,1 +1,0 @@
-"""FSDP2 for the learners: sharding of models, sharded state and its files."""
