@@ -35,7 +35,6 @@ from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
 from rllib_srl.common.import_paths import functions_in
 from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
-from rllib_srl.curriculum.curriculum import Curriculum
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.engine.model_dir import vocabulary_digest
@@ -68,7 +67,6 @@ class SavedAlgorithm(Algorithm):
     source: PromptSource
     memory: ReplayClient
     reference_clock: ReferenceClock
-    curriculum: Curriculum
     report: Report
     ratings: RatingFeed
     learner_group: Any  # RLlib's
@@ -146,11 +144,10 @@ class SavedAlgorithm(Algorithm):
         return bool(new)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and planner."""
+        """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and callbacks."""
         own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         own["memory"], own["vocabulary"] = self.memory.get_state(), self._vocabulary
         own["reference_clock"] = self.reference_clock.get_state()
-        own["curriculum"] = self.curriculum.get_state()
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
@@ -178,7 +175,6 @@ class SavedAlgorithm(Algorithm):
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             self.reference_clock.set_state(state["srl"]["reference_clock"])
-            self.curriculum.set_state(state["srl"]["curriculum"])
             set_states(self, state["srl"]["callbacks"])
             if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])

@@ -1,7 +1,7 @@
 """SRLConfig: all settings of the algorithm as flat attributes, so that Tune can search over each one.
 
 The grouped methods are RLlib's (`environment`, `rl_module`, `env_runners`, `learners`, `training`, `evaluation`,
-`fault_tolerance`, ...) and take the settings of SRL beside RLlib's own; SRL adds `replay` and `planner`.
+`fault_tolerance`, ...) and take the settings of SRL beside RLlib's own; SRL adds `replay`.
 `validate` reports all errors at once. `docs/settings.md` is generated from the tables in `settings.py`.
 """
 
@@ -61,7 +61,6 @@ from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import AGENT, LOSS_RULES, MEMORY_RULES, with_whole_paths
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_model import is_number
-from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.curriculum.streams import Stream, make_stream
 from rllib_srl.engine.models import ModelError, described_model, local_model, sizes_of
 from rllib_srl.learner.regularisers.regularisers import made
@@ -232,10 +231,6 @@ class SRLConfig(AlgorithmConfig):
         """Add the KL to frozen teachers on the policy's own answers; parameters: docs/losses.md#distillation."""
         terms = {**(self.regularisers or {}), "distill": {"teacher": teacher, **parameters}}
         return self._assign({"regularisers": terms})
-
-    def planner(self, **kwargs: Any) -> SRLConfig:
-        """Set the planner of continual learning; names are those of docs/settings.md without the prefix `planner_`."""
-        return self._assign_short("planner", kwargs)
 
     def callbacks(self, callbacks_class: Any = NotProvided, **kwargs: Any) -> SRLConfig:
         """Set RLlib's callbacks, by class or by name: "contrib.trackers:wandb", "my_module:MyCallback", or a list."""
@@ -415,10 +410,6 @@ class SRLConfig(AlgorithmConfig):
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix."""
         return self.flat().replay_settings()
-
-    def planner_settings(self) -> PlannerSettings:
-        """Return the planner's settings, without their prefix."""
-        return self.flat().planner_settings()
 
     def task_stream(self) -> Stream | None:
         """Return the stream of domains, None for a fixed mixture."""

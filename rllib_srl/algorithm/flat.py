@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rllib_srl.algorithm.settings import FLAT, GROUPS, NO_ATTRIBUTES
-from rllib_srl.common.setting_model import Part
-from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
@@ -39,20 +37,14 @@ class FlatSettings:
 
     def replay_settings(self) -> ReplaySettings:
         """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""
-        found = self._part(ReplaySettings)
+        prefix = ReplaySettings.prefix
+        values = {name.removeprefix(prefix): getattr(self, name) for name in ReplaySettings.table()}
+        found = ReplaySettings.model_construct(**values)
         return found.model_copy(update={"min_graded": min(found.min_graded, self.group_size)})
 
-    def planner_settings(self) -> PlannerSettings:
-        """Return the planner's settings, without their prefix."""
-        return self._part(PlannerSettings)
-
-    def _part(self, model: type[Part]) -> Part:
-        values = {name.removeprefix(model.prefix): getattr(self, name) for name in model.table()}
-        return model.model_construct(**values)
-
     def may_draw(self, kind: str) -> bool:
-        """Return whether the memory is ever drawn from for "revisit" or "reuse": by its fraction, or by the planner."""
-        return bool(getattr(self, f"replay_{kind}_fraction")) or kind in self.planner_settings().adapted
+        """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
+        return bool(getattr(self, f"replay_{kind}_fraction"))
 
     def adapter_spec(self) -> AdapterSpec:
         """Return the form of the adapters; only with `lora_rank` above 0."""

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, Strict
 
 from rllib_srl.common.setting_model import PRESET, Pair, Setting, Settings, by, groups_of, public, setting, where
-from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.losses.settings import LossSettings, filled
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage.local_paths import local_path
@@ -282,7 +281,6 @@ PARTS = (
     Part("learners", "", LearnerSettings),
     Part("evaluation", "evaluation", EvaluationSettings),
     Part("memory", "replay", ReplaySettings),
-    Part("planner of continual learning", "planner", PlannerSettings),
 )
 FLAT = {name: row for part in PARTS for name, row in part.model.table().items()}
 GROUPS = groups_of(FLAT)

@@ -8,7 +8,7 @@
       batch      advantages, loss weights ──> one shard per learner
       learn      one update of the learners
       sync       verified weights to every engine
-      look_back  learner feedback to the memory, reference model, planner, callbacks
+      look_back  learner feedback to the memory, reference model, callbacks
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
 from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
 from rllib_srl.common.environments import grading_digest
-from rllib_srl.curriculum.curriculum import Curriculum, weighted
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.curriculum.curriculum import Curriculum, Plan, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -133,10 +132,7 @@ class SRL(SavedAlgorithm):
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
         self.retention = self._make_retention()
-        fractions = (self.config.replay_settings().first_revisit_fraction, self.config.replay_reuse_fraction)
-        self.curriculum = Curriculum(
-            self.config.planner_settings(), fractions, self.source, self.memory, self.metrics
-        )
+        self.curriculum = Curriculum(self.source, self.memory, self.metrics)
         self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         self.losses = LossWatch()
         self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
@@ -232,7 +228,7 @@ class SRL(SavedAlgorithm):
         with self._timed("look_back"):
             if is_updated:
                 self._look_back(groups, reused, now)
-            ended = self._end(plan, groups, reused, batch, visits, now)
+            ended = self._end(plan, groups, reused, visits, now)
         self._report_iteration(now, batches, groups, batch, reused, visits)
         self.report.stages(ended)
 
@@ -240,7 +236,7 @@ class SRL(SavedAlgorithm):
 
     def _plan(self, now: int) -> tuple[Plan, list[Prompt], int]:
         """Return the plan and the prompts to begin; the first ones, of the returned number, are revisits."""
-        plan = planned(self, self.curriculum.plan(now), now)
+        plan = planned(self, Plan(), now)
         if plan.num_reused is not None:
             return plan, augmented(self, [], now), 0
         in_play = [prompt.key for prompt, _ in self.rollouts.in_play]
@@ -275,13 +271,11 @@ class SRL(SavedAlgorithm):
         plan: Plan,
         groups: Sequence[GroupMeta],
         reused: Sequence[GroupMeta],
-        batch: AdvantageBatch,
         visits: Mapping[str, Visit],
         now: int,
     ) -> list[str]:
         """Tell curriculum, regularisers, callbacks and ratings what was played; return the ended stages."""
-        trained = {group.group_id for group in batch.groups}
-        ended = self.curriculum.end(plan, groups, trained, self.config.replay_pass_reward, now)
+        ended = self.curriculum.end(plan, groups)
         refused = {name for name, visit in visits.items() if visit.without_loss}
         self._end_stages(ended, [group for group in groups if group.group_id not in refused])
         call_finished(self, groups, reused, ended, now)

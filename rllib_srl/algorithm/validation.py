@@ -23,7 +23,7 @@ from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import TORCH, fault_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
-from rllib_srl.replay.settings import AUTO, parameters_of
+from rllib_srl.replay.settings import parameters_of
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
 USED = frozenset(
@@ -344,20 +344,6 @@ def _replay(config: Any) -> Iterator[Clash]:
     yield is_even, "replay_selection group_size", uniform
 
 
-def _planner(config: Any) -> Iterator[Clash]:
-    settings = config.planner_settings()
-    low, high = settings.fraction_bounds
-    for name in settings.adapted:
-        fraction = getattr(config, f"replay_{name}_fraction")
-        is_out = isinstance(fraction, int | float) and not low <= fraction <= high
-        yield is_out, f"replay_{name}_fraction planner_adapt", f"{low} to {high}, the planner_fraction_bounds"
-    is_double = config.replay_revisit_fraction == AUTO and "revisit" in settings.adapted
-    one = "a number, or 'reuse' or 'none': only one of them can move the fraction"
-    yield is_double, "replay_revisit_fraction planner_adapt", one
-    is_idle = settings.adapt != "none" and config.replay_capacity == 0
-    yield is_idle, "planner_adapt replay_capacity", "'none' without a memory"
-
-
 def _regularisers(config: Any) -> Iterator[str]:
     """Yield all errors; contradictions with other settings only if the parameters alone are valid."""
     faults = list(parameter_faults(config.regularisers))
@@ -368,6 +354,6 @@ def _regularisers(config: Any) -> Iterator[str]:
 
 PAIRS = (
     *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _transfer, _prompt_order),
-    *(_replay, _planner),
+    _replay,
 )
 CHECKS = (_optimizer, _model, _worlds, faults_of_loss, _regularisers)

@@ -40,7 +40,7 @@ class SRLCallback(RLlibCallback):
     def change_plan(
         self, *, algorithm: Algorithm, plan: Any, now: int, metrics_logger: MetricsLogger, **kwargs: Any
     ) -> Any:
-        """Return the `curriculum.Plan` of an iteration: `plan`, by the planner or by earlier callbacks, or another.
+        """Return the `curriculum.Plan` of an iteration: `plan`, as earlier callbacks left it, or another.
 
         `dataclasses.replace(plan, fresh={domain: share})` changes one; `algorithm.source.domain_weights()` are the
         shares without a plan.

@@ -7,8 +7,7 @@
 
 A probe plays other prompts than evaluation does, with its own random stream. It advances no generator of training and
 grades no item, so training samples the same tokens with and without probes. Its recall replaces the average accuracy in
-the planner's measure of forgetting (`planner_adapt`). The published gain of this schedule came from replay in both
-arms; here the schedule is a measurement, and only the use of its results changes training.
+`contrib.forgetting`. The published gain of this schedule came from replay in both arms; here the schedule is a measurement, and only the use of its results changes training.
 
 Source: task-focused consolidation with spaced recall (TFC-SR) 2025, arXiv 2507.21109.
 """
@@ -19,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.callbacks import SRLCallback
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.common.callbacks import SRLCallback, hooks
+from rllib_srl.curriculum.curriculum import Plan
 
 
 class Probe(SRLCallback):
@@ -59,8 +58,9 @@ class Probe(SRLCallback):
                 continue
             recall = float(np.mean(is_right))
             self.schedule[name] = self.after(self.schedule[name][1], recall, now)
-            if name in algorithm.curriculum.planner.domains:
-                algorithm.curriculum.planner.recalled(name, recall)
+            for hook in hooks(algorithm):
+                if (recalled := getattr(hook, "recalled", None)) is not None:
+                    recalled(name, recall)
             metrics_logger.log_value(("planner", "recall", name), recall, reduce="mean", window=1)
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in groups))
         for name, number in {"num_probe_prompts": len(prompts), "num_probe_tokens": num_tokens}.items():

@@ -24,7 +24,7 @@ import numpy as np
 
 from rllib_srl.batch.advantages import GROUP_NORMALISED, group_relative, has_signal
 from rllib_srl.common.callbacks import SRLCallback
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
 
 

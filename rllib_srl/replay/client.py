@@ -21,7 +21,7 @@ from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.ratings import RatedGroup
 from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.selection.quotas import Slots
-from rllib_srl.replay.settings import AUTO, ReplaySettings
+from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import GroupMeta, Prompt, listed
 
@@ -41,8 +41,7 @@ class ReplayClient:
     def __init__(self, settings: ReplaySettings, process: BufferProcess | None) -> None:
         """Use a buffer; None without a memory."""
         self.settings, self.is_on = settings, process is not None
-        self.is_auto = settings.revisit_fraction == AUTO
-        self.revisit_fraction: float = settings.first_revisit_fraction  # in use; "auto" and a planner change them
+        self.revisit_fraction = settings.revisit_fraction  # in use: callbacks may change both
         self.reuse_fraction = settings.reuse_fraction
         self._revisits, self._reuses = Slots(self.revisit_fraction), Slots(self.reuse_fraction, is_added=True)
         self._process = process

@@ -17,9 +17,6 @@ from pydantic import Field
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_model import Pair, Setting, Settings, by, clashes, setting, where
 
-AUTO = "auto"  # revisit_fraction: adapted (`curriculum/curriculum.py`)
-AUTO_START = 0.25  # revisit fraction with which "auto" starts
-
 
 @cache
 def rules() -> dict[str, Rules[Any]]:
@@ -81,11 +78,7 @@ class ReplaySettings(Settings):
 
     prefix = "replay_"
 
-    revisit_fraction: Share | Literal["auto"] = setting(
-        0.25,
-        'share of played prompts drawn from the memory, in [0, 1]; "auto": adapted to what revisits teach',
-        "a number in [0, 1], or 'auto'",
-    )
+    revisit_fraction: Share = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]")
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
         0.0,
@@ -202,11 +195,6 @@ class ReplaySettings(Settings):
     # fixed, for users of SRLConfig
     min_graded: int = Field(default=2, ge=1, description="least valid episodes for a visit to be graded")
     timeout_s: float = setting(60.0, "timeout of one call to the memory, seconds", gt=0)
-
-    @property
-    def first_revisit_fraction(self) -> float:
-        """Return the revisit fraction of the first iteration, a number also for "auto"."""
-        return AUTO_START if isinstance(self.revisit_fraction, str) else self.revisit_fraction
 
     @property
     def embedding_used(self) -> str | None:

@@ -33,12 +33,12 @@ def test_groups_of_one_without_the_baseline_from_history_are_one_error():
     assert lines == ["group_size = 1; expected an integer of at least 2, or advantage = 'posterior' or 'none'"]
 
 
-def test_a_planner_that_adapts_a_fraction_makes_its_settings_useful():
+def test_settings_without_draws_are_warned_of():
     config = SRLConfig().environment("compare").replay(revisit_fraction=0.0, selection="per", max_uses=9)
     starts = [f"replay_{name} = {value!r} has no effect" for name, value in (("max_uses", 9), ("selection", "per"))]
     assert [line.partition(" with")[0] for line in warnings_of(config)] == starts
-    adapted = config.replay(reuse_fraction=0.0).planner(adapt={"name": "both", "bounds": (0.0, 0.5)})
-    assert warnings_of(adapted) == [] and faults_of(adapted) == []
+    drawn = config.replay(revisit_fraction=0.1, reuse_fraction=0.1)
+    assert warnings_of(drawn) == [] and faults_of(drawn) == []
 
 
 def test_warnings_have_the_users_names_and_are_logged_once(caplog, monkeypatch):

@@ -93,7 +93,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
         config.evaluation(evaluation_interval=1, evaluation_duration=4)
         if at == 0:
             config.evaluation(evaluation_pass_k=2)
-            config.planner(objective={"name": "recap", "window": 2}, adapt="both")
+            config.callbacks(["contrib.recap", "contrib.forgetting"])
         else:
             config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
             config.callbacks(["contrib.sec", "contrib.probe"])

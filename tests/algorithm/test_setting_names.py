@@ -64,15 +64,12 @@ def test_parameters_reach_the_settings_in_use(config):
     config.training(clip_rule={"name": "dual", "loss_cap": 2.5}, kl={"coeff": 0.1, "estimator": "k2"}, lora=8)
     config.replay(spacing={"name": "fixed", "interval": 9.0, "desired_retention": 0.8})
     config.replay(selection={"name": "srl", "temperature": 0.0}, diversity={"coeff": 3.0})
-    config.planner(objective={"name": "recap", "window": 4}, adapt={"name": "revisit", "forgetting_threshold": 0.2})
     assert faults_of(config) == []
-    loss, replay, planner = config.loss_settings(), config.replay_settings(), config.planner_settings()
+    loss, replay = config.loss_settings(), config.replay_settings()
     assert (loss.clip_rule, loss.dual_clip, loss.kl_coeff, loss.kl_estimator) == ("dual", 2.5, 0.1, "k2")
     assert (replay.spacing, replay.spacing_config, replay.desired_retention) == ("fixed", {"interval": 9.0}, 0.8)
     assert replay.diversity_coeff == 3.0
     assert (replay.selection_config, replay.reuse_selection_config) == ({"temperature": 0.0}, {})
-    found = (planner.objective, planner.recap_window, planner.adapt, planner.forgetting_threshold)
-    assert found == ("recap", 4, "revisit", 0.2)
     assert (config.lora_rank, config.flat().advantage) == (8, "preset")
 
 
@@ -85,7 +82,6 @@ REFUSED = [
     ("replay_spacing", {"name": "fixed", "intervall": 1}, "did you mean interval?"),
     ("replay_selection", {"name": "uniform", "kappa": 1}, "replay_selection.kappa = 1; expected some of "),
     ("replay_diversity", {"coeff": -1}, "replay_diversity.coeff = -1; expected a number of at least 0"),
-    ("planner_adapt", {"name": "none", "bounds": (0.1, 0.5)}, "planner_adapt.bounds = (0.1, 0.5); expected it only"),
     ("kl", -0.1, "kl = -0.1; expected a number of at least 0"),
 ]
 

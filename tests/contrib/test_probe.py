@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_srl.contrib.forgetting import Forgetting
 from rllib_srl.contrib.probe import Probe
-from rllib_srl.curriculum.planner import Plan, Planner
-from rllib_srl.curriculum.settings import PlannerSettings
+from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
-from tests.curriculum.test_planner import EVEN, ODD, assert_trained_alike, recorded
+from tests.algorithm.test_resume import go_on
 from tests.replay.groups import a_group, a_prompt
 from tests.small_worlds import small_config
+
+EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
+
+
+def recorded(algo, num_iterations: int) -> tuple[list[dict], Counter]:
+    """Train, and return what each iteration trained on and left behind, and how many prompts each stream played."""
+    play, counts = algo.rollouts.play, Counter()
+
+    def counting(prompts, iteration, stream="train", *arguments, **options):
+        counts[stream] += len(prompts)
+        return play(prompts, iteration, stream, *arguments, **options)
+
+    algo.rollouts.play = counting
+    rows = go_on(algo, num_iterations)
+    algo.rollouts.play = play
+    return rows, counts
+
+
+def assert_trained_alike(one: list[dict], other: list[dict]) -> None:
+    """Check that prompts and tokens are equal, and weights up to what the order of arrival rounds (1e-3 a step)."""
+    for a, b in zip(one, other, strict=True):
+        assert (a["iteration"], a["prompts"]) == (b["iteration"], b["prompts"])
+        assert np.array_equal(a["tokens"], b["tokens"])
+        assert np.abs(a["weights"] - b["weights"]).max() < 3e-4
 
 
 class Five(Probe):
@@ -43,19 +68,18 @@ def test_a_probe_goes_by_the_pass_reward_of_the_environment(mark, recall):
     extra = {} if mark is None else {"pass_reward": mark}
     rewards = np.float32([1, 2 / 3, 2 / 3, 1 / 3])
     played = [GroupMeta.of(a_group(a_prompt(i, "a"), rewards=[r], extra=extra), None) for i, r in enumerate(rewards)]
-    planner, plan = Planner(PlannerSettings(adapt="revisit")), Plan()
-    planner.plan(1, {"a": 1.0})
+    rule, plan = Forgetting(), Plan()
     algorithm = SimpleNamespace(
         source=SimpleNamespace(
             domain_weights=lambda: {"a": 1.0, "later": 0.0}, probes=lambda *_: [g.prompt for g in played]
         ),
         config=SimpleNamespace(evaluation_duration=8),
         play=lambda prompts, stream, **_: [SimpleNamespace(groups=played)],
-        curriculum=SimpleNamespace(planner=planner),
+        callbacks=[rule],
     )
     probe = Probe()
     found = probe.change_plan(algorithm=algorithm, plan=plan, now=1, metrics_logger=MetricsLogger(root=True))
-    assert found is plan and planner.domains["a"].recall == recall
+    assert found is plan and rule.domains["a"].recall == recall
     again = Probe()
     again.set_state(probe.get_state())
     assert again.schedule == probe.schedule == {"a": [3, 1.5] if recall >= 0.5 else [2, 1.0]}

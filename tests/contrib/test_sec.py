@@ -11,7 +11,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_srl.batch.advantages import group, has_signal
 from rllib_srl.contrib.sec import SEC
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group, a_prompt
 from tests.small_worlds import small_config, watch

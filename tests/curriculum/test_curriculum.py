@@ -1,64 +1,19 @@
-"""How a batch is filled: the share that adapts in a stream, by hand, and its state."""
+"""How a batch is filled, how domains are weighted, and what is warned of."""
 
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rllib_srl.curriculum.curriculum import AUTO_BOUNDS, Curriculum, LiveBalance, unknown_domains
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.batch.advantages import AdvantageBatch
+from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.curriculum.settings import PlannerSettings
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import Prompt
 from tests.small_worlds import Even, Odd
-
-
-def meta(number: int, origin: str) -> GroupMeta:
-    zeros = np.zeros(2)
-    return GroupMeta(f"1.{number}", Prompt("w", str(number)), zeros, zeros, zeros, zeros, (), 0, origin, None)
-
-
-def observed(balance: LiveBalance, num: dict[str, int], live: dict[str, int]) -> float:
-    """Observe `num` groups of each kind, the first `live` of them trained on; return the fraction."""
-    groups = [meta(10 * at + i, origin) for at, origin in enumerate(num) for i in range(num[origin])]
-    trained = {f"1.{10 * at + i}" for at, origin in enumerate(num) for i in range(live[origin])}
-    balance.observe(groups, trained)
-    return balance.fraction
-
-
-def test_the_share_falls_while_revisits_teach_less_and_rises_while_they_teach_more():
-    balance = LiveBalance()
-    even = {"fresh": 4, "revisit": 4}
-    assert observed(balance, even, {"fresh": 4, "revisit": 0}) == 0.25  # 4 groups of each kind are too few
-    # a step is .05 * (.5 - .05) = .0225
-    assert observed(balance, {"fresh": 8, "revisit": 8}, {"fresh": 8, "revisit": 0}) == pytest.approx(0.2275)
-    for _ in range(20):
-        observed(balance, {"fresh": 8, "revisit": 1}, {"fresh": 8, "revisit": 0})
-    assert balance.fraction == AUTO_BOUNDS[0]
-    for _ in range(200):
-        observed(balance, even, {"fresh": 0, "revisit": 4})
-    assert balance.fraction == AUTO_BOUNDS[1]
-
-
-def test_equal_shares_leave_the_fraction():
-    balance = LiveBalance()
-    for _ in range(9):
-        assert observed(balance, {"fresh": 8, "revisit": 8}, {"fresh": 0, "revisit": 0}) == 0.25
-    for _ in range(9):  # interleaved equally, so the faded shares are equal
-        for origin in ("fresh", "revisit"):
-            groups = [meta(i, origin) for i in range(3)]
-            balance.observe(groups, {"1.0"})
-    assert balance.live_share("fresh") == pytest.approx(balance.live_share("revisit"))
-
-
-def test_the_faded_share_by_hand():
-    balance = LiveBalance()
-    balance.observe([meta(0, "fresh"), meta(1, "fresh")], {"1.0"})
-    assert balance.live_share("fresh") == pytest.approx(0.985 / 1.985)
-    assert balance.live_share("revisit") == 0.0
 
 
 class Source:
@@ -73,9 +28,6 @@ class Memory:
 
     is_on, settings = True, ReplaySettings()
 
-    def __init__(self, is_auto):
-        self.is_auto = is_auto
-
     def set_fractions(self, revisit, reuse):
         self.fractions = (revisit, reuse)
 
@@ -85,25 +37,22 @@ class Memory:
 
 
 def curriculum_of(memory, source) -> Curriculum:
-    return Curriculum(PlannerSettings(), (0.25, 0.0), source, memory, None)
+    return Curriculum(source, memory, None)
 
 
-def test_a_batch_has_its_fraction_of_revisits_and_is_filled_up_with_fresh_prompts():
-    adaptive, fixed = Memory(is_auto=True), Memory(is_auto=False)
-    batch = curriculum_of(adaptive, Source()).fill(5, 3, Plan(reuse_fraction=0.1))
-    assert adaptive.fractions == (0.25, 0.1) and batch.num_revisits == 2
+def test_a_batch_is_filled_up_with_fresh_prompts():
+    memory = Memory()
+    batch = curriculum_of(memory, Source()).fill(5, 3, Plan(reuse_fraction=0.1))
+    assert memory.fractions == (None, 0.1) and batch.num_revisits == 2
     assert [prompt.prompt_id for prompt in batch.prompts] == ["old 0", "old 1", "fresh 0", "fresh 1", "fresh 2"]
-    curriculum_of(fixed, Source()).fill(5, 3, Plan(revisit_fraction=0.4))
-    assert fixed.fractions == (0.4, None)
 
 
-def test_a_balance_goes_on_from_its_state():
-    one, other = LiveBalance(), LiveBalance()
-    for _ in range(5):
-        observed(one, {"fresh": 8, "revisit": 8}, {"fresh": 6, "revisit": 1})
-    other.set_state(one.get_state())
-    both = [observed(each, {"fresh": 3, "revisit": 2}, {"fresh": 1, "revisit": 2}) for each in (one, other)]
-    assert both[0] == both[1] < 0.25 and one.get_state() == other.get_state()
+def test_weights_multiply_the_advantages_of_their_domain():
+    groups = [SimpleNamespace(prompt=Prompt("world", "1", domain)) for domain in "abc"]
+    compared = AdvantageBatch(groups, [np.array([1.0, -1.0])] * 3, [], {})
+    made = weighted(compared, {"a": 2.0, "b": 0.5}).advantages
+    assert [a.tolist() for a in made] == [[2.0, -2.0], [0.5, -0.5], [1.0, -1.0]]
+    assert weighted(compared, {}) is compared
 
 
 class Mixed(Even):
@@ -145,7 +94,7 @@ def test_domains_with_prompts_and_defaults_are_not_warned_of():
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
-    memory = Memory(is_auto=False)
+    memory = Memory()
     memory.settings = ReplaySettings(domains=["evem"])
     with caplog.at_level("WARNING", "rllib_srl"):
         curriculum_of(memory, source_of(even=Even))

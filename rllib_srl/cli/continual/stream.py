@@ -11,7 +11,7 @@ and without memory, with the same seeds. Prompts are answered once before they a
 answers is the online accuracy. Prints online and final accuracy, forgetting, accuracy gained per 1,000 generated tokens
 and per iteration, and how far the final accuracy of a task depends on the order, each with its 95 % interval and the
 paired difference of memory minus no memory; docs/continual.md defines them. DIR/stream.json has all of it, and a line
-per trial. Settings with replay_ or planner_ in front are those of the memory; others hold for both.
+per trial. Settings with replay_ in front are those of the memory; others hold for both.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKEN
 from rllib_srl.tune_configs.streams import STREAMS
 
 MEMORY, NO_MEMORY = "memory", "no_memory"
-OF_MEMORY = ("replay_", "planner_")  # settings that only the arm with memory gets
+OF_MEMORY = ("replay_",)  # settings that only the arm with memory gets
 WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 NUM_ORDERS, SEEDS, STREAM = 3, (1, 2), "cpu"  # defaults
 SHORT_ORDERS, SHORT_SEEDS = 2, (1,)

@@ -34,7 +34,7 @@ from rllib_srl.cli.serving.trainer.rated_baseline import Rated, RatedEstimator, 
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.common.environments import grading_digest
-from rllib_srl.curriculum.planner import Plan
+from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.learner.group.retention import Retention
 from rllib_srl.people.lineage.conversations import SERVED
 from rllib_srl.storage.checkpoints import checkpoints_in
