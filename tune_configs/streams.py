@@ -103,12 +103,6 @@ STREAMS: dict[str, Any] = {
     "skills": skills(),
     # Arbitrary facts: each stage has its own, and only repetition keeps them.
     "facts": [_stage("recall", f"facts_{stage}", num_facts=64, num_stages=6, stage=stage) for stage in range(6)],
-    # The same kinds of task without stages: the shares of three domains drift, each leads once in 30 iterations.
-    "cpu_drift": {
-        "domains": [{"world": "compare"}, {"world": "lookup"}, {"world": "registers"}],
-        "drift": 3 * STAGE,
-        "sharpness": 3.0,
-    },
     # A linear transition from one domain to another.
     "cpu_blend": {
         "domains": [{"world": "compare"}, {"world": "lookup"}],

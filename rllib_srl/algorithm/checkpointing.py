@@ -40,7 +40,6 @@ from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.engine.model_dir import vocabulary_digest
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
-from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.training_state import SHARDS, load_sharded, read_index
 from rllib_srl.people.rating_feed import RatingFeed
@@ -66,7 +65,6 @@ class SavedAlgorithm(Algorithm):
 
     source: PromptSource
     memory: ReplayClient
-    reference_clock: ReferenceClock
     report: Report
     ratings: RatingFeed
     learner_group: Any  # RLlib's
@@ -144,10 +142,9 @@ class SavedAlgorithm(Algorithm):
         return bool(new)
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state and SRL's: prompt source, rollouts, memory, reference and callbacks."""
+        """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks."""
         own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
         own["memory"], own["vocabulary"] = self.memory.get_state(), self._vocabulary
-        own["reference_clock"] = self.reference_clock.get_state()
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
@@ -174,7 +171,6 @@ class SavedAlgorithm(Algorithm):
             self.seed = self.rollouts.seed
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
-            self.reference_clock.set_state(state["srl"]["reference_clock"])
             set_states(self, state["srl"]["callbacks"])
             if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])

@@ -38,7 +38,6 @@ HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/scoring.py; two liv
 OPTIMIZER_BYTES = {
     "adamw": 8.0,
     "sgd": 0.0,
-    "adamw_bf16": 4.0,
     "adamw_8bit": 2.02,
     "paged_adamw": 0.0,
     "paged_adamw_8bit": 0.0,

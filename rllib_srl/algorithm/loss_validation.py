@@ -16,7 +16,7 @@ from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.losses.ratio import CORRECTIONS
 from rllib_srl.losses.settings import LossSettings
 
-WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "bapo", "none")  # clip rules that do not read clip_low and clip_high
+WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "none")  # clip rules that do not read clip_low and clip_high
 _TOKEN_CORRECTIONS = ("tis", "mis", "geometric_mask", "mis_po")
 
 
@@ -78,11 +78,7 @@ def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
     yield is_unrewarded, "kl_in_reward kl_on_reused", "a KL in the loss: it has no reward"
     is_flat = not loss.kl_in_reward and is_k1
     yield is_flat, "kl_in_reward kl_estimator", "another estimator: k1's gradient has mean 0"
-    is_based = loss.kl_reference == "base"
-    adapted = "'base': the reference is the model without its adapters, which is never updated"
-    yield not is_based and bool(config.lora_rank), "kl_reference lora_rank", adapted
-    for name, is_given in (("kl_in_reward", config.kl_in_reward), ("kl_reference", not is_based),
-                           ("kl_on_reused", is_weighted)):  # fmt: skip
+    for name, is_given in (("kl_in_reward", config.kl_in_reward), ("kl_on_reused", is_weighted)):
         yield bool(is_given) and not loss.kl_coeff, f"{name} kl_coeff", "kl_coeff above 0"
 
 

@@ -209,9 +209,8 @@ class TrainingSettings(Settings):
         "adapter", 'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
         of="lora.send"
     )
-    optimizer_name: Literal["adamw", "sgd", "adamw_bf16", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = setting(
-        "adamw", '"adamw", "sgd", "adamw_bf16" (half the state) or "adamw_8bit"; on GPUs also "paged_adamw" or '
-        '"paged_adamw_8bit"'
+    optimizer_name: Literal["adamw", "sgd", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = setting(
+        "adamw", '"adamw", "sgd" or "adamw_8bit"; on GPUs also "paged_adamw" or "paged_adamw_8bit"'
     )
     adam_betas: Annotated[Pair, where(lambda *betas: all(0 <= beta < 1 for beta in betas))] = setting(
         (0.9, 0.999), "AdamW's beta1 and beta2", "two numbers in [0, 1)"

@@ -8,7 +8,7 @@
       batch      advantages, loss weights ──> one shard per learner
       learn      one update of the learners
       sync       verified weights to every engine
-      look_back  learner feedback to the memory, reference model, callbacks
+      look_back  learner feedback to the memory, callbacks
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.learner.group.learners import Learners
-from rllib_srl.learner.reference import ReferenceClock
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission import MALFORMED
@@ -133,7 +132,6 @@ class SRL(SavedAlgorithm):
         self.memory = self._start_memory(model_dir)
         self.retention = self._make_retention()
         self.curriculum = Curriculum(self.source, self.memory, self.metrics)
-        self.reference_clock = ReferenceClock(loss.kl_reference, loss.reference_every, loss.reference_rate)
         self.losses = LossWatch()
         self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
         self.ratings.check()
@@ -227,7 +225,7 @@ class SRL(SavedAlgorithm):
                 self._sync_weights()
         with self._timed("look_back"):
             if is_updated:
-                self._look_back(groups, reused, now)
+                self._look_back(reused, now)
             ended = self._end(plan, groups, reused, visits, now)
         self._report_iteration(now, batches, groups, batch, reused, visits)
         self.report.stages(ended)
@@ -420,15 +418,12 @@ class SRL(SavedAlgorithm):
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return True
 
-    def _look_back(self, groups: Sequence[GroupMeta], reused: Sequence[GroupMeta], now: int) -> None:
-        """Pass learner feedback (drift, targets) to the memory, and update the reference."""
+    def _look_back(self, reused: Sequence[GroupMeta], now: int) -> None:
+        """Pass learner feedback (drift, targets) to the memory."""
         if reused:
             self.memory.look_back(reused, self.learners.reuse_report(self.config.sync_timeout_s), now)
         if self.retention:
             self.report.retention(*self.retention.keep(now))
-        if rate := self.reference_clock.rate_at(now, [r for group in groups for r in group.rewards_G]):
-            self.learners.follow_policy(rate, self.config.sync_timeout_s)
-            self.report.count("num_reference_moves", 1)
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
         """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""

@@ -71,7 +71,7 @@ def warnings_of(config: Any) -> list[str]:
     )
     history = "history is read with advantage = 'posterior' or by rules such as replay_selection = 'contrib.mopps'"
     rows = [
-        *((not flat.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses", "reuse_correction")),
+        *((not flat.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses")),
         (not may_revisit, "selection", "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"),
         (not reads_history, "history_half_life", f"changes metrics only: {history}"),
         (
@@ -178,11 +178,9 @@ def _fitting(config: Any) -> Iterator[Clash]:
     yield is_offloaded, "activation_checkpointing", place
     is_missing = config.lora_rank and find_spec("peft") is None
     yield is_missing, "lora_rank", "the package peft: pip install 'rllib_srl[lora]'"
-    is_moving = config.kl_coeff and config.loss_settings().kl_reference != "base"
     for name in ("lora_rank", "fsdp"):
         value = getattr(config, name)
         yield value and config.weight_transfer != "object_store", f"{name} weight_transfer", "'object_store'"
-        yield value and is_moving, f"{name} kl_reference", "'base': updating a reference copies whole weights"
 
 
 def _optimizer(config: Any) -> Iterator[str]:
@@ -208,7 +206,7 @@ def _sharded(config: Any) -> Iterator[Clash]:
     """What does not go together with `fsdp`."""
     if config.fsdp is not True:
         return
-    num, loss = config.num_learners, config.loss_settings()
+    num = config.num_learners
     is_narrow = config.fsdp_gather_dtype == "bfloat16" and config.compute_dtype != "bfloat16"
     products = "compute_dtype = 'bfloat16': products in float32 need weights in float32"
     yield is_narrow, "fsdp_gather_dtype compute_dtype", products
@@ -217,8 +215,6 @@ def _sharded(config: Any) -> Iterator[Clash]:
     yield config.colocate, "fsdp colocate", "one of the two: shards cannot be moved off the GPU"
     yield config.grad_clip_by != "global_norm", "fsdp grad_clip_by", "'global_norm'"
     yield config.optimizer_name not in TORCH, "fsdp optimizer_name", f"one of {', '.join(TORCH)}"
-    bapo = "a loss that does not need statistics of the whole batch"
-    yield loss.needs_batch_statistics, "fsdp clip_rule", bapo
 
 
 def _placement(config: Any) -> Iterator[Clash]:

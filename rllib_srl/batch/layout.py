@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
@@ -88,20 +88,6 @@ def episodes_of(
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])
             episodes.append(Episode(*arrays, float(advantage), len(episodes), float(weight), group.starts(g)))
     return episodes
-
-
-def turns_of(episode: Episode, which: str) -> Episode:
-    """Return the episode with its loss mask restricted to some turns; the other turns remain as context.
-
-    Args:
-        episode: episode with any number of turns; a turn is a run of tokens the policy wrote.
-        which: "all", "first" or "last".
-    """
-    if which == "all" or not episode.loss_mask_T.any():
-        return episode
-    turn_T = np.cumsum(np.diff(episode.loss_mask_T, prepend=False) & episode.loss_mask_T)
-    wanted = 1 if which == "first" else turn_T[-1]
-    return replace(episode, loss_mask_T=episode.loss_mask_T & (turn_T == wanted))
 
 
 def bare_episode(token_ids: Sequence[int], index: int) -> Episode:
@@ -204,7 +190,6 @@ class MicroBatch(TypedDict, Generic[Array]):
     is_noted: NotRequired[bool]  # whether the KL of these answers was reported
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next one
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
-    bapo_bounds: NotRequired[tuple[float, float]]
     stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass
 
 

@@ -7,7 +7,8 @@
 
 A probe plays other prompts than evaluation does, with its own random stream. It advances no generator of training and
 grades no item, so training samples the same tokens with and without probes. Its recall replaces the average accuracy in
-`contrib.forgetting`. The published gain of this schedule came from replay in both arms; here the schedule is a measurement, and only the use of its results changes training.
+`contrib.forgetting`. The published gain of this schedule came from replay in both arms; here the schedule is a
+measurement, and only the use of its results changes training.
 
 Source: task-focused consolidation with spaced recall (TFC-SR) 2025, arXiv 2507.21109.
 """

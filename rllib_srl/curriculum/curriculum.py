@@ -2,7 +2,7 @@
 
     Plan()                                       callbacks may change it (`SRLCallback.change_plan`)
     curriculum.fill(num, now, plan) -> Batch     revisits, then fresh prompts
-    curriculum.end(plan, groups)                 shares that were realised, progress of the stream ──> domains that ended
+    curriculum.end(plan, groups) -> [domain]     progress of the stream; domains that ended
 """
 
 from __future__ import annotations

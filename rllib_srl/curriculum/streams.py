@@ -2,7 +2,6 @@
 
     [{"world": "compare", "env_config": {...}, "iterations": 10}, {"world": "lookup", "tokens": 9000}]     a sequence
     {"domains": [...], "schedule": [[0, {"compare": 1}], [50, {"compare": 1, "lookup": 3}]]}     weights interpolated
-    {"domains": [...], "drift": 40, "sharpness": 3, "seed": 0}                      weights drift, without boundaries
 
 An entry names an environment ("world") and its settings. Its domain is the environment's own unless the entry has a
 `domain`; then the environment id is "world#domain", so that one environment with two settings is two domains. A
@@ -25,7 +24,7 @@ from rllib_srl.common.setting_model import is_integer, is_number
 
 UNITS = ("iterations", "tokens")
 ENTRY = ("world", "env_config", "domain", "filter")
-FORMS = 'a list of stages, or {"domains": [...]} with "schedule" or "drift"'
+FORMS = 'a list of stages, or {"domains": [...], "schedule": [...]}'
 
 
 class Progress(NamedTuple):
@@ -152,27 +151,6 @@ class Schedule(Stream):
         return np.array([np.interp(at, self._at_K, share_K) for share_K in self._share_KE.T])
 
 
-class Drift(Stream):
-    """Weights that rise and fall smoothly, each entry once per period, in a seeded order.
-
-    weight_e = exp(sharpness cos(2 pi (at / period - phase_e))), divided by the sum; each of E equal parts of a period
-    contains one phase.
-    """
-
-    def __init__(self, entries: Sequence[Entry], period: float, unit: str, sharpness: float, seed: int) -> None:
-        """Drift through all entries once per `period` of `unit`; with sharpness 0 the weights are always equal."""
-        super().__init__(entries, unit)
-        generator = np.random.default_rng(np.random.SeedSequence([seed, sum(b"drift")]))
-        num = len(self.entries)
-        self._phase_E = (generator.permutation(num) + generator.uniform(0.0, 1.0, num)) / num
-        self._period, self._sharpness = period, sharpness
-
-    def _shares(self, at: float) -> np.ndarray:
-        weight_E = np.exp(self._sharpness * np.cos(2 * math.pi * (at / self._period - self._phase_E)))
-        share_E: np.ndarray = weight_E / weight_E.sum()
-        return share_E
-
-
 def make_stream(spec: Any) -> Stream:
     """Return the stream that `spec` describes; see the module docstring for the forms.
 
@@ -185,9 +163,7 @@ def make_stream(spec: Any) -> Stream:
         unit = _unit_of(spec)
         return Stages([_entry(values) for values in spec], [values.get(unit, 1) for values in spec], unit)
     entries, unit = [_entry(values) for values in spec["domains"]], spec.get("unit", "iterations")
-    if "schedule" in spec:
-        return Schedule(entries, [(at, weights) for at, weights in spec["schedule"]], unit)
-    return Drift(entries, spec["drift"], unit, spec.get("sharpness", 3.0), spec.get("seed", 0))
+    return Schedule(entries, [(at, weights) for at, weights in spec["schedule"]], unit)
 
 
 def stream_faults(spec: Any) -> list[str]:
@@ -251,24 +227,12 @@ def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _faults_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
-    form = "schedule" if "schedule" in spec else "drift"
-    if ("schedule" in spec) == ("drift" in spec):
-        yield f"stream = {dict(spec)!r}; expected domains and one of schedule and drift"
-        return
-    allowed = {"domains", "unit", form, *(("sharpness", "seed") if form == "drift" else ())}
-    if unknown := sorted(set(spec) - allowed, key=str):
-        yield f"stream has the keys {unknown}; expected some of {', '.join(sorted(allowed))}"
+    allowed = ("domains", "schedule", "unit")
+    if unknown := sorted(set(spec) - set(allowed), key=str):
+        yield f"stream has the keys {unknown}; expected some of {', '.join(allowed)}"
     if spec.get("unit", "iterations") not in UNITS:
         yield f"stream unit = {spec['unit']!r}; expected one of {', '.join(UNITS)}"
-    if form == "schedule":
-        yield from _faults_of_knots(spec["schedule"], [_entry(values).name for values in spec["domains"]])
-        return
-    if not is_number(spec["drift"]) or spec["drift"] <= 0:
-        yield f"stream drift = {spec['drift']!r}; expected the length of a period, above 0"
-    if not is_number(spec.get("sharpness", 3.0)) or not 0 <= spec.get("sharpness", 3.0) <= 100:
-        yield f"stream sharpness = {spec['sharpness']!r}; expected a number from 0 to 100"
-    if not is_integer(spec.get("seed", 0), 0):
-        yield f"stream seed = {spec['seed']!r}; expected an integer of at least 0"
+    yield from _faults_of_knots(spec.get("schedule"), [_entry(values).name for values in spec["domains"]])
 
 
 def _faults_of_knots(knots: Any, names: Sequence[str]) -> Iterator[str]:

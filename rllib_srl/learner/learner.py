@@ -1,7 +1,6 @@
 """Train the policy with GRPO: sum gradients over micro-batches and learners, one optimiser step per epoch.
 
     shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py
-    log-probs without gradient, if the loss needs whole-batch statistics         objective.py
     for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py
     likewise for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
     norm of their gradient over all learners                                     gradients.py
@@ -31,7 +30,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches, turns_of
+from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
@@ -42,7 +41,6 @@ from rllib_srl.learner.objective import (
     first_pass,
     played_loss,
     reused_loss,
-    set_batch_statistics,
     statistics,
 )
 from rllib_srl.learner.reference import Reference
@@ -58,7 +56,7 @@ if TYPE_CHECKING:  # loaded if a run asks for it
     from rllib_srl.learner.regularisers.regularisers import Regularisers
     from rllib_srl.learner.retention import Conflict, HeldReport, StoredAnswers
 
-TIMERS = ("layout_s", "batch_statistics_s", "forward_backward_s", "reduce_s", "optimizer_s")
+TIMERS = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
 
 class GRPOTorchLearner(TorchLearner):
@@ -168,7 +166,6 @@ class GRPOTorchLearner(TorchLearner):
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
-            episodes = self._of_some_turns(episodes)
             if self.regularisers is not None:
                 self.regularisers.begin(groups, shard.origins)
             sizes = [group.size for group in groups]
@@ -187,16 +184,6 @@ class GRPOTorchLearner(TorchLearner):
         # A count of the whole batch: a learner without reused groups must still join the all-reduce.
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
-
-    def _of_some_turns(self, episodes: list[Episode]) -> list[Episode]:
-        """Return the episodes with the turns of `turn_mask`, and log the share of tokens that it leaves out."""
-        if self.config.turn_mask == "all":
-            return episodes
-        kept = [turns_of(episode, self.config.turn_mask) for episode in episodes]
-        written, trained = (sum(int(one.loss_mask_T.sum()) for one in some) for some in (episodes, kept))
-        share = 1 - trained / written if written else float("nan")  # an empty shard does not count in RLlib's mean
-        self.metrics.log_value((DEFAULT_MODULE_ID, "turn_masked"), share, reduce="mean", window=1)
-        return kept
 
     def _training_tensors(self, one: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
         batch = self.scorer.tensors(one, self.config.temperature)
@@ -244,8 +231,6 @@ class GRPOTorchLearner(TorchLearner):
             optimizer.zero_grad(set_to_none=True)
         if self._is_sharded:
             self._state.forget_gathered()
-        with self._timed("batch_statistics_s"):
-            batch_stats = self._set_batch_statistics()
         sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
             gradients = self._summed_gradients()
@@ -262,16 +247,8 @@ class GRPOTorchLearner(TorchLearner):
         with self._timed("optimizer_s"):
             self.apply_gradients(self.postprocess_gradients(dict(zip(self._params, gradients, strict=True))))
         total_loss = stats.pop("total_loss")
-        self._log_stats(stats | batch_stats | self._seconds)
+        self._log_stats(stats | self._seconds)
         return {}, {DEFAULT_MODULE_ID: total_loss}, {}
-
-    def _set_batch_statistics(self) -> dict[str, float]:
-        if not self.settings.needs_batch_statistics:
-            return {}
-        with torch.no_grad():
-            both = (*self._micro_batches[True], *self._micro_batches[False])
-            scored = [(one, self._forward(one)["logp"]) for one in both]
-        return set_batch_statistics(scored, self.settings, self.config.num_learners, self._device)
 
     def _accumulate_gradients(self) -> Sums:
         """Run all micro-batches, reused ones first; return the sums for the metrics."""
@@ -408,10 +385,6 @@ class GRPOTorchLearner(TorchLearner):
         bounds = np.cumsum([group.size for group in groups])[:-1]
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
-    def follow_policy(self, rate: float) -> None:
-        if self.reference is not None:
-            self.reference.follow(self.model, rate)
-
     def end_stages(self, domains: list[str], shard: TrainingShard) -> int:
         """Let the regularisers take over what was learned in stages that ended; see `Regularisers.end_stages`.
 
@@ -452,11 +425,8 @@ class GRPOTorchLearner(TorchLearner):
     # --- state and checkpoints ------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state plus that of a reference that moves and of regularisers."""
+        """Return RLlib's state plus that of regularisers; the reference is loaded from the model's files."""
         state = super().get_state(*args, **kwargs)
-        # "base" is loaded from the model's files.
-        if self.reference is not None and self.settings.kl_reference != "base":
-            state["reference"] = self.reference.get_state()
         if self.regularisers is not None and (kept := self.regularisers.get_state()):
             state["regularisers"] = kept
         return state
@@ -465,8 +435,6 @@ class GRPOTorchLearner(TorchLearner):
         """Load a state of any age: RLlib alone would ignore weights with an older sequence number."""
         self._weights_seq_no = -1
         super().set_state(state)
-        if "reference" in state and self.reference is not None:
-            self.reference.set_state(state["reference"])
         if self.regularisers is not None:
             self.regularisers.set_state(state.get("regularisers", {}))
 

@@ -1,9 +1,9 @@
 """Compute the loss of one micro-batch and the sums for its metrics.
 
-    played    sum_N scale * (kept * correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
-    reused    sum_N scale * (kept * weight * surrogate + kl_coeff * ratio * kl, if kl_on_reused)
+    played    sum_N scale * (correction * surrogate + kl_coeff * kl - entropy_coeff * entropy)
+    reused    sum_N scale * kept * (surrogate + kl_coeff * ratio * kl, if kl_on_reused)
 
-`losses` provides surrogate, correction and weight by name; `batch/shard.py` provides `scale`.
+`losses` provides surrogate and correction by name; `batch/shard.py` provides `scale`.
 
 - Metrics stay sums until all micro-batches of all learners are added up (`statistics`), because the effective sample
   size is not a mean over micro-batches.
@@ -25,11 +25,9 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.learner.gradients import summed
-from rllib_srl.losses.bapo import bounds_of, masses
 from rllib_srl.losses.clip import CLIP_RULES, Surrogate, Tokens
 from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES
-from rllib_srl.losses.ratio import REUSE_CORRECTIONS, correction_of, episode_mean, is_on_policy, ratio_of
+from rllib_srl.losses.ratio import correction_of, episode_mean, ratio_of
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import Group
 
@@ -80,13 +78,13 @@ def surrogate_of(
     """Return the loss of each token and its gradient weight (the factor of -A grad(logp)), before any mask.
 
     Args:
-        batch: `advantage`, `episode` [N]; for BAPO also `bapo_bounds`.
+        batch: `advantage`, `episode` [N].
         logp_N: log-probs under the policy in training, nats.
         anchor_logp_N: log-probs in the denominator of the ratio, nats.
         settings: loss settings.
     """
     ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
-    tokens = Tokens(ratio_N, batch["advantage"], logp_N, batch.get("bapo_bounds"))
+    tokens = Tokens(ratio_N, batch["advantage"], logp_N)
 
     def check(found: Any) -> str:
         is_pair = isinstance(found, tuple) and len(found) == 2
@@ -95,26 +93,6 @@ def surrogate_of(
 
     surrogate: Surrogate = CLIP_RULES.call(settings.clip_rule, tokens, settings, check=check)
     return surrogate
-
-
-def anchor_of(batch: MicroBatch[torch.Tensor], settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the anchor log-probs (denominator of the ratio) and the correction, both [N], without gradient.
-
-    Args:
-        batch: `is_reused`; `prox_logp`, `behaviour_logp`, `episode` [N].
-        settings: loss settings.
-    """
-    prox_logp_N, behaviour_logp_N = batch["prox_logp"], batch["behaviour_logp"]
-    if batch.get("is_reused"):
-        return REUSE_CORRECTIONS[settings.reuse_correction](prox_logp_N, behaviour_logp_N, settings.mask_window)
-    correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
-    return (behaviour_logp_N if settings.ratio_anchor == "bypass" else prox_logp_N), correction_N
-
-
-def _is_left(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
-    """Return which tokens pass every mask, bool [N]."""
-    inputs = (logp_N.detach(), batch["behaviour_logp"], batch["advantage"], batch["episode"])
-    return is_on_policy(settings.off_policy_mask, *inputs)
 
 
 def _spoilt(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,11 +118,11 @@ def played_loss(
         fwd_out: `logp` [N] with gradient, `entropy` [N] (with gradient if `entropy_coeff` is set).
         settings: loss settings.
     """
-    logp_N, prox_logp_N = fwd_out["logp"], batch["prox_logp"]
-    anchor_logp_N, correction_N = anchor_of(batch, settings)
+    logp_N, prox_logp_N, behaviour_logp_N = fwd_out["logp"], batch["prox_logp"], batch["behaviour_logp"]
+    correction_N = correction_of(settings, prox_logp_N, behaviour_logp_N, batch["episode"])
+    anchor_logp_N = behaviour_logp_N if settings.ratio_anchor == "bypass" else prox_logp_N
     surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
-    is_left_N = _is_left(batch, logp_N, settings)
-    policy_loss_N = loss_N = torch.where(is_left_N, correction_N * surrogate_N, 0.0)
+    policy_loss_N = loss_N = correction_N * surrogate_N
     kl_N = torch.zeros_like(prox_logp_N)
     if settings.kl_coeff:
         kl_N = KL_ESTIMATORS[settings.kl_estimator](logp_N, batch["ref_logp"])
@@ -162,8 +140,8 @@ def played_loss(
         "entropy": fwd_out["entropy"].detach().sum(),
         "clip_fraction": (weight_N == 0).sum(),
         "correction": correction_N.sum(),
-        "masked": (~is_left_N | (correction_N == 0)).sum(),
-        "rollout_logp_abs_diff": (prox_logp_N - batch["behaviour_logp"]).abs().sum(),
+        "masked": (correction_N == 0).sum(),
+        "rollout_logp_abs_diff": (prox_logp_N - behaviour_logp_N).abs().sum(),
         "num_tokens": len(prox_logp_N),
         "num_computed_tokens": batch["token_ids"].numel(),
         "num_nonfinite_logps": num_bad,
@@ -185,10 +163,9 @@ def reused_loss(
         settings: loss settings.
     """
     logp_N, behaviour_logp_N = fwd_out["logp"], batch["behaviour_logp"]
-    is_kept_N = batch["is_kept"] & _is_left(batch, logp_N, settings)
-    anchor_logp_N, correction_N = anchor_of(batch, settings)
-    surrogate_N, weight_N = surrogate_of(batch, logp_N, anchor_logp_N, settings)
-    loss_N = torch.where(is_kept_N, correction_N * surrogate_N, 0.0)
+    is_kept_N = batch["is_kept"]
+    surrogate_N, weight_N = surrogate_of(batch, logp_N, behaviour_logp_N, settings)
+    loss_N = torch.where(is_kept_N, surrogate_N, 0.0)
     ratio_N = ratio_of("token", logp_N.detach(), behaviour_logp_N, batch["episode"])
     kl_N = torch.zeros_like(behaviour_logp_N)
     if settings.kl_coeff and settings.kl_on_reused == "weighted":
@@ -197,7 +174,7 @@ def reused_loss(
     num_bad, spoilt = _spoilt(batch, logp_N)
     loss = (batch["scale"] * loss_N).sum() + spoilt
     # Factor of -A * grad(logp) of each token; 0 where clip or mask removed its gradient.
-    weight_N = torch.where(is_kept_N, correction_N * weight_N, 0.0)
+    weight_N = torch.where(is_kept_N, weight_N, 0.0)
     return loss, {
         "total_loss": loss.detach(),
         "reuse/loss": loss_N.detach().sum(),
@@ -242,36 +219,7 @@ def statistics(sums: dict[str, float]) -> dict[str, float]:
     }
 
 
-# --- before the gradient, and beside it -----------------------------------------------------------
-
-Scored = Sequence[tuple[MicroBatch[torch.Tensor], torch.Tensor]]  # micro-batches and their log-probs
-
-
-def set_batch_statistics(
-    scored: Scored, settings: LossSettings, num_learners: int, device: torch.device
-) -> dict[str, float]:
-    """Set BAPO's clip bounds, from sums over the whole batch, on each micro-batch; return metrics. A collective.
-
-    It costs one more forward pass a step (`LossSettings.needs_batch_statistics`).
-
-    Args:
-        scored: micro-batches after their first pass, with log-probs under the policy in training (nats, no gradient);
-            a learner without micro-batches must call this too.
-        settings: loss settings.
-        num_learners: number of learners.
-        device: device on which they communicate.
-    """
-    total_K2 = masses(settings, *(torch.zeros(0) for _ in range(3)))
-    for batch, logp_N in scored:
-        anchor_logp_N, _ = anchor_of(batch, settings)
-        ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
-        total_K2 = total_K2.to(ratio_N.device)
-        total_K2 = total_K2 + masses(settings, ratio_N, batch["advantage"], batch["behaviour_logp"])
-    bounds, num_steps = bounds_of(settings, summed([total_K2.to(device)], num_learners)[0].cpu())
-    for batch, _ in scored:
-        batch["bapo_bounds"] = bounds
-    return {"bapo_low": bounds[0], "bapo_high": bounds[1], "bapo_steps": float(num_steps)}
-
+# --- beside the gradient -----------------------------------------------------------
 
 class GroupDiagnostics:
     """Drift of reused episodes by group, from an update's own first pass. Invariant: each is added at most once.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rllib_srl.batch.layout import Episode, MicroBatch, episodes_of, micro_batches, turns_of
+from rllib_srl.batch.layout import Episode, MicroBatch, episodes_of, micro_batches
 from rllib_srl.batch.parts import PartRef
 from rllib_srl.batch.retention import RetentionPart, episodes_in
 from rllib_srl.batch.shard import TrainingShard, fetched
@@ -118,8 +118,7 @@ class StoredAnswers:
         self._scorer.reshard()
 
     def _episodes(self, groups: Sequence[Group], scales: Sequence[float] | None = None) -> list[Episode]:
-        episodes = episodes_of(groups, [np.zeros(group.size) for group in groups], scales)
-        return [turns_of(one, self._config.turn_mask) for one in episodes]
+        return episodes_of(groups, [np.zeros(group.size) for group in groups], scales)
 
     def _passes(self, episodes: Sequence[Episode]) -> list[MicroBatch[torch.Tensor]]:
         cut = micro_batches(episodes, self._config.micro_batch_tokens, self._shares)

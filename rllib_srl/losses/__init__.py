@@ -9,7 +9,7 @@
                  anchor_logp
     decoupled    prox_logp           prox = the learner at the start of the update
     bypass       behaviour_logp      behaviour = the engine that wrote the token
-    reused       set by replay_reuse_correction, see `ratio`
+    reused       behaviour_logp
 
 `scale` is fixed before any sharding (`batch/shard.py`), so any number of learners and any micro-batches give the
 same gradient. `settings` holds every setting and named combinations; docs/losses.md lists sources and tests.

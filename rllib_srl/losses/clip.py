@@ -7,7 +7,6 @@
     two_sided    higher of min(r, clip_delta)
     cispo        -sg(clip(r)) A logp                                     cispo_bounds (absolute)
     sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = TAUS by the sign of A
-    bapo         -min(r A, clip(r) A)                                    searched in each step, see `bapo`
     none         -r A
 
 The gradient weight is the factor of -A grad(logp); it is 0 where the rule removes the gradient. sg = stop gradient.
@@ -18,7 +17,7 @@ Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher);
 Ye et al. 2020, arXiv 1912.09729 eq. 4 (dual);
 Prime Intellect 2025 (INTELLECT-2), arXiv 2505.07291 section 3.4 (two_sided);
 MiniMax 2025 (CISPO), arXiv 2506.13585 section 3.1; Khatri et al. 2025 (ScaleRL), arXiv 2510.13786 (bound 5);
-Gao et al. 2025 (SAPO), arXiv 2511.20347; Xi et al. 2025 (BAPO), arXiv 2510.18927 eq. 8.
+Gao et al. 2025 (SAPO), arXiv 2511.20347.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Tokens:
     ratio_N: torch.Tensor
     advantage_N: torch.Tensor
     logp_N: torch.Tensor
-    bapo_bounds: tuple[float, float] | None = None
 
 
 Surrogate = tuple[torch.Tensor, torch.Tensor]  # loss_N with gradient, weight_N without
@@ -85,12 +83,6 @@ def _sapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
     return -4 / tau_N * gate_N * tokens.advantage_N, (4 * gate_N * (1 - gate_N) * tokens.ratio_N).detach()
 
 
-def _bapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
-    if tokens.bapo_bounds is None:
-        raise ValueError("clip_rule = 'bapo' without bounds; expected those of this step's batch statistics")
-    return _held(tokens.ratio_N, tokens.advantage_N, *tokens.bapo_bounds)
-
-
 def _none(tokens: Tokens, settings: LossSettings) -> Surrogate:
     return -tokens.ratio_N * tokens.advantage_N, tokens.ratio_N.detach()
 
@@ -104,7 +96,6 @@ CLIP_RULES: Rules[Callable[[Tokens, LossSettings], Surrogate]] = Rules(
         "two_sided": _two_sided,
         "cispo": _cispo,
         "sapo": _sapo,
-        "bapo": _bapo,
         "none": _none,
     },
     inputs=f"Tokens has {', '.join(field.name for field in fields(Tokens))}",

@@ -20,10 +20,7 @@ rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and
     geometric_mask   as tis where M lies in sequence_window, else 0
     mis_po           1 where rho_t lies in correction_window and M in sequence_window, else 0
 
-    reused           anchor of the ratio       weight
-    clip             behaviour_logp            1
-    truncate         prox_logp                 min(rho_t, upper end of the window)
-    mask             prox_logp                 rho_t inside the closed window, else 0
+    reused           the ratio is taken to behaviour_logp, and clipped there: no weight
 
 prox = the learner at the start of the update, behaviour = the engine that wrote the token. A micro-batch holds whole
 episodes only, so sums and means over an episode are exact.
@@ -33,11 +30,10 @@ correction, `rollout_is_correction="module:rule"`.
 Sources: Zheng et al. 2025 (GSPO), arXiv 2507.18071 section 4 (geometric, and its token form GSPO-token);
 Ahmadian et al. 2024 (RLOO), arXiv 2402.14740 section 2 (the whole answer as one action);
 Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (tis);
-Ling Team 2025 (IcePop), arXiv 2510.18855 (mis, mask); TRL's `vllm_importance_sampling_mode` (sequence_mask);
+Ling Team 2025 (IcePop), arXiv 2510.18855 (mis); TRL's `vllm_importance_sampling_mode` (sequence_mask);
 OpenRLHF's seq-mask-tis (geometric_mask); StepFun 2026 (Step 3.5 Flash), arXiv 2602.10604 (mis_po);
-Fu et al. 2025 (AReaL), arXiv 2505.24298 section 5.2 (decoupled objective, truncate);
-Li et al. 2025 (RePO), arXiv 2506.09340 (clip around stored log-probs);
-DeepSeek-AI 2025 (V3.2), arXiv 2512.02556 section 3.1 (off-policy sequence mask).
+Fu et al. 2025 (AReaL), arXiv 2505.24298 section 5.2 (decoupled objective);
+Li et al. 2025 (RePO), arXiv 2506.09340 (clip around stored log-probs).
 """
 
 from __future__ import annotations
@@ -110,6 +106,10 @@ def _within(value_N: torch.Tensor, window: tuple[float, float]) -> torch.Tensor:
     return ~((value_N < window[0]) | (value_N > window[1]))
 
 
+def _capped(rho_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+    return rho_N if settings.tis_clip_max is None else rho_N.clamp(max=settings.tis_clip_max)
+
+
 def _mis(rho: Ratio, settings: LossSettings) -> torch.Tensor:
     return torch.where(_within(rho("token"), settings.correction_window), rho("token"), 0.0)
 
@@ -120,7 +120,7 @@ def _sequence_mask(rho: Ratio, settings: LossSettings) -> torch.Tensor:
 
 def _geometric_mask(rho: Ratio, settings: LossSettings) -> torch.Tensor:
     is_kept_N = _within(rho("geometric"), settings.sequence_window)
-    return torch.where(is_kept_N, rho("token").clamp(max=settings.truncation), 0.0)
+    return torch.where(is_kept_N, _capped(rho("token"), settings), 0.0)
 
 
 def _mis_po(rho: Ratio, settings: LossSettings) -> torch.Tensor:
@@ -132,8 +132,8 @@ CORRECTIONS: Rules[Callable[[Ratio, LossSettings], torch.Tensor]] = Rules(
     "rollout_is_correction",
     {
         "none": lambda rho, settings: torch.ones_like(rho("token")),
-        "tis": lambda rho, settings: rho("token").clamp(max=settings.truncation),
-        "sequence_tis": lambda rho, settings: rho("sequence").clamp(max=settings.truncation),
+        "tis": lambda rho, settings: _capped(rho("token"), settings),
+        "sequence_tis": lambda rho, settings: _capped(rho("sequence"), settings),
         "mis": _mis,
         "sequence_mask": _sequence_mask,
         "geometric_mask": _geometric_mask,
@@ -164,52 +164,3 @@ def correction_of(
 
     weight_N: torch.Tensor = CORRECTIONS.call(settings.correction, rho, settings, check=check)
     return weight_N
-
-
-# --- corrections of reused tokens -----------------------------------------------------------------
-
-Anchored = tuple[torch.Tensor, torch.Tensor]  # anchor_logp_N, weight_N
-
-
-def _rho(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor) -> torch.Tensor:
-    return (prox_logp_N - behaviour_logp_N).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def _clip(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
-    return behaviour_logp_N, torch.ones_like(prox_logp_N)
-
-
-def _truncate(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
-    return prox_logp_N, _rho(prox_logp_N, behaviour_logp_N).clamp(max=window[1])
-
-
-def _mask(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, window: tuple[float, float]) -> Anchored:
-    rho_N = _rho(prox_logp_N, behaviour_logp_N)
-    return prox_logp_N, torch.where(_within(rho_N, window), rho_N, 0.0)
-
-
-REUSE_CORRECTIONS: dict[str, Callable[..., Anchored]] = {"clip": _clip, "truncate": _truncate, "mask": _mask}
-
-
-def is_on_policy(
-    threshold: float | None,
-    logp_N: torch.Tensor,
-    behaviour_logp_N: torch.Tensor,
-    advantage_N: torch.Tensor,
-    episode_N: torch.Tensor,
-) -> torch.Tensor:
-    """Return which tokens to keep, bool [N]; bad episodes that the policy has moved away from are masked.
-
-        masked iff mean_t A_t < 0 and mean_t (behaviour_logp_t - logp_t) > threshold
-
-    Args:
-        threshold: nats per token, > 0; None keeps all.
-        logp_N: log-probs under the policy in training, nats.
-        behaviour_logp_N: log-probs reported by the engine, nats.
-        advantage_N: advantage of each token.
-        episode_N: episode of each token; episodes must be whole.
-    """
-    if threshold is None:
-        return torch.ones_like(logp_N, dtype=torch.bool)
-    is_bad_N = episode_mean(advantage_N, episode_N) < 0
-    return ~(is_bad_N & (episode_mean(behaviour_logp_N - logp_N, episode_N) > threshold))

@@ -15,20 +15,18 @@ Only mis_po loads a reference model for a KL. The papers of the others use KL we
 
 Differences from the papers:
 1. A preset that sets no correction uses the default: truncated importance sampling of learner against engine (`tis`).
-2. bapo's `active` mode counts only tokens that still have a gradient; `paper` and `released` are the originals.
-3. mis_po's trajectory window [0.996, 1.001] and KL weight are our reading of the report.
-4. rloo divides the sum over an episode's tokens by the constant `longest_answer`; the learning rate absorbs the factor.
+2. mis_po's trajectory window [0.996, 1.001] and KL weight are our reading of the report.
+3. rloo divides the sum over an episode's tokens by the constant `longest_answer`; the learning rate absorbs the factor.
 
 Sources: Shao et al. 2024 (GRPO), arXiv 2402.03300; Liu et al. 2025 (Dr.GRPO), arXiv 2503.20783;
 Yu et al. 2025 (DAPO), arXiv 2503.14476; Zheng et al. 2025 (GSPO), arXiv 2507.18071;
 MiniMax 2025 (CISPO), arXiv 2506.13585, with the bound of Khatri et al. 2025 (ScaleRL), arXiv 2510.13786;
-Ahmadian et al. 2024 (RLOO), arXiv 2402.14740; Xi et al. 2025 (BAPO), arXiv 2510.18927;
+Ahmadian et al. 2024 (RLOO), arXiv 2402.14740;
 StepFun 2026 (MIS-PO), arXiv 2602.10604.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -49,7 +47,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cispo": {"clip_rule": "cispo"},
     "rloo": {"advantage": "leave_one_out", "clip_rule": "none", "aggregation": "constant"},
-    "bapo": {"clip_rule": "bapo", "ratio_anchor": "bypass", "correction": "none"},
     "mis_po": {
         "clip_rule": "none",
         "correction": "mis_po",
@@ -77,7 +74,7 @@ class LossSettings(Settings):
         "token", '"token", "sequence" (product over an episode), "geometric" (mean)', is_preset=True
     )
     clip_rule: Any = setting(
-        "higher", "symmetric higher dual two_sided cispo sapo bapo none, docs/losses.md", of="clip_rule.name",
+        "higher", "symmetric higher dual two_sided cispo sapo none, docs/losses.md", of="clip_rule.name",
         is_head=True, is_preset=True
     )
     clip_low: float = setting(0.2, "lower clip bound of the ratio is 1 - clip_low", gt=0, le=1, is_preset=True)
@@ -93,10 +90,6 @@ class LossSettings(Settings):
         (0.0, 5.0), "bounds of the ratio itself, not distances from 1", _BOUNDS, of="clip_rule.bounds", rules="cispo",
         is_preset=True
     )
-    bapo_mode: Literal["active", "paper", "released"] = setting(
-        "active", '"active", "paper" or "released", the measure that sets the bounds (docs/losses.md)',
-        of="clip_rule.mode", rules="bapo"
-    )
     # weight of a token
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
         "token_mean", 'loss of a batch: "token_mean", "sequence_mean" or "constant"', is_preset=True
@@ -104,10 +97,7 @@ class LossSettings(Settings):
     longest_answer: int = setting(
         None, "tokens an episode may write, for constant and overlong; None: max_turns*max_turn_tokens", ge=1
     )
-    turn_mask: Literal["all", "first", "last"] = setting(
-        "all", 'turns of an episode that are trained on: "all", "first" or "last"'
-    )
-    # off-policy correction and masks
+    # off-policy correction
     ratio_anchor: Literal["decoupled", "bypass"] = setting(
         "decoupled", 'ratio to "decoupled" (learner at the start) or "bypass" (engine)', is_preset=True
     )
@@ -127,9 +117,6 @@ class LossSettings(Settings):
         (0.999, 1.002), "range of mean ratios kept by geometric_mask and mis_po", _BOUNDS,
         of="rollout_is_correction.sequence_window", rules="geometric_mask mis_po", is_preset=True
     )
-    off_policy_mask: float | None = setting(
-        None, "maximum mean log-ratio of episodes with advantage < 0, nats per token; None: no mask", gt=0
-    )
     # entropy and KL terms
     entropy_coeff: float = setting(0.0, "weight of the entropy bonus; 0: none", ge=0)
     kl_coeff: float = setting(
@@ -143,19 +130,8 @@ class LossSettings(Settings):
         None, "True: coeff * KL of an episode is subtracted from its reward, also of k2 and k3; None: of k1 only",
         of="kl.in_reward"
     )
-    kl_reference: Literal["base", "last_good", "ema"] = setting(
-        "base", 'reference policy of the KL: "base" (the starting model), "last_good" or "ema"', of="kl.reference"
-    )
     kl_on_reused: Literal["off", "weighted"] = setting(
         "off", 'KL on reused tokens: "off", or "weighted" by the importance ratio', of="kl.on_reused"
-    )
-    reference_every: int = setting(
-        100, "iterations between updates (ema) or checks (last_good) of the reference policy", of="kl.reference_every",
-        ge=1
-    )
-    reference_rate: float = setting(
-        1.0, "ema: share of the policy in the new reference, in (0, 1]; 1 copies the policy", of="kl.reference_rate",
-        gt=0, le=1
     )
     # advantage estimation and reward shaping
     prior_weight: float = setting(
@@ -177,8 +153,6 @@ class LossSettings(Settings):
         0, "rounds of fresh prompts in place of groups without signal", ge=0, is_preset=True
     )
     # of the memory, where they have the prefix `replay_`
-    reuse_correction: str = "clip"
-    mask_window: Pair = (0.5, 2.0)
     max_logp_gap: float | None = 1.0
 
     @classmethod
@@ -203,20 +177,9 @@ class LossSettings(Settings):
         return plain.model_copy(update={"kl_in_reward": _is_in_reward(vars(plain))})
 
     @property
-    def truncation(self) -> float:
-        """Upper bound of the correction; infinity if there is none."""
-        return math.inf if self.tis_clip_max is None else self.tis_clip_max
-
-    @property
     def needs_reference(self) -> bool:
         """Return whether a KL term needs the reference model."""
         return bool(self.kl_coeff)
-
-    @property
-    def needs_batch_statistics(self) -> bool:
-        """Return whether each step needs statistics of the whole batch before its gradient."""
-        return bool(self.clip_rule == "bapo")
-
 
 def filled(given: Mapping[str, Any], preset: Any) -> dict[str, Any]:
     """Return `given` with each `PRESET` replaced by the preset's value, else by the default.

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_model import Pair, Setting, Settings, by, clashes, setting, where
+from rllib_srl.common.setting_model import Setting, Settings, by, clashes, setting
 
 
 @cache
@@ -136,19 +136,6 @@ class ReplaySettings(Settings):
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
-    reuse_correction: Literal["clip", "truncate", "mask"] = setting(
-        "clip",
-        'off-policy correction of reused groups: "clip", "truncate" or "mask" (docs/losses.md)',
-        of="reuse_correction.name",
-        is_head=True,
-    )
-    mask_window: Annotated[Pair, where(lambda low, high: 0 < low < 1 < high)] = setting(
-        (0.5, 2.0),
-        'range of ratios that are kept; "truncate": the upper end caps the ratio',
-        "two numbers, 0 < lower < 1 < upper",
-        of="reuse_correction.window",
-        rules="mask truncate",
-    )
     max_logp_gap: float | None = setting(
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )

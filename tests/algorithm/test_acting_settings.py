@@ -81,8 +81,6 @@ def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path)
 
 # Setting: two values, and what else has to be set for it to matter.
 OF_THE_LEARNERS = {
-    "reuse_correction": (("clip", "truncate"), {}),
-    "mask_window": (((0.5, 2.0), (0.9, 1.1)), {"reuse_correction": "mask"}),
     "max_logp_gap": ((None, 0.3), {}),
 }
 

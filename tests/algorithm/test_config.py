@@ -85,7 +85,6 @@ FAULTS = [
     ("replay_spacing_config", {"boxes": 3}, "replay_spacing.boxes = 3; expected some of"),
     ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
-    ("replay_mask_window", (2.0, 0.5), "window = (2.0, 0.5); expected two numbers, 0 < lower < 1 < upper"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),

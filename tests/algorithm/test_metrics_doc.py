@@ -35,10 +35,9 @@ RLLIBS = {  # RLlib's own, beside ours
 # Written when something fails, or by settings that need processes of their own.
 # Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py), agents
 # (rollout/test_agents.py), rollouts ahead of training (test_ahead.py).
-RARE = {"num_runner_restarts", "num_reference_moves", "num_attention_graphs", "reward/[^/]+"}
+RARE = {"num_runner_restarts", "num_attention_graphs", "reward/[^/]+"}
 RARE |= {"num_runners_lost", "num_groups_played_again"}
 RARE |= {"num_groups_undone"}  # after a restore
-RARE |= {"turn_masked"}  # test_losses_in_the_learner.py
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
@@ -95,7 +94,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.evaluation(evaluation_pass_k=2)
             config.callbacks(["contrib.recap", "contrib.forgetting"])
         else:
-            config.training(loss="bapo", kl={"coeff": 0.01, "on_reused": "weighted"})
+            config.training(kl={"coeff": 0.01, "on_reused": "weighted"})
             config.callbacks(["contrib.sec", "contrib.probe"])
             config.replay(spacing="fsrs", retain=1.0)
         algo = config.build_algo()

@@ -24,7 +24,6 @@ from tests.small_learner import GROUPS, Recording, advantages_of, learner_group,
 from tests.small_worlds import small_config
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
-CORRECTIONS = ("clip", "truncate", "mask")
 
 # --- one micro-batch, worked by hand: the golden fixture, stored log-probs of ENGINE, two episodes ----------------
 
@@ -35,8 +34,8 @@ EPISODE = torch.tensor([4, 4, 7, 7, 7, 7])
 ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 
 
-def settings(correction="clip", **others):
-    return LossSettings.made(reuse_correction=correction, **others)
+def settings(**given):
+    return LossSettings.made(**given)
 
 
 def by_hand(config, max_logp_gap=None, objective=reused_loss):
@@ -51,15 +50,11 @@ def by_hand(config, max_logp_gap=None, objective=reused_loss):
     return loss.item(), logp.grad, statistics({name: float(sums.get(name, 0.0)) for name in SUMS})
 
 
-@pytest.mark.parametrize("correction, total, weights", [
-    # Losses are those of test_losses; a weight is what -A grad(logp) is multiplied by, 0 where the clip bites:
-    # with A > 0 at a ratio above 1.28, with A < 0 below 0.8.
-    ("clip", 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]),
-    ("truncate", 1.014829, [0, 2 * 1.105171, 1.105171, 0, 0, 1]),
-    ("mask", 1.625171, [0, 0, 1.105171, 0, 0, 1]),
-])  # fmt: skip
-def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
-    loss, gradient, stats = by_hand(settings(correction))
+def test_loss_gradient_and_statistics_by_hand():
+    # A weight is what -A grad(logp) is multiplied by, 0 where the clip bites: with A > 0 at a ratio to the stored
+    # log-probs above 1.28, with A < 0 below 0.8.
+    total, weights = 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]
+    loss, gradient, stats = by_hand(settings())
     assert loss == pytest.approx(0.5 * total, abs=1e-6)
     torch.testing.assert_close(gradient, -0.5 * ADVANTAGE * torch.tensor(weights), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx(total / 6, abs=1e-6)  # a mean over tokens, whatever the scale
@@ -75,13 +70,13 @@ def test_loss_gradient_and_statistics_by_hand(correction, total, weights):
 def test_an_episode_beyond_the_drift_weighs_nothing():
     # mean |OLD - ENGINE|: episode 4 (0 + .9) / 2 = .45, episode 7 (0 + 0 + 1.5 + 0) / 4 = .375
     torch.testing.assert_close(episode_drift(OLD, ENGINE, EPISODE), torch.tensor([0.45] * 2 + [0.375] * 4))
-    _, gradient, stats = by_hand(settings("clip"), max_logp_gap=0.4)
+    _, gradient, stats = by_hand(settings(), max_logp_gap=0.4)
     torch.testing.assert_close(gradient, 0.5 * torch.tensor([0, 0, 1.105171, 0, 2.718282, 1]), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx((1.105171 + 0.8 + 2.718282 + 1) / 6, abs=1e-6)  # still over all six
     assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, 0.5)
     assert stats["reuse/ratio"] == pytest.approx((1.105171 + 0.606531 + 2.718282 + 1) / 4, abs=1e-6)
     assert stats["reuse/clip_fraction"] == 0.25
-    none = by_hand(settings("clip"), max_logp_gap=0.3)
+    none = by_hand(settings(), max_logp_gap=0.3)
     assert none[0] == none[2]["reuse/ess"] == 0 and none[2]["reuse/left_out"] == 1
 
 
@@ -181,9 +176,7 @@ def as_the_policy_writes(learner, group, gap_G=None):
     return replace(group, behaviour_logp_N=np.where(group.loss_mask_N, logp_N, 0).astype(np.float32))
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner, correction):
-    learner.config.replay_reuse_correction = correction
+def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner):
     stored = [as_the_policy_writes(learner, group) for group in STORED]
     reused, stats = update(learners, [], stored)
     assert relative_gap(reused[0], gradient(learners, stored)) < 1e-5
@@ -191,9 +184,8 @@ def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner, 
     assert stats["reuse/drift"] < 1e-5 and stats["reuse/clip_fraction"] == 0 and stats["num_tokens"] == 0
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-def test_what_another_policy_wrote_is_not(learners, learner, correction):
-    learner.config.replay_reuse_correction, learner.config.replay_max_logp_gap = correction, None
+def test_what_another_policy_wrote_is_not(learners, learner):
+    learner.config.replay_max_logp_gap = None
     learner.config.rollout_is_correction = "none"
     reused, stats = update(learners, [], STORED)
     assert relative_gap(reused[0], gradient(learners, STORED)) > 0.1
@@ -276,9 +268,9 @@ def test_an_empty_batch_and_one_without_loss_tokens_train_nothing(learners, lear
 
 
 def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_here):
-    """With prox_logp taken anew each epoch no clip could ever bite under "truncate"."""
+    """Drift and targets are those of the first pass, and from the second on the clip bites."""
     config = config_of(random_llama_dir, tmp_path, num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
-    group = learner_group(config.replay(reuse_correction="truncate"))
+    group = learner_group(config)
     stored = [as_the_policy_writes(group._learner, one) for one in STORED]
     _, stats = update(group, [], stored)
     assert stats["reuse/clip_fraction"] > 0.2 and stats["reuse/drift"] < 1e-5

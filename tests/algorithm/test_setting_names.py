@@ -107,4 +107,4 @@ def test_a_flag_takes_a_rule_and_its_parameters(words, expected):
 
 def test_a_flag_takes_plain_numbers_and_refuses_others():
     assert read_value("kl", ["0.1"]) == 0.1 and read_value("lora", "8") == 8
-    assert read_value("kl", ["coeff=1", "reference_every=5"]) == {"coeff": 1.0, "reference_every": 5}
+    assert read_value("kl", ["coeff=1", "estimator=k2"]) == {"coeff": 1.0, "estimator": "k2"}

@@ -112,7 +112,7 @@ def test_the_online_accuracy_is_that_of_the_first_answers(ray_here, tmp_path, mo
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
     (["--tasks", "compare", "lookup", "--stream", "cpu"], "--tasks and --stream cpu; expected one of the two"),
     (["--stream", "nowhere"], "--stream nowhere; expected one of cpu"),
-    (["--stream", "cpu_drift"], "--stream cpu_drift; expected one of cpu"),  # it has no boundaries
+    (["--stream", "cpu_blend"], "--stream cpu_blend; expected one of cpu"),  # it has no boundaries
     (["--tasks", "compare", "lookup", "--orders", "3"], "orders = 3; expected 1 to 2, the orders of 2 tasks"),
     (["--stream", "cpu", "--group_size", "1"], "group_size = 1; expected"),
     (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),

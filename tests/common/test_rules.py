@@ -68,7 +68,7 @@ def test_an_exception_of_a_users_rule_names_the_rule_and_its_inputs() -> None:
 
 
 def test_the_fields_of_clip_rules_and_the_name_of_an_advantage_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CLIP_RULES.inputs == "Tokens has ratio_N, advantage_N, logp_N, bapo_bounds"
+    assert CLIP_RULES.inputs == "Tokens has ratio_N, advantage_N, logp_N"
     monkeypatch.setitem(ADVANTAGES, "wrong", lambda rewards_G: rewards_G["mean"])
     with pytest.raises(RuleError, match="^advantage = 'wrong' raised IndexError: only integers"):
         group_relative([np.array([0.0, 1.0])], "wrong")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,28 +70,6 @@ def test_a_schedule_interpolates_between_its_knots():
     assert stream.stage(Progress(15)) is None
 
 
-def test_a_drift_brings_each_domain_to_the_front_once_a_period():
-    entries = [{"world": name} for name in "abc"]
-    stream = make_stream({"domains": entries, "drift": 300, "sharpness": 5.0, "seed": 4})
-    weights_TE = np.array([list(stream.weights(Progress(done)).values()) for done in range(600)])
-    assert weights_TE.sum(1) == pytest.approx(np.ones(600))
-    assert np.allclose(weights_TE[:300], weights_TE[300:])
-    fronts = weights_TE[:300].argmax(1)
-    changes = np.flatnonzero(np.diff(np.concatenate([fronts, fronts[:1]])))
-    assert len(changes) == 3 and set(fronts) == {0, 1, 2}  # each leads in one piece of the period
-    assert np.abs(np.diff(weights_TE, axis=0)).max() < 0.06  # no boundary: a step is at most sharpness 2 pi / 300 / 2
-    flat = make_stream({"domains": entries, "drift": 300, "sharpness": 0})
-    assert list(flat.weights(Progress(17)).values()) == pytest.approx([1 / 3] * 3)
-
-
-def test_a_drift_is_of_its_seed():
-    def at(seed, done=3):
-        spec = {"domains": [{"world": name} for name in "abcd"], "drift": 20, "seed": seed}
-        return list(make_stream(spec).weights(Progress(done)).values())
-
-    assert at(1) == at(1) and at(1) != at(2)
-
-
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from(sorted(STREAMS)))
 def test_weights_are_a_pure_function_of_progress(iterations, tokens, name):
     one, other = make_stream(STREAMS[name]), make_stream(STREAMS[name])
@@ -150,7 +127,7 @@ def test_a_filter_that_refuses_everything_says_so():
 
 
 def test_shares_of_a_plan_are_exact_in_the_long_run():
-    mixed = source({"domains": [{"world": EVEN}, {"world": ODD}], "drift": 10, "sharpness": 0})
+    mixed = source({"domains": [{"world": EVEN}, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]})
     counts = Counter(domain for _ in range(20) for domain in domains(mixed.draw(3, {"even": 0.7, "odd": 0.3})))
     assert counts == {"even": 42, "odd": 18}  # of 60
 
@@ -163,7 +140,7 @@ def test_a_plan_of_domains_that_are_not_drawn_now_is_refused():
 
 @pytest.mark.parametrize("num_before", [0, 1, 5, 9])
 def test_a_state_goes_on_exactly_in_any_source(num_before):
-    spec = {"domains": [{"world": EVEN, "env_config": {"num_prompts": 5}}, {"world": ODD}], "drift": 8}
+    spec = {"domains": [{"world": EVEN, "env_config": {"num_prompts": 5}}, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]}
 
     def steps(one, num):
         rows = []
@@ -192,6 +169,8 @@ def test_probes_are_held_out_fixed_and_apart_from_evaluation():
         stages.probes("odd", 37, num_evaluated=8)
 
 
+FLAT = [[0, {"a": 1}]]
+
 BAD = [
     ("cpu", r"stream = 'cpu'; expected a list of stages"),
     ([], r"stream = \[\]; expected a list of stages"),
@@ -207,18 +186,15 @@ BAD = [
         [{"world": "a", "iterations": 1}, {"world": "a", "env_config": {"x": 1}, "iterations": 1}],
         r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected a 'domain' of its own",
     ),
-    ({"domains": [{"world": "a"}]}, r"expected domains and one of schedule and drift"),
-    ({"domains": [{"world": "a"}], "drift": 0}, r"stream drift = 0; expected the length of a period"),
-    ({"domains": [{"world": "a"}], "drift": 9, "unit": "hours"}, r"stream unit = 'hours'; expected one of iterations"),
-    ({"domains": [{"world": "a"}], "drift": 9, "sharp": 9}, r"stream has the keys \['sharp'\]"),
-    ({"domains": [{"world": "a"}], "drift": 9, "seed": -1}, r"stream seed = -1"),
-    ({"domains": [{"world": "a"}], "drift": 9, "sharpness": -1}, r"stream sharpness = -1"),
+    ({"domains": [{"world": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
+    ({"domains": [{"world": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
+    ({"domains": [{"world": "a"}], "schedule": FLAT, "drift": 9}, r"stream has the keys \['drift'\]"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"a": 0}]]}, r"not all 0"),
     ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
     ({"domains": [{"world": "a"}], "schedule": []}, r"stream schedule = \[\]; expected"),
-    ({"domains": [{"world": "a", "iterations": 3}], "drift": 9}, r"stream\[0\] has the keys \['iterations'\]"),
-    ({"domains": [{"world": "a"}, {"world": "a"}], "drift": 9}, r"stream\[1\] has the name 'a' of an earlier entry"),
+    ({"domains": [{"world": "a", "iterations": 3}], "schedule": FLAT}, r"stream\[0\] has the keys \['iterations'\]"),
+    ({"domains": [{"world": "a"}, {"world": "a"}], "schedule": FLAT}, r"stream\[1\] has the name 'a' of an earlier entry"),
 ]
 
 
@@ -257,7 +233,7 @@ def test_a_stream_is_scaled():
     assert {stage["iterations"] for stage in scaled("cpu", iterations=4)} == {4}
     by_tokens = scaled("cpu_heldout", tokens=500)
     assert {stage["tokens"] for stage in by_tokens} == {500} and make_stream(by_tokens).length == Progress(tokens=2500)
-    for name, length in (("cpu", {}), ("cpu", {"iterations": 1, "tokens": 1}), ("cpu_drift", {"tokens": 1})):
+    for name, length in (("cpu", {}), ("cpu", {"iterations": 1, "tokens": 1}), ("cpu_blend", {"tokens": 1})):
         with pytest.raises(ValueError, match="expected one of"):
             scaled(name, **length)
 

@@ -188,7 +188,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
     ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
     ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),
-    ({"lora_rank": 4, "kl_coeff": 0.1, "kl_reference": "ema"}, "expected 'base': updating a reference copies"),
     ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
     ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
     ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),

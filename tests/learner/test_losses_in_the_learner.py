@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
 from rllib_srl.algorithm.validation import faults_of
@@ -19,16 +18,6 @@ from tests.small_learner import GROUPS, Recording, advantages_of, learner_group,
 from tests.small_worlds import small_config
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
-
-
-def two_turns(group):
-    """Return `group` with a token read in the middle of each answer of three or more: two turns of the policy."""
-    mask_N, logp_N = group.loss_mask_N.copy(), group.behaviour_logp_N.copy()
-    for start, end in zip(group.offsets[:-1], group.offsets[1:], strict=True):
-        written = np.flatnonzero(mask_N[start:end]) + start
-        if len(written) > 2:
-            mask_N[written[1]], logp_N[written[1]] = False, 0.0
-    return replace(group, loss_mask_N=mask_N, behaviour_logp_N=logp_N)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +54,13 @@ def gradient(learners):
         arguments = (settings.aggregation, settings.longest_answer)
         names = dict(zip(("aggregation", "longest"), arguments, strict=True))
         (got,), stats = update(learners, played, stored, **names)
-        return got, stats, lambda bounds=(0, 0): slowly(learner, settings, played, stored, bounds)
+        return got, stats, lambda: slowly(learner, settings, played, stored)
 
     yield run
     learner.config, learner.settings = kept, kept.loss_settings()
 
 
-def slowly(learner, settings, played, stored, bounds):
+def slowly(learner, settings, played, stored):
     groups = [(g, False) for g in played] + [(g, True) for g in stored]
     reference = learner.reference.model if settings.kl_coeff else None
     episodes = [
@@ -79,7 +68,7 @@ def slowly(learner, settings, played, stored, bounds):
         for group, is_reused in groups
         for g in range(group.size)
     ]
-    return slow_loss.gradient(learner.model, settings, episodes, bounds)
+    return slow_loss.gradient(learner.model, settings, episodes)
 
 
 # The behaviour policy of these groups is off by 0.3 nats a token: narrow clips bite in the first epoch already.
@@ -115,7 +104,6 @@ PLAYED = [
         BARE,
         {"correction": "mis_po", "correction_window": (0.2, 1.3), "sequence_window": (0.4, 0.85)},
     ),
-    ("off_policy_mask", BARE, {"off_policy_mask": 0.05}),
     ("entropy_coeff", BARE, {"entropy_coeff": 1.0}),
     ("kl_estimator k2", BARE, {"kl_coeff": 1.0, "kl_estimator": "k2"}),
     ("kl_estimator k3", BARE, {"kl_coeff": 1.0, "kl_estimator": "k3"}),
@@ -133,12 +121,9 @@ def test_a_name_acts_on_played_tokens(gradient, without, change):
 
 
 REUSED = [
-    ("replay_reuse_correction clip", {"replay_reuse_correction": "truncate"}, {"replay_reuse_correction": "clip"}),
-    ("replay_reuse_correction mask", {}, {"replay_reuse_correction": "mask", "replay_mask_window": (0.9, 1.1)}),
     ("kl_on_reused", {"kl_coeff": 1.0}, {"kl_on_reused": "weighted"}),
     ("aggregation sequence_mean", {}, {"aggregation": "sequence_mean"}),
     ("ratio_level geometric", {"clip_low": 0.1}, {"ratio_level": "geometric"}),
-    ("off_policy_mask", {}, {"off_policy_mask": 0.05}),
 ]
 
 
@@ -172,7 +157,7 @@ def test_rules_by_import_path_reach_the_gradient(gradient, monkeypatch):
     assert relative_gap(both, plain) < 1e-6
 
 
-@pytest.mark.parametrize("loss", [name for name in PRESETS if name != "bapo"])
+@pytest.mark.parametrize("loss", list(PRESETS))
 def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
     off = {"ratio_anchor": "bypass"} | ({} if loss in ("gspo", "mis_po") else {"correction": "none"})
     window = {"correction": "mis_po", "sequence_window": (0.4, 0.85)} if loss == "mis_po" else {}
@@ -180,22 +165,6 @@ def test_a_preset_has_the_gradient_of_its_row(gradient, loss):
     for given in ({**kl, **window}, {**kl, **window, **off}):
         got, _, slow = gradient(loss=loss, **given)
         assert relative_gap(got, slow()) < 1e-5
-
-
-@pytest.mark.parametrize("mode", ["active", "paper", "released"])
-def test_bapo_finds_its_bounds_in_the_whole_batch(gradient, mode, monkeypatch):
-    """Almost all tokens of the third group have a negative advantage: the search has to move."""
-    monkeypatch.setattr("rllib_srl.losses.bapo.LOW", (0.7, 0.95, 0.01))
-    monkeypatch.setattr("rllib_srl.losses.bapo.HIGH", (1.0, 1.6, 0.01))
-    given = {"loss": "bapo", "bapo_mode": mode, "played": GROUPS[2:]}
-    monkeypatch.setattr("rllib_srl.losses.bapo.TARGET", 0.9)
-    got, stats, slow = gradient(**given)
-    bounds = (stats["bapo_low"], stats["bapo_high"])
-    assert relative_gap(got, slow(bounds)) < 1e-5
-    monkeypatch.setattr("rllib_srl.losses.bapo.TARGET", 1e-6)
-    held, *_ = gradient(**given)
-    assert relative_gap(held, slow((0.7, 1.0))) < 1e-5  # met at once: the first bounds
-    assert stats["bapo_steps"] > 0 and relative_gap(got, held) > 1e-3
 
 
 def test_a_kl_in_the_reward_is_measured_and_not_in_the_loss(gradient):
@@ -208,33 +177,13 @@ def test_a_kl_in_the_reward_is_measured_and_not_in_the_loss(gradient):
         assert stats["kl"] == lost_stats["kl"] > 0
 
 
-def test_a_turn_mask_trains_some_turns_alone(gradient):
-    groups = [two_turns(group) for group in GROUPS]
-    both, *_ = gradient(groups, **BARE)
-    parts = {name: gradient(groups, **BARE, turn_mask=name)[0] for name in ("first", "last")}
-    again = {name: parts["first"][name] + parts["last"][name] for name in both}
-    # An answer of one turn is its first and its last, so it is counted twice above.
-    once = [replace(group, loss_mask_N=one_turn_only(group)) for group in groups]
-    scale = sum(g.loss_mask_N.sum() for g in once) / sum(g.loss_mask_N.sum() for g in groups)
-    alone, *_ = gradient(once, **BARE)
-    assert relative_gap({name: again[name] - scale * alone[name] for name in both}, both) < 1e-5
-    assert relative_gap(parts["first"], both) > 1e-2 and relative_gap(parts["last"], both) > 1e-2
-
-
-def one_turn_only(group):
-    mask_N = group.loss_mask_N.copy()
-    for start, end, turns in zip(group.offsets[:-1], group.offsets[1:], group.num_turns_G(), strict=True):
-        mask_N[start:end] &= turns == 1
-    return mask_N
-
-
-@pytest.mark.parametrize("given", [{}, {"correction": "mis_po"}, {"correction": "mis"}, {"off_policy_mask": 0.1}])
+@pytest.mark.parametrize("given", [{}, {"correction": "mis_po"}, {"correction": "mis"}])
 @pytest.mark.parametrize("side", ["played", "stored"])
 def test_a_log_prob_that_is_not_finite_skips_the_step_and_is_counted(gradient, given, side):
     bad = GROUPS[0].behaviour_logp_N.copy()
     bad[np.flatnonzero(GROUPS[0].loss_mask_N)[1]] = -np.inf
     groups = {"played": GROUPS[1:], side: [replace(GROUPS[0], behaviour_logp_N=bad)]}
-    got, stats, _ = gradient(**groups, **given, replay_reuse_correction="mask")
+    got, stats, _ = gradient(**groups, **given)
     assert (stats["num_nonfinite_logps"], stats["num_nonfinite_gradients"]) == (1, 1)
     assert all(np.isnan(array).any() for array in got.values())
 
@@ -249,39 +198,10 @@ def test_masked_tokens_are_reported(gradient):
     assert 0.9 < stats["masked"] <= 1
 
 
-def test_a_reference_follows_the_policy_and_is_saved(learners):
-    learner = learners._learner
-    kept, base = learner.config, {n: p.clone() for n, p in learner.reference.model.named_parameters()}
-    learner.config = kept.copy(copy_frozen=False).training(kl={"coeff": 1.0, "reference": "ema"})
-    learner.settings = learner.config.loss_settings()
-    try:
-        policy = dict(learner.model.named_parameters())
-        learner.follow_policy(0.25)
-        for name, parameter in learner.reference.model.named_parameters():
-            torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
-        state = learner.get_state()
-        assert "reference" in state
-        learner.follow_policy(1.0)
-        learner.set_state(state)
-        for name, parameter in learner.reference.model.named_parameters():
-            torch.testing.assert_close(parameter.detach(), (0.25 * policy[name] + 0.75 * base[name]).detach())
-    finally:
-        learner.config, learner.settings = kept, kept.loss_settings()
-        with torch.no_grad():
-            for name, parameter in learner.reference.model.named_parameters():
-                parameter.copy_(base[name])
-    assert "reference" not in learner.get_state()
-    assert DEFAULT_MODULE_ID in learner.module
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [
-    {"loss": "bapo"},
-    {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9},
-], ids=["batch statistics", "gspo"])  # fmt: skip
-def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here, given):
+def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here):
     """Also where the second learner has no group at all, and must join every sum all the same."""
-    runs = []
+    given, runs = {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9}, []
     for num_learners in (0, 2):
         config = small_config(random_llama_dir, tmp_path).training(optimizer_name="sgd", lr=0.01, grad_clip=None)
         config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **grouped(given))
@@ -296,5 +216,4 @@ def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_her
     for (found, stats), ((wanted,), wanted_stats) in zip(runs[1], runs[0], strict=True):
         for gradients in found:
             assert relative_gap(gradients, wanted) < 1e-5
-        for name in {"bapo_low", "bapo_high"} & set(stats):
-            assert stats[name] == pytest.approx(wanted_stats[name], rel=1e-5), name
+        assert stats["loss"] == pytest.approx(wanted_stats["loss"], rel=1e-4, abs=1e-6)

@@ -10,22 +10,20 @@ from hypothesis import strategies as st
 
 from rllib_srl.learner.objective import SUMS, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS, REUSE_CORRECTIONS
+from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS
 from rllib_srl.losses.settings import LossSettings
 
-CLIPS = ("symmetric", "higher", "dual", "two_sided", "cispo", "sapo", "none", "bapo")
+CLIPS = ("symmetric", "higher", "dual", "two_sided", "cispo", "sapo", "none")
 GIVEN = st.fixed_dictionaries(
     {
         "ratio_level": st.sampled_from(sorted(RATIO_LEVELS)),
         "clip_rule": st.sampled_from(CLIPS),
         "correction": st.sampled_from(sorted(CORRECTIONS)),
         "ratio_anchor": st.sampled_from(["decoupled", "bypass"]),
-        "reuse_correction": st.sampled_from(sorted(REUSE_CORRECTIONS)),
         "kl_estimator": st.sampled_from(sorted(set(KL_ESTIMATORS) - {"k1"})),
         "kl_coeff": st.sampled_from([0.0, 0.3]),
         "kl_on_reused": st.sampled_from(["off", "weighted"]),
         "entropy_coeff": st.sampled_from([0.0, 0.1]),
-        "off_policy_mask": st.sampled_from([None, 0.1]),
         "sequence_window": st.just((0.8, 1.3)),
     }
 )
@@ -43,7 +41,7 @@ def made(lengths, seed, is_reused):
         "is_reused": is_reused, "token_ids": torch.zeros(1, num), "episode": torch.from_numpy(episode_N),
         "advantage": torch.from_numpy(np.repeat(rng.normal(size=len(lengths)), lengths)),
         "scale": torch.from_numpy(np.repeat(rng.uniform(0.1, 1, size=len(lengths)), lengths)),
-        "behaviour_logp": tensors["behaviour_logp"], "ref_logp": tensors["ref_logp"], "bapo_bounds": (0.8, 1.3),
+        "behaviour_logp": tensors["behaviour_logp"], "ref_logp": tensors["ref_logp"],
     }  # fmt: skip
     return batch, tensors["prox"], tensors["logp"], torch.from_numpy(rng.uniform(0, 2, size=num))
 

@@ -56,9 +56,7 @@ def told(
     return one
 
 
-def surrogate(
-    settings: LossSettings, r: torch.Tensor, a: float, logp: torch.Tensor, bounds: tuple[float, float]
-) -> torch.Tensor:
+def surrogate(settings: LossSettings, r: torch.Tensor, a: float, logp: torch.Tensor) -> torch.Tensor:
     """Return the loss of one token from its ratio."""
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     rule = settings.clip_rule
@@ -72,8 +70,6 @@ def surrogate(
         return -a * 4 / tau / (1 + torch.exp(-tau * (r - 1)))
     if rule == "symmetric":
         high = 1 + settings.clip_low
-    if rule == "bapo":
-        low, high = bounds
     if rule == "two_sided" and r.item() > settings.clip_delta:
         r = torch.tensor(settings.clip_delta)
     free, held = r * a, r.detach().clamp(low, high) * a
@@ -101,27 +97,17 @@ def played_weights(settings: LossSettings, prox: Sequence[float], behaviour: Seq
     }[settings.correction]
 
 
-def episode_loss(
-    settings: LossSettings, one: Told, scale: float, bounds: tuple[float, float] = (0.0, 0.0)
-) -> torch.Tensor:
+def episode_loss(settings: LossSettings, one: Told, scale: float) -> torch.Tensor:
     """Return the scaled loss of one episode in the first epoch of an update."""
     prox = [x.item() for x in one.logp]
     anchor = list(one.behaviour) if settings.ratio_anchor == "bypass" else prox
     weights = played_weights(settings, prox, one.behaviour)
     if one.is_reused:
-        rho = [math.exp(p - b) for p, b in zip(prox, one.behaviour, strict=True)]
-        low, high = settings.mask_window
-        is_behaviour = settings.reuse_correction == "clip"
-        anchor = list(one.behaviour) if is_behaviour else prox
-        of = {"truncate": lambda x: min(x, high), "mask": lambda x: x if low <= x <= high else 0.0}
-        weights = [of.get(settings.reuse_correction, lambda x: 1.0)(x) for x in rho]
+        anchor, weights = list(one.behaviour), [1.0] * one.num
         drift = float(np.mean([abs(p - b) for p, b in zip(prox, one.behaviour, strict=True)]))
         if settings.max_logp_gap is not None and drift > settings.max_logp_gap:
             return torch.zeros(())
-    a = [one.advantage] * one.num
     gaps = [x - y for x, y in zip(one.logp, anchor, strict=True)]
-    away = float(np.mean([b - p for b, p in zip(one.behaviour, prox, strict=True)]))
-    is_out = settings.off_policy_mask is not None and np.mean(a) < 0 and away > settings.off_policy_mask
     total = torch.zeros(())
     for t, gap in enumerate(gaps):
         ratio = {
@@ -130,8 +116,7 @@ def episode_loss(
             # once an episode: the gradient of the product is that of all its tokens together
             "sequence": torch.stack(gaps).sum().detach() + gap - gap.detach(),
         }[settings.ratio_level].exp()
-        loss = surrogate(settings, ratio, a[t], one.logp[t], bounds)
-        loss = torch.zeros(()) if is_out else weights[t] * loss
+        loss = weights[t] * surrogate(settings, ratio, one.advantage, one.logp[t])
         if settings.kl_coeff and (not one.is_reused or settings.kl_on_reused == "weighted"):
             weight = math.exp(prox[t] - one.behaviour[t]) if one.is_reused else 1.0
             loss = loss + settings.kl_coeff * weight * kl(settings.kl_estimator, one.logp[t] - one.reference[t])
@@ -164,12 +149,11 @@ def gradient(
     model: torch.nn.Module,
     settings: LossSettings,
     episodes: Sequence[Told],
-    bounds: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, np.ndarray]:
     """Return the gradient of the loss of all episodes by parameter name."""
     pairs = zip(episodes, scales(settings, episodes), strict=True)
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(
-        sum(episode_loss(settings, *pair, bounds) for pair in pairs), list(parameters.values())
+        sum(episode_loss(settings, *pair) for pair in pairs), list(parameters.values())
     )
     return {name: of.numpy() for name, of in zip(parameters, found, strict=True)}

@@ -11,12 +11,10 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantages import ADVANTAGES
-from rllib_srl.losses.bapo import BAPO_MODES
 from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS, REUSE_CORRECTIONS
+from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS
 from rllib_srl.losses.settings import PRESETS, LossSettings
-from rllib_srl.replay.settings import ReplaySettings
 from tests.flat_settings import grouped
 
 TABLE = LossSettings.table()
@@ -36,7 +34,6 @@ MARKS = {
     "gspo": ("group", "geometric", "higher", 3e-4, 4e-4, "sequence_mean", "decoupled", "none"),
     "cispo": ("group", "token", "cispo", 0.2, 0.28, "token_mean", "decoupled", "tis"),
     "rloo": ("leave_one_out", "token", "none", 0.2, 0.28, "constant", "decoupled", "tis"),
-    "bapo": ("group", "token", "bapo", 0.2, 0.28, "token_mean", "bypass", "none"),
     "mis_po": ("group", "token", "none", 0.2, 0.28, "token_mean", "decoupled", "mis_po"),
 }
 NAMES = ("advantage", "ratio_level", "clip_rule", "clip_low", "clip_high", "aggregation", "ratio_anchor", "correction")
@@ -62,7 +59,7 @@ def test_what_only_some_presets_set(config):
     assert cispo.cispo_bounds == (0.0, 5.0)  # the bound itself, not 1 + 5
     mis_po = config.training(loss="mis_po").loss_settings()
     assert (mis_po.correction_window, mis_po.sequence_window) == ((0.5, 2.0), (0.996, 1.001))
-    assert (mis_po.kl_coeff, mis_po.kl_estimator, mis_po.kl_reference) == (1e-3, "k3", "base")
+    assert (mis_po.kl_coeff, mis_po.kl_estimator) == (1e-3, "k3")
 
 
 def test_an_explicit_setting_wins_whatever_the_order(config):
@@ -88,9 +85,8 @@ def test_every_preset_sets_settings_that_are_left_to_it():
 
 
 def test_the_settings_name_every_rule():
-    for name, rules in {"ratio_level": RATIO_LEVELS, "kl_estimator": KL_ESTIMATORS, "bapo_mode": BAPO_MODES}.items():
+    for name, rules in {"ratio_level": RATIO_LEVELS, "kl_estimator": KL_ESTIMATORS}.items():
         assert get_args(LossSettings.model_fields[name].annotation) == tuple(rules)
-    assert get_args(ReplaySettings.model_fields["reuse_correction"].annotation) == tuple(REUSE_CORRECTIONS)
 
 
 def test_without_a_truncation_there_is_no_correction(config):
@@ -109,22 +105,18 @@ def test_the_longest_answer_is_what_the_turns_allow(config):
 WRONG = [
     ("loss", "ppo", "loss = 'ppo'; expected one of 'grpo', 'dr_grpo'"),
     ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'group'"),
-    ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'bapo', 'cispo'"),
+    ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'cispo', 'dual'"),
     ("clip_low", 0, "clip_low = 0; expected a number in (0, 1]"),
     ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
     ("dual_clip", 1, "expected a number above 1"),
     ("cispo_bounds", (5, 1), "expected two numbers, 0 <= lower < upper"),
     ("cispo_bounds", 5.0, "expected two numbers"),
-    ("bapo_mode", "fixed", "expected one of 'active', 'paper', 'released'"),
     ("longest_answer", 0, "expected an integer of at least 1, or None"),
     ("correction", "icepop", "expected one of 'geometric_mask', 'mis'"),
     ("tis_clip_max", -2, "expected a number above 0, or None"),
     ("correction_window", (2, 0.5), "expected two numbers, 0 <= lower < upper"),
-    ("off_policy_mask", 0, "expected a number above 0, or None"),
     ("entropy_coeff", -1, "expected a number of at least 0"),
     ("kl_coeff", -0.1, "expected a number of at least 0"),
-    ("reference_every", 0, "expected an integer of at least 1"),
-    ("reference_rate", 0, "expected a number in (0, 1]"),
 ]
 
 
@@ -149,8 +141,6 @@ CONTRADICTIONS = [
     ({"kl_coeff": 0.1, "kl_estimator": "k3_k2", "kl_in_reward": True}, "expected one of 'k1', 'k2', 'k3': it differs"),
     ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected a KL in the loss"),
     ({"kl_in_reward": True}, "with kl.coeff = 0.0; expected kl.coeff above 0"),
-    ({"kl_reference": "ema"}, "kl.reference = 'ema' with kl.coeff = 0"),
-    ({"kl_reference": "ema", "kl_coeff": 0.1, "lora_rank": 4}, "the reference is the model without its adapters"),
     ({"kl_on_reused": "weighted"}, "kl.on_reused = 'weighted' with kl.coeff = 0"),
 ]
 
@@ -192,8 +182,8 @@ def test_the_document_of_losses_names_every_one_of_them():
     rows = " ".join(line for line in text.splitlines() if line.startswith("|"))
     tables = (CLIP_RULES, CORRECTIONS, ADVANTAGES, PRESETS)
     choices = [row.kind for row in TABLE.values() if get_origin(row.kind) is Literal]
-    names = {name for table in (*tables, *map(get_args, choices)) for name in table} - {"off", "weighted", "all"}
-    settings = set(TABLE) - {"loss", "longest_answer", "reference_rate", "correction_window", "sequence_window"}
+    names = {name for table in (*tables, *map(get_args, choices)) for name in table} - {"off", "weighted"}
+    settings = set(TABLE) - {"loss", "longest_answer", "correction_window", "sequence_window"}
     settings -= {"clip_low", "clip_high", "dual_clip", "clip_delta", "cispo_bounds", "tis_clip_max"}
     shown_in_rows = map(shown, {*names, *settings} - {"kl_coeff"})
     assert [name for name in sorted(shown_in_rows) if f"`{name}`" not in rows] == []

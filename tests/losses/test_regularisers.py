@@ -113,10 +113,8 @@ def test_stages_are_needed_and_shards_refused(config, name):
     config.training(regularisers={name: 1.0})
     assert faults_of(config) == []
     one = config.copy(copy_frozen=False).environment(stream=STAGES[:1])
-    drift = config.copy(copy_frozen=False).environment(
-        stream={"domains": [{"world": "compare"}, {"world": "lookup"}], "drift": 10}
-    )
-    for wrong in (one, drift):
+    flat = {"domains": [{"world": "compare"}, {"world": "lookup"}], "schedule": [[0, {"compare": 1}]]}
+    for wrong in (one, config.copy(copy_frozen=False).environment(stream=flat)):
         (line,) = faults_of(wrong)
         assert line.startswith(f"regularisers.{name} with stream") and "at least two stages" in line
     none = SRLConfig().environment("compare").training(regularisers={name: 1.0}).replay(revisit_fraction=0.25)

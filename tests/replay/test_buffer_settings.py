@@ -177,8 +177,6 @@ BAD = {
     "retain_answers": (0, 1.5),
     "retain_top_k": (-1, 1.5),
     "retain_window": (0, 1.5),
-    "reuse_correction": ("cut",),
-    "mask_window": ((0.5,), (1.5, 2.0), (0.5, 0.9), 1.0),
     "max_logp_gap": (0.0,),
     "diversity_coeff": (-0.5,),
     "diversity_device": ("cuda",),

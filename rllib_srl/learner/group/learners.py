@@ -122,9 +122,6 @@ class Learners:
         """Return what each shard says of its held answers; see `StoredAnswers.report`."""
         return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")
 
-    def follow_policy(self, rate: float, timeout_s: float) -> None:
-        self._every(Call.of(GRPOTorchLearner.follow_policy, rate), timeout_s, "updating the reference model")
-
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
         calls = [Call.of(GRPOTorchLearner.end_stages, list(domains), shard) for shard in shards]
         return self._run(calls, timeout_s, "ending a stage")[0]
