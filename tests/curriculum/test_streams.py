@@ -140,7 +140,8 @@ def test_a_plan_of_domains_that_are_not_drawn_now_is_refused():
 
 @pytest.mark.parametrize("num_before", [0, 1, 5, 9])
 def test_a_state_goes_on_exactly_in_any_source(num_before):
-    spec = {"domains": [{"world": EVEN, "env_config": {"num_prompts": 5}}, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]}
+    few = {"world": EVEN, "env_config": {"num_prompts": 5}}
+    spec = {"domains": [few, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]}
 
     def steps(one, num):
         rows = []
@@ -194,7 +195,7 @@ BAD = [
     ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
     ({"domains": [{"world": "a"}], "schedule": []}, r"stream schedule = \[\]; expected"),
     ({"domains": [{"world": "a", "iterations": 3}], "schedule": FLAT}, r"stream\[0\] has the keys \['iterations'\]"),
-    ({"domains": [{"world": "a"}, {"world": "a"}], "schedule": FLAT}, r"stream\[1\] has the name 'a' of an earlier entry"),
+    ({"domains": [{"world": "a"}, {"world": "a"}], "schedule": FLAT}, r"stream\[1\] has the name 'a' of an earl"),
 ]
 
 
