@@ -12,8 +12,7 @@ only checkpoints sealed with this user's key; `restore_weights` reads arrays onl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from rllib_srl.algorithm.metrics import Report
 from rllib_srl.algorithm.resources import draining_nodes
 from rllib_srl.common.callbacks import set_states, states_of
 from rllib_srl.common.import_paths import functions_in
-from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line, is_loss
+from rllib_srl.common.remote_calls import ProcessLost, cause_of, first_line
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.adapters import add_adapters
 from rllib_srl.engine.model_dir import vocabulary_digest
@@ -42,7 +41,6 @@ from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.training_state import SHARDS, load_sharded, read_index
-from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.rollout.rollouts import Rollouts
 from rllib_srl.storage import checkpoints
@@ -66,7 +64,7 @@ class SavedAlgorithm(Algorithm):
     source: PromptSource
     memory: ReplayClient
     report: Report
-    ratings: RatingFeed
+    ratings: Any  # `people.rating_feed.RatingFeed`, loaded once people have rated; None
     learner_group: Any  # RLlib's
     learners: Learners
     weight_sync: WeightSync
@@ -79,58 +77,32 @@ class SavedAlgorithm(Algorithm):
     _is_stopped = False
     _is_due = False  # is a checkpoint due after the iteration?
 
-    @property
-    def version(self) -> int:
-        """Return the version of the weights: the number of updates."""
-        return self.rollouts.version
+    def lost(self, error: Exception) -> ProcessLost:
+        """End the learners, which may wait for a lost one in a collective without a limit; return what to raise."""
+        self.learners.end()
+        return ProcessLost(first_line(cause_of(error)), self._newest_checkpoint())
 
-    def train(self) -> dict[str, Any]:
-        """Run one iteration, log its result, then write a checkpoint where one is due.
-
-        In this order a killed run can have logged an iteration that it repeats, and none that it will never log.
-
-        Raises:
-            ProcessLost: a process is gone that cannot be replaced within this run. The learners have been ended.
-            RuntimeError: the algorithm was stopped.
-        """
-        if self._is_stopped:
-            raise RuntimeError(
-                "train() was called after stop(); build a new algorithm, or go on with SRL.from_checkpoint(PATH)"
-            )
-        with self._losses_reported():
-            result: dict[str, Any] = super().train()
-            if self._is_due:
-                self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
-                checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
-        return result
-
-    @contextmanager
-    def _losses_reported(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # any: what Ray raises depends on who notices the loss
-            if not is_loss(error):
-                raise
-            self.learners.end()  # they may wait for the lost one in a collective, without a limit
-            raise ProcessLost(first_line(cause_of(error)), self._newest_checkpoint()) from error
+    def save_if_due(self) -> None:
+        """Write the checkpoint that `note_due` has found, and remove old ones."""
+        if self._is_due:
+            self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
+            checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
 
     def _newest_checkpoint(self) -> str | None:
         written = [self._newest] if self._newest and (self._newest / checkpoints.MANIFEST).is_file() else []
         found = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves what was written
         return str(found[-1]) if found else None
 
-    def step(self) -> dict[str, Any]:
-        """Run one iteration, and decide whether a checkpoint is due after it, or request one from Tune.
+    def note_due(self, results: dict[str, Any]) -> None:
+        """Decide whether a checkpoint is due after the iteration with these results, or request one from Tune.
 
         One is due every `checkpoint_every` iterations, and when Ray drains the node of a learner or of this process.
         """
-        results: dict[str, Any] = super().step()
         every = self.config.checkpoint_every
         is_due = bool(every) and (self._is_drain_noticed() or (self.iteration + 1) % every == 0)
         if is_due and self._storage is not None:
             results[SHOULD_CHECKPOINT] = True
         self._is_due = is_due and self._storage is None
-        return results
 
     def _is_drain_noticed(self) -> bool:
         """Return whether Ray drains a node whose loss would cost iterations, and has not done so before."""
@@ -201,7 +173,7 @@ class SavedAlgorithm(Algorithm):
         if self.config.colocate:
             self.learners.offload(self.config.sync_timeout_s)
         with self.rollouts.at_rest():
-            self.rollouts.restore(self.weight_sync.sync(self.version)[1])
+            self.rollouts.restore(self.weight_sync.sync(self.rollouts.version)[1])
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """Write a checkpoint with the memory's snapshot and seal it; a failed write is removed.
@@ -237,7 +209,7 @@ class SavedAlgorithm(Algorithm):
             self.learners.save_shards(str(shards), self.config.sync_timeout_s)
             read_index(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
-        about = {"worlds": self.source.world_ids, "version": self.version, "has_memory": self.memory.is_on}
+        about = {"worlds": self.source.world_ids, "version": self.rollouts.version, "has_memory": self.memory.is_on}
         about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
         about |= {"vocabulary": self._vocabulary}
         about |= {"functions": functions_in({name: getattr(self.config, name) for name in NAME_CODE})}
@@ -246,7 +218,8 @@ class SavedAlgorithm(Algorithm):
 
     def _restore_memory(self, directory: Path) -> None:
         self.report.count("num_groups_undone", self.memory.restore(directory))
-        self.ratings.restart()
+        if self.ratings is not None:
+            self.ratings.restart()
 
     def restore_from_path(
         self, path: Any, *args: Any, component: str | None = None, trust: bool = False, **kwargs: Any

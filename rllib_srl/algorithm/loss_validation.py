@@ -11,9 +11,8 @@ from typing import Any
 from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.common.rules import Rules
 from rllib_srl.common.setting_model import PRESET, Clash, clashes
-from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.kl import KL_REWARDS
-from rllib_srl.losses.ratio import CORRECTIONS
+from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS
 from rllib_srl.losses.settings import LossSettings
 
 WITHOUT_CLIP_BOUNDS = ("cispo", "sapo", "none")  # clip rules that do not read clip_low and clip_high

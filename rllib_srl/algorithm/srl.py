@@ -1,10 +1,9 @@
 """The algorithm SRL: GRPO with experience replay for language models on RLlib.
 
     training_step
-      ratings    new ratings by people become rewards of stored groups, and grades
       plan       stored prompts (revisit) + fresh prompts
       rollout    LLMEnvRunner.play_groups ──> groups (the driver gets metadata; tokens stay in the object store)
-      remember   the memory grades and stores the played groups, and draws stored groups (reuse)
+      remember   the memory grades and stores what was played and rated, and draws stored groups (reuse, retain)
       batch      advantages, loss weights ──> one shard per learner
       learn      one update of the learners
       sync       verified weights to every engine
@@ -18,7 +17,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -43,14 +42,14 @@ from rllib_srl.algorithm.resources import card_bytes_here, check_build, check_cl
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator, has_signal
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.batch.shard import TrainingShard, build_shards
-from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, planned
+from rllib_srl.common.callbacks import augmented, call_finished, call_rllibs, call_stopped, hooks, planned
 from rllib_srl.common.environments import grading_digest
-from rllib_srl.curriculum.curriculum import Curriculum, Plan, weighted
+from rllib_srl.common.remote_calls import is_loss
+from rllib_srl.curriculum.curriculum import Batch, Curriculum, Plan, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.canary import canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.learner.group.learners import Learners
-from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError
 from rllib_srl.replay.admission import MALFORMED
 from rllib_srl.replay.client import ReplayClient
@@ -68,10 +67,27 @@ from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 if TYPE_CHECKING:  # loaded if a run asks for it
     from rllib_srl.learner.group.retention import Retention
+    from rllib_srl.people.rating_feed import RatingFeed
 
 starting = logging.getLogger("rllib_srl.start")  # progress messages of the start-up
 
 ReplayBufferInterface.register(RLlibReplayBuffer)
+
+
+@dataclass
+class Iteration:
+    """What the lines of `training_step` hand on, in their order."""
+
+    now: int  # number of the iteration, from 1
+    plan: Plan = field(default_factory=Plan)
+    batches: list[RunnerBatch] = field(default_factory=list)
+    num_played: int = 0  # groups of the batches, dropped ones too, without those of dynamic sampling
+    groups: list[GroupMeta] = field(default_factory=list)  # played, in the order in which they were begun
+    late: frozenset[str] = frozenset()  # ids of those that lag too much to be trained on
+    visits: Mapping[str, Visit] = field(default_factory=dict)  # what the memory says of each group
+    reused: list[GroupMeta] = field(default_factory=list)
+    held: Sequence[Any] = ()  # stored answers that retention holds
+    batch: AdvantageBatch = field(default_factory=lambda: AdvantageBatch([], [], [], {}))  # what is trained on
 
 
 class SRL(SavedAlgorithm):
@@ -82,6 +98,7 @@ class SRL(SavedAlgorithm):
 
     config: SRLConfig
     retention: Retention | None = None  # with `replay_retain` above 0
+    ratings: RatingFeed | None = None  # once people have rated answers
     result_logs: tuple[Callable[[int, dict[str, Any]], None], ...] = ()  # called with each iteration and its result
 
     @classmethod
@@ -133,8 +150,10 @@ class SRL(SavedAlgorithm):
         self.retention = self._make_retention()
         self.curriculum = Curriculum(self.source, self.memory, self.metrics)
         self.losses = LossWatch()
-        self.ratings = RatingFeed(Path(self.logdir) / RATINGS)
-        self.ratings.check()
+        self.hooks = hooks(self)
+        self.ratings = self._open_ratings()
+        if self.ratings is not None:
+            self.ratings.check()
         for line in self.source.small_pools(self.config.num_prompts_per_batch):
             self.report.warn(line)
 
@@ -200,100 +219,125 @@ class SRL(SavedAlgorithm):
             super()._setup_logdir()
         Path(self._logdir).mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds private transcripts and memory
 
+    # --- an iteration -----------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Return the version of the weights: the number of updates."""
+        return self.rollouts.version
+
+    def train(self) -> dict[str, Any]:
+        """Run one iteration, log its result, then write a checkpoint where one is due.
+
+        In this order a killed run can have logged an iteration that it repeats, and none that it will never log.
+
+        Raises:
+            ProcessLost: a process is gone that cannot be replaced within this run. The learners have been ended.
+            RuntimeError: the algorithm was stopped.
+        """
+        if self._is_stopped:
+            raise RuntimeError(
+                "train() was called after stop(); build a new algorithm, or go on with SRL.from_checkpoint(PATH)"
+            )
+        try:
+            result: dict[str, Any] = super().train()
+            self.save_if_due()
+        except Exception as error:  # any: what Ray raises depends on who notices the loss
+            if is_loss(error):
+                raise self.lost(error) from error
+            raise
+        return result
+
+    def step(self) -> dict[str, Any]:
+        """Run one iteration, and note whether a checkpoint is due after it."""
+        results: dict[str, Any] = super().step()
+        self.note_due(results)
+        return results
+
     def training_step(self) -> None:
         """Run one iteration: plan, rollout, remember, batch, learn, sync, look back."""
-        now = self.iteration + 1
-        with self._timed("ratings"):
-            self._apply_ratings()
+        it = Iteration(self.iteration + 1)
         with self._timed("plan"):
-            plan, prompts, num_revisits = self._plan(now)
+            prompts = self._plan(it)
         with self._timed("rollout"):
-            batches, num_played = self._rollout(prompts, num_revisits, plan, now)
-            groups, late = self._kept(batches)
+            self._rollout(it, prompts)
         with self._timed("remember"):
-            visits = self.memory.add(groups, now)
-            version = self.version if self.advantage_estimator.uses_history else None
-            reused = self.memory.draw_groups(num_played, now, version, plan.num_reused)
-            held = self.retention.draw(groups, now) if self.retention else []
+            self._remember(it)
         with self._timed("batch"):
-            batch = weighted(self._estimate_advantages(groups, visits, reused, late), plan.weights)
-            shards = self._shards(batch, groups, visits, held)
+            shards = self._batch(it)
         with self._timed("learn"):
             is_updated = self._learn(shards)
         with self._timed("sync"):
             if is_updated:
                 self._sync_weights()
         with self._timed("look_back"):
-            if is_updated:
-                self._look_back(reused, now)
-            ended = self._end(plan, groups, reused, visits, now)
-        self._report_iteration(now, batches, groups, batch, reused, visits)
+            ended = self._look_back(it, is_updated)
+        self._report(it)
         self.report.stages(ended)
 
-    # --- the lines of training_step --------------------------------------------------------------
+    def _plan(self, it: Iteration) -> Batch:
+        """Set the plan; return the prompts to begin."""
+        it.plan = planned(self, it.plan, it.now) if self.hooks else it.plan
+        filled = Batch([], 0)
+        if it.plan.num_reused is None:
+            in_play = [prompt.key for prompt, _ in self.rollouts.in_play]
+            filled = self.curriculum.fill(self.rollouts.num_free, it.now, it.plan, in_play)
+            filled = self.rollouts.resumed_first(filled)
+        prompts = augmented(self, filled.prompts, it.now) if self.hooks else filled.prompts
+        return Batch(prompts, filled.num_revisits)
 
-    def _plan(self, now: int) -> tuple[Plan, list[Prompt], int]:
-        """Return the plan and the prompts to begin; the first ones, of the returned number, are revisits."""
-        plan = planned(self, Plan(), now)
-        if plan.num_reused is not None:
-            return plan, augmented(self, [], now), 0
-        in_play = [prompt.key for prompt, _ in self.rollouts.in_play]
-        filled = self.rollouts.resumed_first(self.curriculum.fill(self.rollouts.num_free, now, plan, in_play))
-        return plan, augmented(self, filled.prompts, now), filled.num_revisits
-
-    def _rollout(
-        self, prompts: Sequence[Prompt], num_revisits: int, plan: Plan, now: int
-    ) -> tuple[list[RunnerBatch], int]:
-        """Play; return the batches, and the number of groups that they hold without those of dynamic sampling.
+    def _rollout(self, it: Iteration, prompts: Batch) -> None:
+        """Play.
 
         Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have signal, in at most
         `dynamic_sampling_tries` rounds.
         """
         self.rollouts.welcome()
-        batches = self.rollouts.play_training(prompts, self.iteration, num_revisits)
-        num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in batches)
+        it.batches = self.rollouts.play_training(prompts.prompts, self.iteration, prompts.num_revisits)
+        it.num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in it.batches)
         num_more = 0
         for attempt in range(1, self.advantage_estimator.settings.dynamic_sampling_tries + 1):
-            num_live = sum(has_signal(group.rewards_G) for batch in batches for group in batch.groups)
+            num_live = sum(has_signal(group.rewards_G) for batch in it.batches for group in batch.groups)
             if num_live >= self.config.num_prompts_per_batch:
                 break
-            more = self.source.draw(self.config.num_prompts_per_batch - num_live, plan.fresh)
-            batches += self.rollouts.play_training(more, self.iteration, stream=f"train again {attempt}")
+            more = self.source.draw(self.config.num_prompts_per_batch - num_live, it.plan.fresh)
+            it.batches += self.rollouts.play_training(more, self.iteration, stream=f"train again {attempt}")
             num_more += len(more)
         self.report.count("num_prompts_resampled", num_more)
-        self.losses.check(batches)
-        return batches, num_played
+        self.losses.check(it.batches)
+        it.groups, it.late = self._kept(it.batches)
 
-    def _end(
-        self,
-        plan: Plan,
-        groups: Sequence[GroupMeta],
-        reused: Sequence[GroupMeta],
-        visits: Mapping[str, Visit],
-        now: int,
-    ) -> list[str]:
-        """Tell curriculum, regularisers, callbacks and ratings what was played; return the ended stages."""
-        ended = self.curriculum.end(plan, groups)
-        refused = {name for name, visit in visits.items() if visit.without_loss}
-        self._end_stages(ended, [group for group in groups if group.group_id not in refused])
-        call_finished(self, groups, reused, ended, now)
-        self.ratings.note_played(group.group_id for group in groups)
+    def _remember(self, it: Iteration) -> None:
+        """Store what was played and what people have rated; draw what is trained on again, and what is held."""
+        self._apply_ratings()
+        it.visits = self.memory.add(it.groups, it.now)
+        version = self.version if self.advantage_estimator.uses_history else None
+        it.reused = self.memory.draw_groups(it.num_played, it.now, version, it.plan.num_reused)
+        it.held = self.retention.draw(it.groups, it.now) if self.retention else []
+
+    def _look_back(self, it: Iteration, is_updated: bool) -> list[str]:
+        """Pass on what only the learner knows, and what was played; return the domains whose stage has ended."""
+        if is_updated and it.reused:
+            self.memory.look_back(it.reused, self.learners.reuse_report(self.config.sync_timeout_s), it.now)
+        if is_updated and self.retention:
+            self.report.retention(*self.retention.keep(it.now))
+        ended = self.curriculum.end(it.plan, it.groups)
+        refused = {name for name, visit in it.visits.items() if visit.without_loss}
+        self._end_stages(ended, [group for group in it.groups if group.group_id not in refused])
+        if self.hooks:
+            call_finished(self, it.groups, it.reused, ended, it.now)
+        if self.ratings is not None:
+            self.ratings.note_played(group.group_id for group in it.groups)
         return ended
 
-    def _report_iteration(
-        self,
-        now: int,
-        batches: Sequence[RunnerBatch],
-        groups: Sequence[GroupMeta],
-        batch: AdvantageBatch,
-        reused: Sequence[GroupMeta],
-        visits: Mapping[str, Visit],
-    ) -> None:
-        self.report.iteration(now, batches, groups, batch.played)
-        self.report.memory(self.memory, groups, reused, batch.groups, visits, now)
-        self.report.signal(groups, batch, visits, self.advantage_estimator)
-        paid = [group for group in groups if group.has_reward_G is None]
+    def _report(self, it: Iteration) -> None:
+        self.report.iteration(it.now, it.batches, it.groups, it.batch.played)
+        self.report.memory(self.memory, it.groups, it.reused, it.batch.groups, it.visits, it.now)
+        self.report.signal(it.groups, it.batch, it.visits, self.advantage_estimator)
+        paid = [group for group in it.groups if group.has_reward_G is None]
         self.report.pool(paid, self.config.replay_pass_reward, self.advantage_estimator.settings.advantage)
+
+    # --- parts of its lines -----------------------------------------------------------------------
 
     def _kept(self, batches: Sequence[RunnerBatch]) -> tuple[list[GroupMeta], frozenset[str]]:
         """Return the played groups in the order in which they were begun, and the ids of late ones among them.
@@ -320,8 +364,12 @@ class SRL(SavedAlgorithm):
 
     def _apply_ratings(self) -> None:
         """Apply new ratings of the run's directory to the memory; a file that cannot be read is left for later."""
+        if self.ratings is None:
+            self.ratings = self._open_ratings()
+        if self.ratings is None or not self.memory.is_on:
+            return
         try:
-            counts = self.ratings.apply(self.memory, self.iteration) if self.memory.is_on else {}
+            counts = self.ratings.apply(self.memory, self.iteration)
         except RatingsError as error:
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
@@ -335,20 +383,22 @@ class SRL(SavedAlgorithm):
                 "iterations: their ratings grade prompts but do not train"
             )
 
+    def _open_ratings(self) -> RatingFeed | None:
+        """Return the feed of ratings, None as long as people have rated nothing."""
+        if not (Path(self.logdir) / RATINGS).exists():
+            return None
+        from rllib_srl.people.rating_feed import RatingFeed
+
+        return RatingFeed(Path(self.logdir) / RATINGS)
+
     def play(
         self, prompts: Sequence[Prompt], stream: str = "train", num_revisits: int = 0, **options: Unpack[PlayOptions]
     ) -> Iterator[RunnerBatch]:
         """Play prompts on all runners in this iteration; see `Rollouts.play`."""
         return self.rollouts.play(prompts, self.iteration, stream, num_revisits, **options)
 
-    def _estimate_advantages(
-        self,
-        played: Sequence[GroupMeta],
-        visits: Mapping[str, Visit],
-        reused: Sequence[GroupMeta],
-        late: Collection[str],
-    ) -> AdvantageBatch:
-        """Return the groups to train on with their advantages.
+    def _batch(self, it: Iteration) -> list[TrainingShard]:
+        """Set the groups to train on, with their advantages; return what each learner trains on.
 
         Groups that are late, malformed, without rewards, or lost with their node before they were stored are not
         trained on; their advantages are 0. Episodes that the memory's admission keeps out of the loss are removed at
@@ -356,33 +406,32 @@ class SRL(SavedAlgorithm):
         """
         groups = [
             group
-            for group in played
-            if group.group_id not in late
+            for group in it.groups
+            if group.group_id not in it.late
             and group.has_reward_G is None
-            and (group.group_id in visits or not self.memory.is_on)
-            and not (group.group_id in visits and visits[group.group_id].refused in MALFORMED)
+            and (group.group_id in it.visits or not self.memory.is_on)
+            and not (group.group_id in it.visits and it.visits[group.group_id].refused in MALFORMED)
         ]
         batch = self.advantage_estimator.estimate(
             groups,
             self.advantage_estimator.shaped_rewards(groups),
             self._kl_in_reward(groups),
-            reused,
-            _histories(groups, visits),
+            it.reused,
+            _histories(groups, it.visits),
         )
         for name, number in batch.counts.items():
             self.report.count(name, number)
         found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
-        batch = batch.without({name: visit.without_loss for name, visit in visits.items() if visit.without_loss})
-        return replace(batch, played=[found.get(g.group_id, np.zeros(len(g.rewards_G))) for g in played])
+        batch = batch.without({name: visit.without_loss for name, visit in it.visits.items() if visit.without_loss})
+        played = [found.get(group.group_id, np.zeros(len(group.rewards_G))) for group in it.groups]
+        it.batch = weighted(replace(batch, played=played), it.plan.weights)
+        return self._shards(it)
 
-    def _shards(
-        self, batch: AdvantageBatch, groups: Sequence[GroupMeta], visits: Mapping[str, Visit], held: Sequence[Any]
-    ) -> list[TrainingShard]:
-        """Return what each learner trains on: the batch, and the answers `held` by retention."""
+    def _shards(self, it: Iteration) -> list[TrainingShard]:
         settings = self.advantage_estimator.settings
         shards = build_shards(
-            batch.groups,
-            batch.advantages,
+            it.batch.groups,
+            it.batch.advantages,
             self.learners.num,
             self.config.sync_timeout_s,
             aggregation=settings.aggregation,
@@ -390,7 +439,7 @@ class SRL(SavedAlgorithm):
         )
         if self.retention:
             oldest = self.version - self.config.max_lag
-            self.retention.add_to(shards, held, _stored(groups, visits), batch.groups, oldest)
+            self.retention.add_to(shards, it.held, _stored(it.groups, it.visits), it.batch.groups, oldest)
         return shards
 
     def _kl_in_reward(self, groups: Sequence[GroupMeta]) -> list[np.ndarray] | None:
@@ -417,13 +466,6 @@ class SRL(SavedAlgorithm):
             results = self.learners.update(shards, timesteps, self.config.num_epochs, self.config.update_timeout_s)
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return True
-
-    def _look_back(self, reused: Sequence[GroupMeta], now: int) -> None:
-        """Pass learner feedback (drift, targets) to the memory."""
-        if reused:
-            self.memory.look_back(reused, self.learners.reuse_report(self.config.sync_timeout_s), now)
-        if self.retention:
-            self.report.retention(*self.retention.keep(now))
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
         """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""
@@ -508,7 +550,7 @@ class SRL(SavedAlgorithm):
             self.rollouts.close()
         if hasattr(self, "memory"):
             self.memory.stop()
-        if hasattr(self, "ratings"):
+        if self.ratings is not None:
             self.ratings.close()
         super().cleanup()
 

@@ -25,9 +25,8 @@ import numpy as np
 import torch
 
 from rllib_srl.batch.layout import MicroBatch
-from rllib_srl.losses.clip import CLIP_RULES, Surrogate, Tokens
 from rllib_srl.losses.kl import KL_ESTIMATORS, KL_LOSSES
-from rllib_srl.losses.ratio import correction_of, episode_mean, ratio_of
+from rllib_srl.losses.policy import CLIP_RULES, Surrogate, Tokens, correction_of, episode_mean, ratio_of
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import Group
 

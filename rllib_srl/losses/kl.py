@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from rllib_srl.losses.ratio import MAX_LOG_RATIO
+from rllib_srl.losses.policy import MAX_LOG_RATIO
 
 
 def k1(logp_N: torch.Tensor, ref_logp_N: torch.Tensor) -> torch.Tensor:

@@ -31,12 +31,6 @@ class Run(SavedAlgorithm):
         self.ended += 1
 
 
-def lost_with(run: Run, error: Exception) -> BaseException:
-    with pytest.raises(type(error) if not is_loss(error) else ProcessLost) as caught, run._losses_reported():
-        raise error
-    return caught.value
-
-
 def saved(directory: Path, iteration: int) -> str:
     place = directory / f"checkpoint_{iteration:06d}"
     place.mkdir()
@@ -46,14 +40,14 @@ def saved(directory: Path, iteration: int) -> str:
 
 def test_a_loss_ends_the_learners_and_names_the_newest_checkpoint(tmp_path):
     run, died = Run(tmp_path), LearnerFailure("learner 1 died while updating")
-    assert str(lost_with(run, died)) == f"{died}; no checkpoint was written yet (checkpoint_every): start the run again"
+    assert str(run.lost(died)) == f"{died}; no checkpoint was written yet (checkpoint_every): start the run again"
     newest = [saved(tmp_path, 2), saved(tmp_path, 3)][-1]
-    error = lost_with(run, died)
+    error = run.lost(died)
     assert str(error) == f"{died}; stop this algorithm and resume with SRL.from_checkpoint({newest!r})"
     run._newest = Path(saved(tmp_path / ".." / tmp_path.name, 9))  # written by the user, or restored
-    assert lost_with(run, died).checkpoint == str(run._newest)
+    assert run.lost(died).checkpoint == str(run._newest)
     run._newest = tmp_path / "moved by Tune"
-    assert lost_with(run, died).checkpoint.endswith("checkpoint_000009")
+    assert run.lost(died).checkpoint.endswith("checkpoint_000009")
     assert run.ended == 4
     again = pickle.loads(pickle.dumps(error))  # a trial of Tune raises it in another process
     assert (type(again), str(again), again.reason) == (ProcessLost, str(error), str(died))
@@ -68,11 +62,8 @@ def test_a_loss_ends_the_learners_and_names_the_newest_checkpoint(tmp_path):
     (ValueError("loss is nan"), False),
     (OSError(28, "No space left on device"), False),
 ])  # fmt: skip
-def test_only_lost_processes_are_losses(tmp_path, error, is_one):
+def test_only_lost_processes_are_losses(error, is_one):
     assert is_loss(error) is is_one
-    run = Run(tmp_path)
-    lost_with(run, error)
-    assert run.ended == is_one
 
 
 def test_groups_that_died_with_their_node_are_a_loss():

@@ -94,7 +94,7 @@ from pathlib import Path
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli.shared.settings import build_config, expanded, given_settings, read_values, read_yaml
 from rllib_srl.cli.train import parse
-from rllib_srl.losses.clip import CLIP_RULES
+from rllib_srl.losses.policy import CLIP_RULES
 file, *words = sys.argv[1:]
 values = given_settings(parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
 Path(file).write_text(yaml.safe_dump(values))

@@ -13,8 +13,7 @@ from rllib_srl import contrib
 from rllib_srl.batch.advantages import ADVANTAGES, group_relative
 from rllib_srl.common.rules import RuleError, Rules, contrib_files, import_path
 from rllib_srl.learner.objective import surrogate_of
-from rllib_srl.losses.clip import CLIP_RULES
-from rllib_srl.losses.ratio import CORRECTIONS, correction_of
+from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS, correction_of
 from rllib_srl.losses.settings import LossSettings
 
 

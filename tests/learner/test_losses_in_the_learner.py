@@ -10,7 +10,7 @@ import torch
 
 from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.losses.clip import CLIP_RULES
+from rllib_srl.losses.policy import CLIP_RULES
 from rllib_srl.losses.settings import PRESETS
 from tests.flat_settings import grouped
 from tests.losses import slow_loss

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.learner.objective import SUMS, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS
+from rllib_srl.losses.policy import CORRECTIONS, RATIO_LEVELS
 from rllib_srl.losses.settings import LossSettings
 
 CLIPS = ("symmetric", "higher", "dual", "two_sided", "cispo", "sapo", "none")

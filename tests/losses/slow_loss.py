@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rllib_srl.losses.clip import TAUS
+from rllib_srl.losses.policy import TAUS
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import Group
 

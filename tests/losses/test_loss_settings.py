@@ -11,9 +11,8 @@ from rllib_srl import SRLConfig
 from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.batch.advantages import ADVANTAGES
-from rllib_srl.losses.clip import CLIP_RULES
 from rllib_srl.losses.kl import KL_ESTIMATORS
-from rllib_srl.losses.ratio import CORRECTIONS, RATIO_LEVELS
+from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS, RATIO_LEVELS
 from rllib_srl.losses.settings import PRESETS, LossSettings
 from tests.flat_settings import grouped
 
@@ -195,5 +194,5 @@ def test_a_rule_registered_here_is_refused_where_learners_are_other_processes(co
     assert faults_of(config.training(clip_rule="mine").learners(num_learners=0)) == []
     (line,) = faults_of(config.learners(num_learners=1))
     assert line.startswith("clip_rule = 'mine', registered in this process, with num_learners = 1; expected its import")
-    assert faults_of(config.training(clip_rule="rllib_srl.losses.clip:CLIP_RULES")) != []
+    assert faults_of(config.training(clip_rule="rllib_srl.losses.policy:CLIP_RULES")) != []
     assert faults_of(config.training(clip_rule="tests.learner.test_losses_in_the_learner:doubled")) == []

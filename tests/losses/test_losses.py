@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.losses.clip import CLIP_RULES, Tokens
 from rllib_srl.losses.kl import KL_REWARDS, k1, k2, k3, k3_k2
-from rllib_srl.losses.ratio import (
+from rllib_srl.losses.policy import (
+    CLIP_RULES,
     CORRECTIONS,
     RATIO_LEVELS,
+    Tokens,
     correction_of,
     episode_mean,
     ratio_of,

@@ -1,4 +1,4 @@
-"""Compute importance ratios and what limits them, in fp32 log space: ratio levels, off-policy corrections, masks.
+"""Compute the policy loss of tokens, in fp32 log space: ratio levels, clip rules, off-policy corrections.
 
     d_t = logp_t - anchor_logp_t                                value at token t          factor of grad(logp_t)
     token         ratio of the token                            exp(d_t)                  exp(d_t)
@@ -7,6 +7,18 @@
 
 With "sequence" and "geometric" each token carries the episode's ratio with the gradient of its own log-prob only. The
 mean over the tokens then has the gradient of the geometric ratio, and the sum that of the product.
+
+    clip rule    loss                                                    bounds
+    symmetric    -min(r A, clip(r) A)                                    1 -+ clip_low
+    higher       the same                                                1 - clip_low, 1 + clip_high
+    dual         higher, and with A < 0 at most -dual_clip A
+    two_sided    higher of min(r, clip_delta)
+    cispo        -sg(clip(r)) A logp                                     cispo_bounds (absolute)
+    sapo         -4/t sigmoid(t (r - 1)) A                               soft; t = TAUS by the sign of A
+    none         -r A
+
+A rule also gives the gradient weight, the factor of -A grad(logp); it is 0 where the rule removes the gradient. sg =
+stop gradient.
 
 A correction is the importance weight of a token that another policy wrote, without gradient:
 rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and M = geometric mean of rho_t
@@ -24,10 +36,15 @@ rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and
 
 prox = the learner at the start of the update, behaviour = the engine that wrote the token. A micro-batch holds whole
 episodes only, so sums and means over an episode are exact.
-To add a level or a correction, register a function, `CORRECTIONS["mine"] = rule`, or name the import path of a
-correction, `rollout_is_correction="module:rule"`.
+To add a rule, register a function, `CLIP_RULES["mine"] = rule` or `CORRECTIONS["mine"] = rule`, or name its import
+path, `clip_rule="module:rule"` or `rollout_is_correction="module:rule"`.
 
-Sources: Zheng et al. 2025 (GSPO), arXiv 2507.18071 section 4 (geometric, and its token form GSPO-token);
+Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7 (symmetric);
+Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher); Ye et al. 2020, arXiv 1912.09729 eq. 4 (dual);
+Prime Intellect 2025 (INTELLECT-2), arXiv 2505.07291 section 3.4 (two_sided);
+MiniMax 2025 (CISPO), arXiv 2506.13585 section 3.1; Khatri et al. 2025 (ScaleRL), arXiv 2510.13786 (bound 5);
+Gao et al. 2025 (SAPO), arXiv 2511.20347;
+Zheng et al. 2025 (GSPO), arXiv 2507.18071 section 4 (geometric, and its token form GSPO-token);
 Ahmadian et al. 2024 (RLOO), arXiv 2402.14740 section 2 (the whole answer as one action);
 Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (tis);
 Ling Team 2025 (IcePop), arXiv 2510.18855 (mis); TRL's `vllm_importance_sampling_mode` (sequence_mask);
@@ -39,6 +56,7 @@ Li et al. 2025 (RePO), arXiv 2506.09340 (clip around stored log-probs).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -47,6 +65,7 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.losses.settings import LossSettings
 
 MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; verl's bound
+TAUS = (1.0, 1.05)  # of sapo, as published: for A > 0 and for A < 0
 
 
 def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
@@ -92,7 +111,79 @@ def ratio_of(level: str, logp_N: torch.Tensor, anchor_logp_N: torch.Tensor, epis
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-# --- corrections of played tokens -----------------------------------------------------------------
+# --- clip rules -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Inputs of a clip rule for N tokens. Invariant: `ratio_N` and `logp_N` carry the gradient."""
+
+    ratio_N: torch.Tensor
+    advantage_N: torch.Tensor
+    logp_N: torch.Tensor
+
+
+Surrogate = tuple[torch.Tensor, torch.Tensor]  # loss_N with gradient, weight_N without
+
+
+def _held(ratio_N: torch.Tensor, advantage_N: torch.Tensor, low: float, high: float) -> Surrogate:
+    free_N, held_N = ratio_N * advantage_N, ratio_N.clamp(low, high) * advantage_N
+    return -torch.minimum(free_N, held_N), torch.where(held_N < free_N, 0.0, ratio_N).detach()
+
+
+def _symmetric(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return _held(tokens.ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_low)
+
+
+def _higher(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return _held(tokens.ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_high)
+
+
+def _dual(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    loss_N, weight_N = _higher(tokens, settings)
+    most_N = -settings.dual_clip * tokens.advantage_N
+    is_over_N = (tokens.advantage_N < 0) & (loss_N > most_N)
+    return torch.where(is_over_N, most_N, loss_N), torch.where(is_over_N, 0.0, weight_N)
+
+
+def _two_sided(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    is_over_N = tokens.ratio_N.detach() > settings.clip_delta
+    ratio_N = tokens.ratio_N.clamp(max=settings.clip_delta)
+    loss_N, weight_N = _held(ratio_N, tokens.advantage_N, 1 - settings.clip_low, 1 + settings.clip_high)
+    return loss_N, torch.where(is_over_N, 0.0, weight_N)
+
+
+def _cispo(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    weight_N = tokens.ratio_N.detach().clamp(*settings.cispo_bounds)
+    return -weight_N * tokens.advantage_N * tokens.logp_N, weight_N
+
+
+def _sapo(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    tau_N = torch.where(tokens.advantage_N > 0, *TAUS)
+    gate_N = torch.sigmoid(tau_N * (tokens.ratio_N - 1))
+    return -4 / tau_N * gate_N * tokens.advantage_N, (4 * gate_N * (1 - gate_N) * tokens.ratio_N).detach()
+
+
+def _none(tokens: Tokens, settings: LossSettings) -> Surrogate:
+    return -tokens.ratio_N * tokens.advantage_N, tokens.ratio_N.detach()
+
+
+CLIP_RULES: Rules[Callable[[Tokens, LossSettings], Surrogate]] = Rules(
+    "clip_rule",
+    {
+        "symmetric": _symmetric,
+        "higher": _higher,
+        "dual": _dual,
+        "two_sided": _two_sided,
+        "cispo": _cispo,
+        "sapo": _sapo,
+        "none": _none,
+    },
+    inputs=f"Tokens has {', '.join(field.name for field in fields(Tokens))}",
+)
+
+
+# --- corrections -----------------------------------------------------------------
 
 Ratio = Callable[[str], torch.Tensor]  # level -> rho_N
 
