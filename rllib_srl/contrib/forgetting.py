@@ -60,7 +60,8 @@ class Forgetting(SRLCallback):
         """Set the fractions of the iteration."""
         start = {"revisit": algorithm.memory.revisit_fraction, "reuse": algorithm.memory.reuse_fraction}
         self.fractions = {name: self.fractions.get(name, start[name]) for name in self.names}
-        return replace(plan, **{f"{name}_fraction": value for name, value in self.fractions.items()})
+        revisit, reuse = (self.fractions.get(name) for name in ("revisit", "reuse"))
+        return replace(plan, revisit_fraction=revisit, reuse_fraction=reuse)
 
     def post_step(self, *, algorithm: Any, groups: Sequence[GroupMeta], metrics_logger: Any, **kwargs: Any) -> None:
         """Note the pass rates of played groups, adapt the fractions, and log both."""
