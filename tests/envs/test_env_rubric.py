@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rllib_srl.curriculum.curriculum import results_of
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs import posting
 from rllib_srl.envs.people import judge as judges_allowed
@@ -334,8 +333,7 @@ def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
     buffer = SRLReplayBuffer(ReplaySettings.from_dict(plain).checked())
     (visit,) = buffer.add([group], now=1)
     assert visit.grade == grade and visit.pass_rate == float(grade == 4)
-    (results,) = results_of([GroupMeta.of(group, None)], 0.9).values()
-    assert results[0].pass_rate == float(grade == 4)
+    assert GroupMeta.of(group, None).is_success_G(0.9).all() == (grade == 4)
 
 
 def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():
