@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster, of which a node is killed: python -m tests.algorithm.lost_nodes NAME DIRECTORY.
+"""Runs on a Ray cluster, of which a node is killed: python -m tests.algorithm.lost_nodes DIRECTORY.
 
 In a process of its own, because a test process can have one Ray only. DIRECTORY/out.json says what happened.
 """
@@ -52,18 +52,6 @@ class WaitingRunner(LLMEnvRunner):
             flag.touch()
             time.sleep(15)
         return groups
-
-
-class WaitingAhead(LLMEnvRunner):
-    """Says after a slice with the weights of the second update that it is there, if it is the second, and waits."""
-
-    def advance(self, *args, **kwargs):
-        played = super().advance(*args, **kwargs)
-        flag = Path(self.config.env_config["flag"])
-        if self.engine.version >= 2 and self.worker_index == 2 and played.num_unfinished and not flag.exists():
-            flag.touch()
-            time.sleep(15)
-        return played
 
 
 def config_in(directory: Path) -> Any:
@@ -122,25 +110,15 @@ def gone_through(algo: Any, num: int) -> list[dict[str, Any]]:
     return done
 
 
-def runner(directory: Path) -> dict[str, Any]:
+def without_a_runner(directory: Path) -> dict[str, Any]:
     """Kill the node of the second of two runners in the third rollout; one iteration later replace it."""
-    return _without_a_runner(directory, config_in(directory).env_runners(env_runner_cls=WaitingRunner))
-
-
-def ahead(directory: Path) -> dict[str, Any]:
-    """The same with runners that play ahead: the node dies in mid-slice, with groups in play."""
-    config = config_in(directory).env_runners(env_runner_cls=WaitingAhead, max_lag=1, slice_s=0.05, max_turns=3)
-    config.environment(env_config={**config.env_config, "slow_s": 0.3})
-    return _without_a_runner(directory, config.replay(revisit_fraction=0.0))
-
-
-def _without_a_runner(directory: Path, config: Any) -> dict[str, Any]:
+    config = config_in(directory).env_runners(env_runner_cls=WaitingRunner)
     with cluster_of("runner") as (cluster, nodes):
         config.env_runners(num_env_runners=2, custom_resources_per_env_runner={"runner": 1})
         algo = config.learners(num_learners=0).training(checkpoint_every=0).build_algo()
         doomed = algo.runners._place_of[2].node
         (node,) = [node for node in nodes if node.node_id == doomed]
-        with watched(algo) as iterations:
+        with watched(algo):
             with killed(cluster, node, directory / "flag"):
                 begun = gone_through(algo, 2)
                 lost = gone_through(algo, 2)
@@ -151,22 +129,16 @@ def _without_a_runner(directory: Path, config: Any) -> dict[str, Any]:
                 time.sleep(1)
                 back += gone_through(algo, 1)
             back += gone_through(algo, 1)
-        outstanding = algo.rollouts.ahead.outstanding if algo.rollouts.ahead is not None else []
-        groups = {
-            "taken": [[meta.group_id, meta.prompt.key] for one in iterations for meta in one.metas],
-            "in_play": [[one.group_id, one.prompt.key] for one in outstanding],
-        }
         gap, missing = algo.weight_sync.sync(algo.version)
         check_memory(algo)
         algo.stop()
-    return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing), **groups}
+    return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing)}
 
 
 if __name__ == "__main__":
-    name, where = sys.argv[1], Path(sys.argv[2])
+    where = Path(sys.argv[1])
     save_random_llama(where / "model")
     try:
-        out = {"runner": runner, "ahead": ahead}[name](where)
-        (where / "out.json").write_text(json.dumps(out))
+        (where / "out.json").write_text(json.dumps(without_a_runner(where)))
     finally:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)

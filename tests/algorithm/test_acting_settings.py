@@ -5,15 +5,10 @@ Those that act inside it are in tests/replay/test_buffer_settings.py, which chec
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-import ray
 
-from rllib_srl.common.remote_calls import ActorFailure, Call
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.flat_settings import grouped
@@ -61,22 +56,6 @@ def test_a_setting_of_the_driver_acts(name, memory_of):
         else:
             seen = len(memory.draw_prompts(8, 2))
         assert seen == expected, value
-
-
-@pytest.mark.slow
-def test_a_silent_memory_is_given_up_after_twice_the_timeout(ray_here, tmp_path):
-    class Silent:  # here, or no other process could import it
-        def call(self, method: str) -> None:
-            time.sleep(600)
-
-    for timeout_s in (0.5, 2.5):
-        actor = ray.remote(Silent).options(num_cpus=0, max_restarts=-1).remote()
-        ray.get(actor.__ray_ready__.remote(), timeout=60)
-        begin = time.monotonic()
-        with pytest.raises(ActorFailure, match=rf"memory gave no answer within {timeout_s:g} s while running 'len'"):
-            BufferProcess(actor, False, tmp_path / "memory.db", timeout_s).call(Call.of(len))
-        assert timeout_s <= time.monotonic() - begin < 2 * timeout_s + 15
-        ray.kill(actor)
 
 
 # Setting: two values, and what else has to be set for it to matter.

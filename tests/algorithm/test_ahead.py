@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from rllib_srl.batch.shard import fetched
 from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.types import Prompt
 from tests.small_memory import memory_config, watched
-from tests.small_worlds import ON_BOTH_ENGINES, with_engine
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -208,12 +206,11 @@ def logps_by_version(directories, ids) -> np.ndarray:
     return np.stack(found)
 
 
-@ON_BOTH_ENGINES
-def test_log_probs_are_those_of_the_version_that_wrote_the_token(engine, random_llama_dir, tmp_path, ray_here, build):
+def test_log_probs_are_those_of_the_version_that_wrote_the_token(random_llama_dir, tmp_path, ray_here, build):
     """Of each episode the versions of its tokens never fall, from the first version to the last."""
     config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.4)
     config.replay(revisit_fraction=0.0).training(lr=3e-3)
-    algo = build(with_engine(config, engine))
+    algo = build(config)
     weights, spanning = [algo.export_to_huggingface(tmp_path / "v0")], 0
     with watched(algo) as iterations:
         deadline = time.monotonic() + 120
@@ -274,21 +271,3 @@ def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, r
         again.stop()
     assert set(in_play) <= set(later + still)
     assert len(set(taken + later + still)) == 3 * P + 4 * P  # 400 prompts: none comes twice, none is left out
-
-
-def test_environments_that_wait_cost_less_time(random_llama_dir, tmp_path, ray_here, build):
-    """Each iteration waits a second for its environments; with two batches in play the waits overlap."""
-
-    def seconds(max_lag):
-        config = ahead_config(random_llama_dir, tmp_path / str(max_lag), max_lag=1, slow_s=1.0)
-        if not max_lag:
-            config.env_runners(max_lag=0, slice_s=0.5)
-        algo = build(config.replay(revisit_fraction=0.0))
-        algo.train()
-        times = [time.monotonic()]
-        for _ in range(6):
-            algo.train()
-            times.append(time.monotonic())
-        return sum(sorted(b - a for a, b in pairwise(times))[:-1])  # a busy machine may slow down one of them
-
-    assert seconds(1) <= 0.75 * seconds(0)

@@ -39,21 +39,18 @@ def bytes_of_an_iteration(algo, monkeypatch) -> tuple[int, int, list]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [{}, {"capacity": 1000, "embedding": "ngram"}])
-def test_the_driver_receives_no_tokens_and_no_weights(random_llama_dir, tmp_path, ray_here, monkeypatch, memory):
+def test_the_driver_receives_no_tokens_and_no_weights(random_llama_dir, tmp_path, ray_here, monkeypatch):
     """A memory adds what it says of visits and draws, whatever is in them."""
     config = small_config(random_llama_dir, tmp_path).training(num_prompts_per_batch=8, group_size=8)
-    if memory:
-        config.replay(revisit_fraction=0.25, reuse_fraction=0.25, min_buffer_size=4, degenerate_share=None, **memory)
+    config.replay(capacity=1000, revisit_fraction=0.25, reuse_fraction=0.25, min_buffer_size=4, degenerate_share=None)
     config.env_runners(num_env_runners=1, max_episode_tokens=400, num_transcripts=0).learners(num_learners=1)
     counts = {}
     for max_turn_tokens in (1, 350):
         algo = config.copy(copy_frozen=False).env_runners(max_turn_tokens=max_turn_tokens).build_algo()
         algo.train()
         counts[max_turn_tokens] = bytes_of_an_iteration(algo, monkeypatch)
-        if memory:
-            assert algo.memory.counts["num_revisits_owed"] == algo.memory.counts["num_reuses_owed"] == 2
-            assert algo.memory.counts["num_revisits_short"] == algo.memory.counts["num_reuses_short"] == 0
+        assert algo.memory.counts["num_revisits_owed"] == algo.memory.counts["num_reuses_owed"] == 2
+        assert algo.memory.counts["num_revisits_short"] == algo.memory.counts["num_reuses_short"] == 0
         num_weights = sum(w.size for w in algo.learner_group.get_weights()["default_policy"].values())
         algo.stop()
     short, long = counts[1], counts[350]

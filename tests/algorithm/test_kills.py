@@ -113,9 +113,7 @@ def running(config, num_env_runners: int = 1):
     try:
         yield algo
     finally:
-        start = time.monotonic()
         algo.stop()
-        assert time.monotonic() - start < 30
 
 
 def pids_of(algo) -> dict[int, int]:
@@ -176,26 +174,20 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("max_lag", [0, 1])
-def test_a_runner_with_a_broken_engine_is_restarted_like_a_dead_one(config, caplog, max_lag):
+def test_a_runner_with_a_broken_engine_is_restarted_like_a_dead_one(config, caplog):
     flag = config.env_config["flag"]
     config.env_runners(env_runner_cls=WithBrokenEngine)
-    if max_lag:
-        config.env_runners(max_lag=max_lag, slice_s=0.05, late="drop")
     with running(config) as algo:
         seen, prompts, old = watch(algo), drawn(algo), pids_of(algo)
         *_, result = (algo.train() for _ in range(4))
         reason = "runner 1 cannot go on (vLLM failed in a step: Executor failed.)"
         assert f"{reason}; restarting it and playing its prompts again" in caplog.messages
-        assert 1 <= result["num_groups_played_again"] <= (8 if max_lag else 4)
+        assert 1 <= result["num_groups_played_again"] <= 4
         assert result["num_runner_restarts"] == 1 and algo.version == 4 and pids_of(algo) != old
         with pytest.raises(ProcessLookupError):
             os.kill(old[1], 0)
-        if not max_lag:
-            assert_all_were_played(seen, [[prompt for drawn_at_once in prompts for prompt in drawn_at_once]])
+        assert_all_were_played(seen, [[prompt for drawn_at_once in prompts for prompt in drawn_at_once]])
         assert_engines_agree(algo)
-        if max_lag:
-            return
         Path(flag + ".doomed").touch()
         with pytest.raises(ActorFailure, match=r"not be played in 3 attempts: runner 1 cannot go on \(vLLM failed in"):
             algo.train()

@@ -20,7 +20,7 @@ from tests.engine.small_llama import save_random_llama
 from tests.learner.test_fitting import Gathering
 from tests.learner.test_regularisers import NOTHING, changed, difference, shaken, trained
 from tests.learner.test_regularisers import config as config  # a fixture
-from tests.small_learner import GROUPS, Recording, learner_group, make_group, relative_gap, update
+from tests.small_learner import GROUPS, learner_group, make_group, relative_gap, update
 from tests.small_memory import go, memory_config
 
 OTHER = [replace(make_group(21, 5, [4, 3]), prompt=Prompt("world", "21", domain="other"))]
@@ -142,16 +142,14 @@ def test_the_gradient_is_that_of_the_kl_to_the_teacher_of_each_domain(config, te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_two_learners_are_taught_as_one(config, teacher_dir, ray_here, fsdp):
+def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
     parameters = {"teacher": {"": "start", "other": str(teacher_dir)}, "top_k": 3}
     config = changed(config, regularisers={"distill": parameters}, optimizer_name="adamw", lr=1e-4)
     local = learner_group(config)
     groups = [*GROUPS, *OTHER]
     wanted = [update(local, groups) for _ in range(2)]
-    kind = Gathering if fsdp else Recording
-    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=kind)
-    both = learner_group(two.training(fsdp=fsdp))
+    two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
+    both = learner_group(two.training(fsdp=True))
     try:
         own = [update(both, groups) for _ in range(2)]
     finally:
