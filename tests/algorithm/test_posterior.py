@@ -9,7 +9,7 @@ import pytest
 
 from tests.algorithm.test_reuse_today import check_values
 from tests.small_memory import go, memory_config, weights_of
-from tests.small_worlds import ON_BOTH_ENGINES, Even, with_engine
+from tests.small_worlds import Even
 
 PARAMETERS = {"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.2}
 HISTORY = ("history_sum", "history_count", "num_silent", "is_solved")
@@ -48,9 +48,7 @@ def check_all(iterations, sizes):
 
 
 @pytest.mark.slow
-@ON_BOTH_ENGINES
-def test_advantages_that_reach_the_learner_are_those_of_the_history(config, build, engine):
-    with_engine(config, engine)
+def test_advantages_that_reach_the_learner_are_those_of_the_history(config, build):
     algo = build(config)
     before = weights_of(algo)
     iterations = go(algo, 6)
@@ -61,9 +59,7 @@ def test_advantages_that_reach_the_learner_are_those_of_the_history(config, buil
 
 
 @pytest.mark.slow
-@ON_BOTH_ENGINES
-def test_groups_of_one_are_played_graded_and_trained_on(config, build, engine):
-    with_engine(config, engine)
+def test_groups_of_one_are_played_graded_and_trained_on(config, build):
     config = config.copy(copy_frozen=False).replay(spacing="fsrs")
     algo = build(config, group_size=1, num_prompts_per_batch=12)
     before = weights_of(algo)

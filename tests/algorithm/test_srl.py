@@ -66,15 +66,6 @@ def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, buil
     assert len(seen[0].errors) == 2 * num_lost and "Hanging" in seen[0].errors[0]
 
 
-@pytest.mark.slow
-def test_limits_are_kept(config, build):
-    algo = build(config.env_runners(max_turn_tokens=5, engine={"name": "transformers", "max_num_seqs": 3}))
-    seen = watch(algo)
-    algo.train()
-    assert max(int(n) for meta in seen[0].groups for n in meta.num_loss_tokens_G) == 5
-    assert algo.env_runner.engine._max_num_seqs == 3
-
-
 # --- learning -------------------------------------------------------------------------------------
 
 
@@ -107,18 +98,6 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
 
 
 @pytest.mark.slow
-def test_colocated_engines_stay_awake_where_nothing_is_learned(config, build):
-    """Every answer is paid .5: no group has a signal. On a GPU a turn costs seconds."""
-    config.environment(env_config={"pay": 0.5}).training(num_prompts_per_batch=8)
-    algo = build(config.env_runners(colocate=True))
-    engine, turns = algo.env_runner.engine, []
-    sleep = engine.sleep
-    engine.sleep = lambda: turns.append("sleep") or sleep()
-    algo.train()
-    assert turns == [] and algo.version == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
 def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:
@@ -148,8 +127,7 @@ def test_the_engine_holds_the_weights_of_the_learner(config, build):
     assert result["weight_sync"]["canary_max"] <= 1e-3
 
 
-def kl_of_episodes(model, group, estimator: str, temperature: float) -> list[float]:
-    formulas = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(-d) + d - 1}
+def kl_of_episodes(model, group, temperature: float) -> list[float]:
     sums = []
     for g in range(group.size):
         cut = slice(group.offsets[g], group.offsets[g + 1])
@@ -158,16 +136,14 @@ def kl_of_episodes(model, group, estimator: str, temperature: float) -> list[flo
             logp = (model(input_ids=ids).logits[0].float() / temperature).log_softmax(-1).numpy()
         at = np.flatnonzero(group.loss_mask_N[cut])
         d = group.behaviour_logp_N[cut][at].astype(float) - logp[at - 1, ids[0].numpy()[at]]
-        sums.append(float(formulas[estimator](d).sum()))
+        sums.append(float((np.exp(-d) + d - 1).sum()))
     return sums
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "in_reward"), [("k1", None), ("k2", True), ("k3", True)])
-def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build, estimator, in_reward):
+def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     """Advantages are those of reward less kl_coeff times the KL; which groups train is decided by the reward alone."""
-    kl = {"coeff": 0.5, "estimator": estimator, **({"in_reward": True} if in_reward else {})}
-    algo = build(config.training(kl=kl, num_prompts_per_batch=8))
+    algo = build(config.training(kl={"coeff": 0.5, "estimator": "k3", "in_reward": True}, num_prompts_per_batch=8))
     learner = algo.learner_group._learner
     with torch.no_grad():
         for parameter in learner.model.parameters():
@@ -180,7 +156,7 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build, estimato
     assert 0 < played(result, "num_groups_with_signal") == len(shard.group_refs)
     for group, advantages, sums in zip(shard.groups(), shard.advantages, learner.episode_kl(shard)):
         assert np.ptp(group.rewards_G) > 0 and np.ptp(sums) > 0.01
-        own = kl_of_episodes(learner.reference.model, group, estimator, algo.config.temperature)
+        own = kl_of_episodes(learner.reference.model, group, algo.config.temperature)
         assert sums == pytest.approx(own, rel=1e-3, abs=1e-4)
         assert advantages == pytest.approx(group_rule(group.rewards_G.astype(float) - 0.5 * np.array(sums)))
         assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
@@ -332,13 +308,6 @@ def test_transcripts_show_what_was_played_and_learnt(config, build):
         assert answer["role"] == "policy"
         assert line["reward"] == float(bool(answer["text"]) and ord(answer["text"][0]) % 2 == 0)
     assert list(Path(algo.logdir).glob("events.out.tfevents*"))
-
-
-@pytest.mark.slow
-def test_without_transcripts_there_is_no_file(config, build):
-    algo = build(config.env_runners(num_transcripts=0))
-    algo.train()
-    assert Path(algo.logdir).is_dir() and not Path(algo.logdir, "transcripts.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -175,18 +175,16 @@ def test_an_engine_whose_step_failed_is_broken(error):
         (RuntimeError("Worker failed with error 'Connection closed by peer'"), {"workers": [dead_worker()]}),
     ],
 )
-@pytest.mark.parametrize(
-    ("action", "arguments"), [("fingerprint", ()), ("sleep", ()), ("receive", ({}, 3)), ("reseed", (1,))]
-)
-def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(action, arguments, error, executor):
-    engine = engine_on(is_cpu=True, tensor_parallel_size=2)
-    vars(engine._llm.model_executor).update(executor)
-    engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(error)
+def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(error, executor):
     told = rf"^vLLM lost a worker.*: {re.escape(str(error))}; create a new engine$"
-    with pytest.raises(EngineBrokenError, match=told):
-        getattr(engine, action)(*arguments)
-    with pytest.raises(EngineBrokenError, match="score was called on an unusable engine"):
-        engine.score([[1, 2]])
+    for action, arguments in (("fingerprint", ()), ("sleep", ()), ("receive", ({}, 3)), ("reseed", (1,))):
+        engine = engine_on(is_cpu=True, tensor_parallel_size=2)
+        vars(engine._llm.model_executor).update(executor)
+        engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(error)
+        with pytest.raises(EngineBrokenError, match=told):
+            getattr(engine, action)(*arguments)
+        with pytest.raises(EngineBrokenError, match="score was called on an unusable engine"):
+            engine.score([[1, 2]])
 
 
 def test_what_a_worker_refuses_to_load_is_a_failed_sync():
