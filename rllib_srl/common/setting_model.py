@@ -1,11 +1,11 @@
 """A part's settings as one pydantic model: default, range and meaning of each stand once, at its field.
 
-    class PlannerSettings(Settings):
+    class PartSettings(Settings):
         adapt: Literal["none", "both"] = setting("none", "fractions that adapt", of="adapt.name", is_head=True)
         threshold: float = setting(0.1, "least forgetting", of="adapt.threshold", rules="both", gt=0, le=1)
 
-    PlannerSettings.table()                       name -> `Setting`: flags, documents and Tune's names come from it
-    PlannerSettings.faults({"threshold": 2})      ["threshold = 2; expected a number in (0, 1]"]
+    PartSettings.table()                          name -> `Setting`: flags, documents and Tune's names come from it
+    PartSettings.faults({"threshold": 2})         ["threshold = 2; expected a number in (0, 1]"]
 
 A setting with parameters is a *group*. Users give a dictionary, or the value of its head alone: adapt="both" for
 adapt={"name": "both"}. Inside the package each parameter has its own flat name; `Group.spread` returns values by these.
