@@ -22,8 +22,8 @@ def test_a_fraction_follows_forgetting_within_its_bounds():
     rule = Forgetting()
     rule.bounds = (0.1, 0.5)
     rule.recalled("a", 0.8)
-    rule.recalled("a", 0.7)
-    assert rule.adapted(0.25) == pytest.approx(0.21)  # .1 is not above the threshold; a step is a tenth of the range
+    rule.recalled("a", 0.75)
+    assert rule.adapted(0.25) == pytest.approx(0.21)  # .05 is below the threshold; a step is a tenth of the range
     rule.recalled("a", 0.5)
     assert rule.adapted(0.25) == pytest.approx(0.29) and rule.adapted(0.49) == 0.5
     rule.bounds, fraction = (0.0, 0.5), 0.0
