@@ -6,7 +6,6 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from rllib_srl.batch.advantages import AdvantageBatch
 from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
