@@ -22,7 +22,7 @@ from scripts.retention_study import NUM_TASKS, SEEDS, TESTED, TOKENS, read_rows
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-TITLES = {"none": "no memory", "uniform": "old prompts come back", TESTED: "old right answers are trained on"}
+TITLES = {"none": "no memory", "uniform": "old prompts come back", TESTED: "old answers are held"}
 SIZE = (9.6, 2.5)  # inches
 
 

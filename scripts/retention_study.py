@@ -91,7 +91,7 @@ WEIGHTS, SHARES = (0.3, 1.0, 3.0, 10.0), (0.1, 0.25, 0.4, 0.6)
 WIDER = {"lr": (5e-5, 1.6e-3), "replay_retain": (0.1, 30.0), "replay_revisit_fraction": (0.05, 0.8)}
 OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
 MARGIN, ALPHA = 0.02, 0.05 / 3
-TESTED, CONTROLS = "right_answers", ("uniform", "none")
+TESTED, CONTROLS = "retention_revisits", ("uniform", "none")
 
 Settings = Mapping[str, Any]
 
@@ -111,14 +111,11 @@ class Arm(NamedTuple):
 PASSES: dict[str, Sequence[Any]] = {"lr": RATES, "passes_and_clip": ((1, 0.28), (2, 0.2), (2, 0.28), (4, 0.28))}
 HOLD: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": WEIGHTS}
 FIT: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": (0.03, 0.1, 0.3, 1.0)}
-TEACH: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": (0.1, 0.3, 1.0, 3.0)}
-TEACH_WIDER = {**WIDER, "replay_retain": (0.03, 10.0)}
 FIT_WIDER = {**WIDER, "replay_retain": (0.01, 3.0), "lwf": (0.01, 3.0)}
 ARMS = {
     "none": Arm({**OFF, "replay_capacity": 0}, PASSES),
     "uniform": Arm(OFF, {"lr": RATES, "replay_revisit_fraction": SHARES}),
-    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, TEACH, TEACH_WIDER, CrossEntropy),
-    "retention_revisits": Arm({**OFF, "replay_revisit_fraction": 0.1}, HOLD),
+    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, HOLD),
     "retention": Arm(OFF, HOLD),
     "retention_60": Arm(OFF, HOLD, like="retention", tokens=0.6),
     "cross_entropy": Arm(OFF, FIT, FIT_WIDER, CrossEntropy),
@@ -132,8 +129,8 @@ ARMS = {
 PHASES = [  # kind and arms; all of a phase are tuned before its proof begins
     ("conflict", ("none", "uniform", TESTED)),
     ("shared", ("uniform", TESTED)),
-    ("conflict", ("retention_revisits", "retention", "retention_60")),
-    ("shared", ("retention_revisits", "none", "retention")),
+    ("conflict", ("retention", "retention_60")),
+    ("shared", ("none", "retention")),
     *((kind, (arm,)) for arm in ("cross_entropy", "joint", "srl") for kind in SEEDS),
     *((kind, (arm,)) for arm in ("importance", "from_start", "as_acted", "lwf") for kind in SEEDS),
 ]

@@ -163,6 +163,25 @@ def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
     assert memory.num_drops == 1
 
 
+def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
+    term = Retention(retaining_settings(retain=3.0), Memory(), None, 1.0, {})
+    rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}
+    half, none, all_ = (
+        GroupMeta(**{**vars(group_of(i, name, "fresh")), "rewards_G": np.array(rewards[name], float)})
+        for i, name in enumerate(rewards)
+    )
+    revisit = group_of(4, "old", "revisit")
+    for groups, weight in (
+        ([half], 1.5),
+        ([half, none], 0.75),
+        ([none], 0.0),
+        ([all_, none, none], 1.0),
+        ([revisit], 3),
+    ):
+        term.draw(groups, 1)
+        assert term.weight == pytest.approx(weight)
+
+
 def retaining_settings(**changes):
     from rllib_srl.replay.settings import ReplaySettings
 

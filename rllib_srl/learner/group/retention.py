@@ -5,7 +5,8 @@
     look back   keep     targets to the memory, from object store to object store; KL, Delta and cosines to the metrics
 
 A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
-they would let a domain go when it is needed. Prompts in the batch are left out.
+they would let a domain go when it is needed. Prompts in the batch are left out. The weight is `retain` times the pass
+rate of the fresh prompts: what cannot be done yet is learned first, and what was held then comes back to its targets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,7 @@ class Retention:
         self._changed: list[str] = []  # environments that graded otherwise when their targets were stored
         self._warnings: list[str] = []
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
+        self.weight = settings.retain  # of the KL in this update
         self._counts: dict[str, float] = {}
         self._watch = RetentionWatch(settings)
         self._compared: tuple[str, ...] = ()
@@ -73,7 +76,9 @@ class Retention:
             groups: that were played in this iteration.
             now: the training iteration.
         """
-        self._fresh_at |= {group.prompt.domain: now for group in groups if group.origin == "fresh"}
+        fresh = [group for group in groups if group.origin == "fresh"]
+        self.weight = self._settings.retain * pass_rate(fresh, self._settings.pass_reward)
+        self._fresh_at |= {group.prompt.domain: now for group in fresh}
         learned = [domain for domain, at in self._fresh_at.items() if now - at < self._settings.retain_window]
         keys = {group.prompt.key for group in groups}
         self._memory_s = 0.0
@@ -113,11 +118,12 @@ class Retention:
             oldest: version of weights whose right answers give targets.
         """
         num_tokens = [int(one.num_loss_tokens_G.sum()) for one in held]
-        factors = scales(num_tokens, [one.prompt.domain for one in held], self._settings.retain)
+        factors = scales(num_tokens, [one.prompt.domain for one in held], self.weight)
         parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, oldest)
         for shard, part in zip(shards, parts, strict=True):
             shard.retention = replace(part, compared=self._compared)
         self._counts = {
+            "weight": self.weight,
             "num_outdated": self._num_outdated,
             "num_held": len(held),
             "num_held_tokens": sum(num_tokens),
@@ -161,6 +167,11 @@ class Retention:
         self._fresh_at = dict(state["fresh_at"])
         self._watch.set_state(state["watch"])
         self._changed = [name for name, own in self._gradings.items() if state["gradings"].get(name, own) != own]
+
+
+def pass_rate(groups: Sequence[GroupMeta], pass_reward: float) -> float:
+    """Return the fraction of the groups' answers that are right, 1 without any group."""
+    return fmean(float(group.is_success_G(pass_reward).mean()) for group in groups) if groups else 1.0
 
 
 def means_of(
