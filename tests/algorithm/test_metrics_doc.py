@@ -33,7 +33,7 @@ RLLIBS = {  # RLlib's own, beside ours
     "": r"(num_env_steps_sampled_lifetime|num_training_step_calls_per_iteration)",
 }
 # Written when something fails, or by settings that need processes of their own.
-# Not in these runs: restarts, moving references, GPUs, reward functions of one's own (test_own_data.py), agents
+# Not in these runs: restarts, GPUs, reward functions of one's own (test_own_data.py), agents
 # (rollout/test_agents.py), rollouts ahead of training (test_ahead.py).
 RARE = {"num_runner_restarts", "num_attention_graphs", "reward/[^/]+"}
 RARE |= {"num_runners_lost", "num_groups_played_again"}
@@ -44,6 +44,7 @@ RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
 RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
 RARE |= {f"by_domain/[^/]+/{name}" for name in ("kl", "delta", "cosine")}  # test_retention.py
 RARE |= {"cosine"}  # likewise: every tenth iteration
+RARE |= {"reuse_fraction"}  # contrib/test_forgetting.py
 NO_METRICS = ("Trackers", "Prometheus", "The live page")  # headings of other sections
 
 
