@@ -20,7 +20,6 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
@@ -44,8 +43,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=_gpus, metavar="NxGIB", help=text)
     text = "name or directory of a model that `srl serve` would serve and train"
     parser.add_argument("--serve", metavar="MODEL", help=text)
-    text = "directory that the run would write (default: results)"
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help=text)
     add_verbose(parser)
     add_debug(parser)
     add_settings(parser, without=("iterations", "grace_s"))
@@ -72,13 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
         found.add(diagnosis.of_packages())
         if any(given.get(name) != 0 for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")):
             found.add(diagnosis.of_build())
-        found.add(diagnosis.of_directory(arguments.out))
         if any(given.get(name) for name in ("env", "worlds", "stream")):
             found.check_run(build_config(given), arguments.verbose)
         else:
             print("no environment: srl doctor --env compare --model smollm2-135m checks a whole run")
-    num_failures = found.count(diagnosis.FAILURE)
-    print(f"{counted(num_failures, 'failure')}, {counted(found.count(diagnosis.WARNING), 'warning')}")
+    num_failures = found.num[diagnosis.FAILURE]
+    print(f"{counted(num_failures, 'failure')}, {counted(found.num[diagnosis.WARNING], 'warning')}")
     return int(num_failures > 0)
 
 

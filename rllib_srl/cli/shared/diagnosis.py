@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -26,11 +25,8 @@ from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, build_fault, card_bytes_here, gpus_ray_finds
 from rllib_srl.cli.shared.cluster import ROOT, hushed_stderr, is_installed, message_of, start_ray
-from rllib_srl.cli.shared.runs import RunError, refuse_used
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
 from rllib_srl.curriculum.prompts import prompts_of
-from rllib_srl.engine import Sampling, make_engine
-from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.rollout.replies import attribute, reset, step
 from rllib_srl.types import RIGHT, Prompt
@@ -39,8 +35,6 @@ OK, WARNING, FAILURE = "ok", "warning", "failure"
 GIB = 2**30
 LEAST = 2.0  # GiB of free memory, of the disk and of /dev/shm, below which there is a warning
 NUM_PROMPTS = 3  # of each environment that are graded
-MOST_PARAMETERS = 1_000_000_000  # of a model that is loaded in this process, in fp32
-TEXT, NUM_TOKENS = "Question: What is 1 + 1?\nAnswer:", 8
 MOST_PROMPTS = 4  # of an iteration of the short run
 NORM = "gradients_default_optimizer_global_norm"
 DEFAULT_MODEL = "smollm2-135m"
@@ -59,33 +53,23 @@ class Line(NamedTuple):
 
 
 class Findings:
-    """Prints lines as they come. Invariant: `lines` are those printed."""
+    """Prints lines as they come, and counts them by status."""
 
     def __init__(self) -> None:
         """Start without lines."""
-        self.lines: list[Line] = []
+        self.num = Counter[str]()
 
     def add(self, found: Iterable[Line]) -> bool:
         """Print lines; return whether none of them is a failure."""
-        is_fine = True
+        before = self.num[FAILURE]
         for line in found:
-            self.lines.append(line)
+            self.num[line.status] += 1
             print(f"{line.status:<9}{line.topic:<13}{' '.join(line.text.split())}", flush=True)
-            is_fine &= line.status != FAILURE
-        return is_fine
-
-    def count(self, status: str) -> int:
-        """Return the number of lines with a status."""
-        return sum(line.status == status for line in self.lines)
+        return self.num[FAILURE] == before
 
     def check_run(self, config: SRLConfig, verbose: bool) -> None:
-        """Check settings, model and environments, then a short real run unless one of these fails."""
-        if not self.add(of_settings(config)):
-            print("fix the settings first: model, environments and training are not checked")
-            return
-        with hushed_stderr(verbose):  # progress bars
-            is_fine = self.add(of_model(config))
-        if not (self.add(of_environments(config)) and is_fine):
+        """Check settings and environments, then a short real run unless one of these fails."""
+        if not (self.add(of_settings(config)) and self.add(of_environments(config))):
             print("fix this first: training is not checked")
             return
         start_ray(verbose)
@@ -161,22 +145,6 @@ def of_build(num_gpus: float | None = None) -> Iterator[Line]:
         yield Line(OK, "GPUs", f"{num_gpus:g} that Ray declares, and torch {version('torch')} is built for them")
 
 
-def of_directory(out: Path) -> Iterator[Line]:
-    """Check that a new run can be written to a directory, by writing a file beside it."""
-    try:
-        refuse_used(out)
-        place = next(one for one in (out, *out.absolute().parents) if one.exists())
-        with tempfile.TemporaryDirectory(prefix=".srl-doctor-", dir=place) as scratch:
-            (Path(scratch) / "written").write_bytes(b"\0" * 4096)
-        free = shutil.disk_usage(place).free / GIB
-    except RunError as error:
-        yield Line(FAILURE, "directory", str(error))
-    except OSError as error:
-        yield Line(FAILURE, "directory", f"--out {out} cannot be written: {error.strerror}; expected another directory")
-    else:
-        yield _amount("directory", free, f"{out} can be written, {free:.0f} GiB free")
-
-
 # --- a model on GPUs ------------------------------------------------------------------------------
 
 
@@ -244,32 +212,6 @@ def of_settings(config: SRLConfig) -> Iterator[Line]:
         yield from (Line(FAILURE, "settings", one.strip()) for one in (lines[1:] or lines))
         return
     yield Line(OK, "settings", f"valid; engine = {config.rule_of('engine')}, {config.compute_dtype}")
-
-
-def of_model(config: SRLConfig) -> Iterator[Line]:
-    """Load tokenizer and weights, and generate one turn."""
-    name, start = config.model_config["model"], time.perf_counter()
-    try:
-        directory = config.model_dir()
-        tokenizer = load_tokenizer(directory)
-        shape = ModelShape.of(directory)
-        if shape is not None and shape.num_parameters > MOST_PARAMETERS:
-            size = f"{shape.num_parameters / 1e9:.1f} billion parameters"
-            yield Line(WARNING, "model", f"{name} has {size}; its weights are not loaded here")
-            return
-        ids = tokenizer(TEXT)["input_ids"]
-        engine = make_engine(
-            "transformers", directory, dtype="float32", seed=0, context_length=len(ids) + NUM_TOKENS, device="cpu"
-        )
-        (turn,) = engine.generate([ids], Sampling(max_tokens=NUM_TOKENS, temperature=0))
-        engine.close()
-    except Exception as error:  # any: weights and tokenizers fail in many ways
-        yield Line(FAILURE, "model", f"{name} cannot be used: {type(error).__name__}: {error}")
-        return
-    if not np.isfinite(turn.logp).all():
-        yield Line(FAILURE, "model", f"{name} gives log-probs that are not finite: its weights are damaged")
-        return
-    yield Line(OK, "model", f"{name} loads and writes one turn, {turn.text!r}, in {time.perf_counter() - start:.1f} s")
 
 
 def of_environments(config: SRLConfig) -> Iterator[Line]:
