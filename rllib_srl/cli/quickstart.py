@@ -104,11 +104,11 @@ def quickstart(arguments: argparse.Namespace) -> int:
 def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
     """Evaluate, train, evaluate, save."""
     outcome, last = Outcome(), plan.values["iterations"]
-    with showing_progress(last) as progress:
+    with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory):
         progress.begin("starting Ray ...")
         with outcome.timed("start"):
             start_ray(verbose)
-            algo = start(config, plan, last, verbose)
+            algo = start(config, plan, verbose)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory)
         try:
             log = RunLog(plan.directory, algo.report.writer)

@@ -152,6 +152,7 @@ def _prctl(option: int, value: int) -> None:
 # --- in the child ---------------------------------------------------------------------------------
 
 _pipe: int | None = None
+_has_reported = False
 
 
 def begin() -> None:
@@ -163,12 +164,16 @@ def begin() -> None:
         _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def is_supervised() -> bool:
-    """Return whether a parent starts this run again after a loss."""
-    return _pipe is not None
-
-
 def report(directory: Path, max_failures: int) -> None:
     """Tell the parent that the run has started; before that, nothing is started again."""
+    global _has_reported
     if _pipe is not None:
+        _has_reported = True
         os.write(_pipe, (json.dumps([str(directory), max_failures]) + "\n").encode())
+
+
+def starts_again(error: BaseException) -> bool:
+    """Return whether a parent starts this run again after an error: it has lost a process."""
+    from rllib_srl.common.remote_calls import is_loss
+
+    return _has_reported and is_loss(error)

@@ -68,7 +68,6 @@ def train(arguments: argparse.Namespace) -> int:
     from rllib_srl.cli.shared import runs
     from rllib_srl.cli.shared.display import showing_progress
     from rllib_srl.cli.shared.training import empty_or_new, start
-    from rllib_srl.common.remote_calls import is_loss
 
     resume = None if arguments.resume in (None, AUTO) else Path(arguments.resume or arguments.out)
     if arguments.again or arguments.resume == AUTO:
@@ -79,15 +78,16 @@ def train(arguments: argparse.Namespace) -> int:
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config, faults)  # before anything starts
     last, max_failures = run_setting("iterations", plan.values), run_setting("max_failures", plan.values)
+    plan.refuse_done(last)
     WATCH.grace_s = float(run_setting("grace_s", plan.values))
     again: tuple[object, ...] = ()
     if arguments.export:
         empty_or_new(arguments.export)
         again = ("--export", arguments.export.absolute())
-    with showing_progress(last) as progress:
+    with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory, supervisor.starts_again):
         progress.begin("starting Ray ...")
         start_ray(arguments.verbose)
-        algo = start(config, plan, last, arguments.verbose)
+        algo = start(config, plan, arguments.verbose)
         supervisor.report(plan.directory, max_failures)
         WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
         try:
@@ -95,7 +95,7 @@ def train(arguments: argparse.Namespace) -> int:
                 algo.check_export(arguments.export)
             return run(algo, plan, last, progress, arguments.export)
         except (Exception, KeyboardInterrupt) as error:
-            if not (supervisor.is_supervised() and is_loss(error)):
+            if not supervisor.starts_again(error):
                 error.add_note(WATCH.last_words())
             raise
         finally:

@@ -67,7 +67,7 @@ class LossSettings(Settings):
         is_head=True, is_preset=True
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
-        None, f"preset: {' '.join(PRESETS)}, see docs/losses.md; None: no preset"
+        None, f"preset: {' '.join(PRESETS)}, docs/losses.md; None: no preset; `algorithm` sets sampling and memory, too"
     )
     # ratio and clip rule
     ratio_level: Literal["token", "sequence", "geometric"] = setting(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rllib_srl.algorithm.named import ALGORITHMS
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.runs import (
     RunError,
@@ -146,11 +148,13 @@ def test_damaged_unfinished_and_missing_checkpoints_are_refused(run: Path, tmp_p
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="has no finished checkpoint"):
         find_checkpoint(tmp_path / "empty")
+    assert how_to_resume(tmp_path / "empty") == f"no iteration has finished; --out {tmp_path / 'empty'} is free again"
+    (tmp_path / "empty/metrics.jsonl").touch()
     assert how_to_resume(tmp_path / "empty").startswith("no checkpoint was written yet")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_start_that_fails_leaves_no_directory_of_its_own(run: Path, tmp_path: Path, error: type) -> None:
+def test_a_run_that_fails_before_an_iteration_leaves_no_directory(run: Path, tmp_path: Path, error: type) -> None:
     def fail(directory: Path) -> None:
         with gone_if_it_fails(directory):
             (directory / "replay").mkdir(parents=True)
@@ -165,6 +169,23 @@ def test_a_start_that_fails_leaves_no_directory_of_its_own(run: Path, tmp_path: 
     assert not (tmp_path / "new").exists()
     assert empty.is_dir() and not list(empty.iterdir())
     assert (run / "events").exists() and (run / "checkpoint_000020").exists()  # what lies there may be a run
+    with suppress(error), gone_if_it_fails(tmp_path / "trained"):
+        (tmp_path / "trained").mkdir()
+        (tmp_path / "trained/metrics.jsonl").touch()  # an iteration has finished
+        raise error
+    with suppress(error), gone_if_it_fails(tmp_path / "lost", is_kept=lambda one: isinstance(one, error)):
+        (tmp_path / "lost").mkdir()  # a supervisor starts it again
+        raise error
     with gone_if_it_fails(tmp_path / "new"):
         (tmp_path / "new").mkdir()
-    assert (tmp_path / "new").exists()
+    assert all((tmp_path / name).exists() for name in ("trained", "lost", "new"))
+
+
+def test_what_a_resumed_run_cannot_do_is_said_before_anything_starts(run: Path) -> None:
+    seal(run / "checkpoint_000030", {"has_memory": True, "iteration": 30}, make_key())
+    plan = plan_run(None, run, {"replay_capacity": 9})
+    plan.refuse_done(31)
+    with pytest.raises(RunError, match="iterations = 30; expected more than the 30 of the checkpoint"):
+        plan.refuse_done(30)
+    with pytest.raises(RunError, match="checkpoint has a memory.*leave out replay_capacity .*algorithm.*loss = 'dapo'"):
+        plan_run(None, run, ALGORITHMS["dapo"])

@@ -206,13 +206,11 @@ def _status_of(action: Callable[[], int], debug: bool) -> int:
             return stopped(_with_notes(Terminated(), [message_of(error), *getattr(error, "__notes__", ())]))
         if debug:
             raise
-        from rllib_srl.common.remote_calls import is_loss
-
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {where}{message_of(error)}{notes}{hint}", file=sys.stderr)
-        return supervisor.LOST if supervisor.is_supervised() and is_loss(error) else 1
+        return supervisor.LOST if supervisor.starts_again(error) else 1
 
 
 def _with_notes(error: Terminated, notes: Iterable[str]) -> Terminated:

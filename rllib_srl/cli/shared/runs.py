@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,15 @@ from rllib_srl.algorithm.settings import folded
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.paths import missing
 from rllib_srl.cli.shared.run_log import METRICS
-from rllib_srl.cli.shared.settings import SHORTHANDS, all_settings, expanded, flag_settings, read_values, read_yaml
+from rllib_srl.cli.shared.settings import (
+    SHORTHANDS,
+    all_settings,
+    expanded,
+    flag_settings,
+    listed,
+    read_values,
+    read_yaml,
+)
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
 from rllib_srl.storage.checkpoints import (
@@ -64,6 +72,17 @@ class RunPlan:
     checkpoint: Path | None
     values: dict[str, Any]
     is_trusted: bool = False
+    iteration: int = 0  # of the checkpoint
+
+    def refuse_done(self, last: int) -> None:
+        """Check that a resumed run has iterations left.
+
+        Raises:
+            RunError: the checkpoint is of iteration `last` or a later one.
+        """
+        if self.checkpoint is not None and self.iteration >= last:
+            of = f"the {self.iteration} of the checkpoint, which count, too"
+            raise RunError(f"iterations = {last}; expected more than {of}")
 
 
 def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], trust: bool = False) -> RunPlan:
@@ -85,10 +104,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
         refuse_used(directory)
         return RunPlan(directory.absolute(), None, dict(given))
     checkpoint = find_checkpoint(resume)
-    if trust:
-        verify_sealed(checkpoint)
-    else:
-        verify_own(checkpoint, given.get("seal_key_file"))
+    about = verify_sealed(checkpoint) if trust else verify_own(checkpoint, given.get("seal_key_file"))
     earlier = settings_of(checkpoint, trust, given.get("seal_key_file"))
     changed = [name for name in FIXED if name in given and earlier and not _is_same(given[name], earlier[name])]
     if changed:
@@ -102,7 +118,14 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             f"{checkpoint} is not the newest checkpoint of its run; resuming from it would overwrite {newest.name}: "
             "set a new directory by --out"
         )
-    return RunPlan(directory, checkpoint, folded(given, earlier), trust)
+    values = folded(given, earlier)
+    if about.get("has_memory") and values.get("replay_capacity") == 0:
+        raise RunError(
+            "replay_capacity = 0, but the checkpoint has a memory, which a resumed run keeps; leave out "
+            "replay_capacity and the words that set it (algorithm, replay): loss = 'dapo' changes the loss alone, "
+            "replay_revisit_fraction = 0 stops revisits"
+        )
+    return RunPlan(directory, checkpoint, values, trust, int(about.get("iteration", 0)))
 
 
 def resume_or_restart(out: Path) -> Path | None:
@@ -113,15 +136,18 @@ def resume_or_restart(out: Path) -> Path | None:
     """
     if checkpoints_in(out):
         return out
-    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
-    found = sorted(path for pattern in patterns for path in out.glob(pattern))
-    if found:
+    if found := _files_of_run(out):
         aside = out / SET_ASIDE
         place = aside / str(1 + sum(1 for _ in aside.glob("*")))
         place.mkdir(parents=True)
         for path in found:
             path.rename(place / path.name)
     return None
+
+
+def _files_of_run(directory: Path) -> list[Path]:
+    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
+    return sorted(path for pattern in patterns for path in directory.glob(pattern))
 
 
 def _is_same(given: Any, earlier: Any) -> bool:
@@ -208,17 +234,11 @@ def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> Non
     """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
     every = folded(values, {name: row.initial for name, row in flag_settings().items()}) | chosen
-    plain = {name: _plain(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
+    plain = {name: listed(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
     text += yaml.safe_dump(plain, sort_keys=False)
     with writing(directory / SETTINGS_FILE):
         (directory / SETTINGS_FILE).write_text(text, encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return list(value) if isinstance(value, tuple) else value
 
 
 def save(algo: Any, directory: Path) -> Path:
@@ -231,22 +251,31 @@ def save(algo: Any, directory: Path) -> Path:
 
 
 @contextmanager
-def gone_if_it_fails(directory: Path) -> Iterator[None]:
-    """If the block fails, empty `directory` if it was new or empty before; leave other directories unchanged."""
+def gone_if_it_fails(
+    directory: Path, is_kept: Callable[[BaseException], bool] = lambda error: False
+) -> Iterator[None]:
+    """If the block fails before an iteration has finished, empty `directory`, if it was new or empty before.
+
+    Args:
+        directory: of the run.
+        is_kept: whether an error leaves the directory as it is.
+    """
     is_ours = not directory.exists() or not any(directory.iterdir())
     is_new = is_ours and not directory.exists()
 
     def remove() -> None:
-        for path in directory.iterdir() if directory.is_dir() else ():
+        if not directory.is_dir() or (directory / METRICS).is_file():
+            return
+        for path in directory.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if is_new and directory.is_dir() and not any(directory.iterdir()):
+        if is_new:
             directory.rmdir()
 
     WATCH.clean_up = remove if is_ours else bool
     try:
         yield
-    except BaseException:
-        if is_ours:
+    except BaseException as error:
+        if is_ours and not is_kept(error):
             remove()
         raise
     finally:
@@ -255,6 +284,8 @@ def gone_if_it_fails(directory: Path) -> Iterator[None]:
 
 def how_to_resume(directory: Path, *words: object) -> str:
     """Return the command that resumes a run, with additional `words`; a note if there is no checkpoint."""
+    if not (directory / METRICS).is_file():
+        return f"no iteration has finished; --out {directory} is free again"
     if not checkpoints_in(directory):
         return f"no checkpoint was written yet (checkpoint_every); the files are in {directory}"
     return f"continue with: {command('train', '--resume', directory, *words)}"

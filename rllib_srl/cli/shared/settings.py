@@ -52,7 +52,7 @@ class Shorthands(Settings):
     """Words that stand for several settings; what is given beside them wins."""
 
     algorithm: Literal[tuple(ALGORITHMS)] | None = setting(  # type: ignore[valid-type]
-        None, f"method whose settings are those of its paper: {' '.join(ALGORITHMS)}, docs/settings.md"
+        None, f"settings of a paper: {' '.join(ALGORITHMS)}, docs/settings.md; `loss` sets the loss alone"
     )
     replay: Literal[tuple(MEMORIES)] | None = setting(  # type: ignore[valid-type]
         None, f"memory in one word: {' '.join(MEMORIES)}"
@@ -99,6 +99,13 @@ def shown(default: Any) -> str:
         return "none"
     text = yaml.safe_dump(list(default) if isinstance(default, tuple) else default, default_flow_style=True, width=1000)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def listed(value: Any) -> Any:
+    """Return a setting's value in the types of YAML and JSON: a tuple as a list."""
+    if isinstance(value, Mapping):
+        return {name: listed(one) for name, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def run_setting(name: str, values: Mapping[str, Any]) -> Any:

@@ -10,46 +10,30 @@ from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.display import Progress, with_interval
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
-from rllib_srl.cli.shared.runs import RunPlan, gone_if_it_fails, write_settings
-from rllib_srl.cli.shared.settings import SettingsError
+from rllib_srl.cli.shared.runs import RunPlan, write_settings
 from rllib_srl.cli.shared.stopping import StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
-from rllib_srl.storage.checkpoints import PREFIX
 from rllib_srl.storage.seal_key import make_key
 
 
-def start(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
+def start(config: SRLConfig, plan: RunPlan, verbose: bool) -> Any:
     """Start the algorithm, restore the plan's checkpoint if it has one, write the run's settings; return it.
 
     Raises:
-        SettingsError: the checkpoint is of iteration `last` or a later one.
         SealKeyError: the key that seals checkpoints cannot be used.
     """
     make_key(config.seal_key_file)  # scripts write a checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0
-    with gone_if_it_fails(plan.directory):
-        return _started(config, plan, last, verbose)
-
-
-def _started(config: SRLConfig, plan: RunPlan, last: int, verbose: bool) -> Any:
-    if plan.checkpoint is not None:
-        _refuse_done(plan.checkpoint.name.removeprefix(PREFIX), last)  # before anything starts, if its name says so
     with hushed_stderr(verbose):
         algo = config.build_algo()
     try:
         if plan.checkpoint is not None:
             algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
             _copy_ratings(plan.checkpoint.parent, plan.directory)
-        _refuse_done(str(algo.iteration), last)
         write_settings(plan.directory, plan.values, algo)
     except BaseException:
         algo.stop()
         raise
     return algo
-
-
-def _refuse_done(iteration: str, last: int) -> None:
-    if iteration.isdigit() and int(iteration) >= last:
-        raise SettingsError(f"iterations = {last}; expected more than the {int(iteration)} of the checkpoint")
 
 
 def _copy_ratings(earlier: Path, directory: Path) -> None:
