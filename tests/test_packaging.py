@@ -138,8 +138,7 @@ def test_the_wheel_installs_nothing_beside_the_package(unpacked: Path) -> None:
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"rllib_srl"}
     assert {"py.typed", "envs", "tune_configs"} <= {path.name for path in (unpacked / "rllib_srl").iterdir()}
     assert (unpacked / "rllib_srl" / "engine" / "tiny" / "model.safetensors").stat().st_size > 1e6
-    pages = {unpacked / "rllib_srl" / "studies" / "report" / name for name in ("page.html.j2", "page.css")}
-    pages |= {unpacked / "rllib_srl" / "cli" / "dashboard" / "page" / name for name in ("layout.html.j2", "icon.svg")}
+    pages = {unpacked / "rllib_srl" / "studies" / "report" / name for name in ("page.html.j2", "page.css", "live.js")}
     pages |= {unpacked / "rllib_srl" / "cli" / "serving" / "page" / name for name in ("index.html", "page.js")}
     assert {path for path in pages if not path.exists()} == set()
 

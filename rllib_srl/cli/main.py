@@ -49,7 +49,7 @@ COMMANDS = {
     "env": Command("list environments, or play one in the terminal"),
     "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, show, export, verify and drop items of the memory of a run", is_paged=True),
-    "rate": Command("rate answers of a run; ratings become rewards and grades", folder="people", is_paged=True),
+    "rate": Command("rate answers of a run; ratings become rewards and grades", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),

@@ -28,7 +28,6 @@ def said(argv: list[str], capsys: pytest.CaptureFixture) -> str:
     (["train", "--learning_rate", "1e-4"], "--learning_rate: use --lr"),
     (["episodes", "x", "--iteratoin", "3"], "--iteratoin: did you mean --iteration?"),
     (["report", "x", "--ou", "y"], "--ou: did you mean --out?"),
-    (["rate", "x", "--wbe"], "--wbe: did you mean --web?"),
     (["train", "--env", "comapre", "--model", "tiny"], "environment 'comapre' is unknown; did you mean compare?"),
     (["env", "comapre"], "environment 'comapre' is unknown; did you mean compare?"),
     (["train", "--config", "run.yaml"], "group_sise"),
@@ -52,7 +51,7 @@ def test_directories(name: str, tmp_path: Path, monkeypatch, capsys: pytest.Capt
     words = [name, "--resume"] if name == "train" else [name]
     message = said([*words, "results/frist", *rest], capsys)
     assert "does not exist; did you mean" in message and "results/first?" in message
-    assert "results/first has" in said([*words, "results/first", *rest], capsys).replace("holds", "has")  # no run in it
+    assert "results/first has" in said([*words, "results/first", *rest], capsys).replace("holds", "has")  # no run
 
 
 def test_another_package_than_the_installed_one_is_named(monkeypatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.cli import rate as script
 from rllib_srl.cli import train
-from rllib_srl.cli.people import rate as script
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.replay.reading import reading
 from tests.small_buffer import a_group, by_hand

@@ -91,7 +91,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume"]) == 0
     assert "all trials are finished" in capsys.readouterr().out
     assert report.main([str(directory)]) == 0
-    page = (directory / "report.md").read_text(encoding="utf-8")
+    page = (directory / "report.html").read_text(encoding="utf-8")
     assert "uniform replay" in page and "no replay" in page and "generated tokens" in page
 
 

@@ -240,7 +240,7 @@ def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.Cap
         assert_works_elsewhere(line + (" --inspect" if "tensorboard" in line else ""), tmp_path)  # else it serves on
     found = re.search(r"before +([\d.]+)  \[.*\n +after +([\d.]+)", shown)
     title = f"Held-out accuracy {found[1]} .* before training, {found[2]} .* after iteration 2"
-    assert re.search(title, (out / "report.md").read_text())
+    assert re.search(title, (out / "report.html").read_text())
     (_,) = out.glob("events.out.tfevents.*")
     accuracy = EventAccumulator(str(out)).Reload().Scalars("evaluation/accuracy")
     assert [(event.step, f"{event.value:.3f}") for event in accuracy] == [(0, found[1]), (2, found[2])]

@@ -1,12 +1,13 @@
-"""Write the report of a run or a study: one self-contained HTML page, and the same in Markdown.
+"""Write the report of a run or a study: one self-contained HTML page.
 
     srl report results/first                       a run of srl train
     srl report results/tune/replay                 a study of srl tune
     srl report results/first --out docs/first
 
-The directory decides: that of a study has study.json and trials/, that of a run metrics.jsonl. The files are
-report.html and report.md, there or in --out. A run may still be training. Secrets in settings are left out, but read
-the transcripts before you share a page. Unfinished trials of a study are listed; its numbers come from finished ones.
+The directory decides: that of a study has study.json and trials/, that of a run metrics.jsonl. The file is
+report.html, there or in --out. A run may still be training; srl dashboard serves its report live. Secrets in settings
+are left out, but read the transcripts before you share a page. Unfinished trials of a study are listed; its numbers
+come from finished ones.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rllib_srl.cli.shared.paths import local_directory, missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.storage.disk import writing
-from rllib_srl.studies.report.blocks import Notice, Page, to_html, to_markdown
+from rllib_srl.studies.report.blocks import Notice, Page, to_html
 from rllib_srl.studies.report.text import page_of
 from rllib_srl.studies.results import STUDY_FILE, read_results
 
-NAMES = ("report.html", "report.md")
+NAME = "report.html"
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -62,14 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
     page = page_in(arguments.results, arguments.transcripts)
     directory = arguments.out or arguments.results
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in zip(NAMES, (to_html(page), to_markdown(page)), strict=True):
-        with writing(directory / name):
-            (directory / name).write_text(text, encoding="utf-8")
+    with writing(directory / NAME):
+        (directory / NAME).write_text(to_html(page), encoding="utf-8")
     print(page.title)
     for notice in (block for block in page.blocks if isinstance(block, Notice)):
         print("\n".join([notice.title, *(f"  {line}" for line in notice.lines)]))
-    for name in NAMES:
-        print(f"wrote {directory / name}")
+    print(f"wrote {directory / NAME}")
     return 0
 
 

@@ -20,7 +20,7 @@ from rllib_srl.cli.report.run_plots import (
 )
 from rllib_srl.cli.shared.display import duration
 from rllib_srl.cli.shared.run_log import PARTS
-from rllib_srl.cli.shared.settings import all_settings
+from rllib_srl.cli.shared.settings import all_settings, listed
 from rllib_srl.cli.shared.shown_settings import flat_settings
 from rllib_srl.studies.report.blocks import (
     Block,
@@ -66,14 +66,10 @@ def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
         num_transcripts: most episodes to show.
     """
     episodes, num_damaged = episodes_in(facts.directory) if num_transcripts else ([], 0)
-    blocks = [*blocks_of(facts), *_transcripts(episodes, num_transcripts, num_damaged)]
+    parts = (_opening, _learning, _domains, _memory, _learner, _cost, _endings, _settings)
+    blocks = [block for part in parts for block in part(facts)]
+    blocks += _transcripts(episodes, num_transcripts, num_damaged)
     return Page(f"Run {facts.directory.resolve().name}", tuple(blocks))
-
-
-def blocks_of(facts: RunFacts) -> Iterator[Block]:
-    """Yield the report of a run without its transcripts, as the live page shows it."""
-    for part in (_opening, _learning, _domains, _memory, _learner, _cost, _endings, _settings):
-        yield from part(facts)
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -205,9 +201,9 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
     if not facts.settings:
         return
     yield Heading("Settings")
-    defaults = {name: _plain(row.initial) for name, row in all_settings().items()}
+    defaults = {name: listed(row.initial) for name, row in all_settings().items()}
     given = {name: value for name, value in facts.settings.items() if name not in HIDDEN}
-    changed = {name: value for name, value in given.items() if _plain(value) != defaults.get(name)}
+    changed = {name: value for name, value in given.items() if listed(value) != defaults.get(name)}
     yield _table_of(changed, "Settings that differ from their defaults.")
     rest = {name: value for name, value in given.items() if name not in changed}
     yield Details(f"{len(rest)} settings with their defaults", (_table_of(rest, ""),))
@@ -239,10 +235,6 @@ def shortened(text: str) -> str:
 def _table_of(settings: Mapping[str, Any], caption: str) -> Table:
     rows = [(Cell(name), Cell(str(value))) for name, value in flat_settings(settings)]
     return Table(caption, ("setting", "value"), tuple(rows), is_text=True)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _interval(facts: RunFacts, at: int) -> str:

@@ -14,7 +14,7 @@
                                                 and every minute a record for TensorBoard in DIR
 
 A conversation is on disk before its answer is complete for the client, a rating before it is acknowledged. One token
-opens everything: as a bearer token, or in the cookie that the address of the page sets (dashboard/access.py).
+opens everything: as a bearer token, or in the cookie that the address of the page sets (cli/shared/access.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rllib_srl.cli.dashboard.access import Access, Guard
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.figures import Meter, prometheus_text
 from rllib_srl.cli.serving.served_directory import MOST_NAMED
@@ -47,6 +46,7 @@ from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.versions import rows_of
 from rllib_srl.cli.serving.vllm_server import ServerError
+from rllib_srl.cli.shared.access import Access, Guard
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web

@@ -26,7 +26,6 @@ from pathlib import Path
 
 from rllib_srl.algorithm.resources import card_bytes_here
 from rllib_srl.cli.continual.stream_plan import world_named
-from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.card import Place, place_of
 from rllib_srl.cli.serving.gateway import Gateway
@@ -38,6 +37,7 @@ from rllib_srl.cli.serving.trainer.trainer import Examiner
 from rllib_srl.cli.serving.training import SEED, Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
+from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory

@@ -1,4 +1,4 @@
-"""The blocks of a report and their renderers: a self-contained HTML page, and Markdown.
+"""The blocks of a report, and the HTML page that shows them.
 
 All text is plain text; the template of the page escapes it (Jinja's autoescape).
 """
@@ -6,16 +6,11 @@ All text is plain text; the template of the page escapes it (Jinja's autoescape)
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from typing import Any
 
 HERE = Path(__file__).parent
-STYLES = HERE / "page.css"
 
 
 @dataclass(frozen=True)
@@ -53,11 +48,6 @@ class Cell:
     small: str = ""
     shade: float = 0.0
     style: str = ""  # colour of the marker in front of an arm's name
-
-    @property
-    def plain(self) -> str:
-        """Return both texts in one line."""
-        return f"{self.text} ({self.small})" if self.small else self.text
 
 
 @dataclass(frozen=True)
@@ -125,54 +115,10 @@ class Page:
     blocks: tuple[Block, ...] = field(default=())
 
 
-def to_html(page: Page) -> str:
-    """Return the page as HTML with embedded charts."""
-    styles = STYLES.read_text(encoding="utf-8")
-    return templates_in(HERE).get_template("page.html.j2").render(page=page, styles=styles)
-
-
-def templates_in(*folders: Path) -> Environment:
-    """Return the templates of some folders; they escape every text."""
+def to_html(page: Page, is_live: bool = False) -> str:
+    """Return a page as HTML with embedded charts; a live one takes styles and script from its server."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     how: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=FileSystemLoader(folders), **how)
-
-
-def to_markdown(page: Page) -> str:
-    """Return the page as Markdown; charts are replaced by their titles and captions."""
-    return "\n\n".join([f"# {page.title}", *(text for block in page.blocks for text in _markdown(block))]) + "\n"
-
-
-def _markdown(block: Block) -> Iterator[str]:
-    if isinstance(block, Heading):
-        yield "#" * block.level + " " + block.text
-    elif isinstance(block, Text):
-        yield _escaped(block.text)
-    elif isinstance(block, Notice):
-        yield "\n".join(f"> {_escaped(line)}  " for line in (f"**{block.title}**", *block.lines))
-    elif isinstance(block, Table):
-        if block.caption:
-            yield _escaped(block.caption)
-        yield markdown_table(block.header, [[cell.plain for cell in row] for row in block.rows], block.is_text)
-    elif isinstance(block, Charts):
-        titles = "; ".join(chart.title for chart in block.charts)
-        yield f"*Pictures, on the HTML page: {_escaped(titles)}.* {_escaped(block.caption)}"
-    elif isinstance(block, Verbatim):
-        label = [f"{block.label}:"] if block.label else []
-        yield "\n".join([*label, "", *(f"    {line}" for line in block.text.split("\n"))])
-    else:
-        yield f"*{_escaped(block.summary)}*"
-        for inner in block.blocks:
-            yield from _markdown(inner)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_text: bool = False) -> str:
-    """Return a Markdown table; columns of numbers are aligned right."""
-    rule = ["---", *(["---"] if is_text else ["---:"]) * (len(header) - 1)]
-    lines = [[_escaped(cell) for cell in row] for row in (header, *rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    template = Environment(loader=FileSystemLoader(HERE), **how).get_template("page.html.j2")
+    return template.render(page=page, styles=(HERE / "page.css").read_text(encoding="utf-8"), is_live=is_live)

@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from rllib_srl.cli.dashboard.access import Access
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import TrainingSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
@@ -22,6 +21,7 @@ from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
+from rllib_srl.cli.shared.access import Access
 from rllib_srl.envs.agents.web import Server, listen
 
 TOKEN = "a-token-of-the-tests-0123456789"

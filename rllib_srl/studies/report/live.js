@@ -1,8 +1,8 @@
-// Keeps the page up to date while the run goes on, and sends each form once.
+// Keeps a page up to date while its run goes on.
 "use strict";
 
 const PAUSE_MS = 3000, LONGEST_PAUSE_MS = 30000;
-const live = document.querySelector("[data-live]"), state = document.getElementById("state");
+const live = document.querySelector("[data-live]");
 let pause = PAUSE_MS, etag = "";
 
 if (new URLSearchParams(location.search).has("token")) {
@@ -15,16 +15,15 @@ async function look() {
     const answer = await fetch(location.pathname, how);
     if (answer.status === 200) {
       const page = new DOMParser().parseFromString(await answer.text(), "text/html"); // runs no scripts
-      state.textContent = page.getElementById("state").textContent;
       renew(page.querySelector("[data-live]"));
       etag = answer.headers.get("etag");
     } else if (answer.status !== 304) {
       throw new Error(`${location.pathname}: ${answer.status}`);
     }
-    state.classList.remove("lost");
+    live.classList.remove("lost");
     pause = PAUSE_MS;
   } catch (error) {
-    state.classList.add("lost");
+    live.classList.add("lost");
     pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
   }
   setTimeout(whenSeen, pause);
@@ -44,10 +43,4 @@ function whenSeen() {
   document.addEventListener("visibilitychange", whenSeen, { once: true });
 }
 
-for (const form of document.querySelectorAll("form.once")) {
-  form.addEventListener("submit", (event) => { // a second click does nothing
-    if (form.dataset.isSent) event.preventDefault();
-    form.dataset.isSent = "1";
-  });
-}
-if (live) setTimeout(whenSeen, PAUSE_MS);
+setTimeout(whenSeen, PAUSE_MS);

@@ -3,7 +3,7 @@
     GET /?token=...               sets a cookie that scripts cannot read and other sites cannot send
     Authorization: Bearer TOKEN   does without the cookie
     every answer                  says that the page loads nothing from elsewhere, is in no frame, and is not kept
-    POST, PUT with the cookie     need no sign of another site; forms of the live page also need its key
+    POST, PUT with the cookie     need no sign of another site
 
 Without the token every address answers 401, the styles included. So another user of the machine, or a site that
 resolves its name to this machine's loopback (DNS rebinding), reads nothing.
@@ -11,7 +11,6 @@ resolves its name to this machine's loopback (DNS rebinding), reads nothing.
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from collections.abc import Callable
 from urllib.parse import parse_qs
@@ -44,15 +43,10 @@ class Access:
         """Make a token, or use a given one; `port` keeps the cookies of several pages of a machine apart."""
         self.token = token or secrets.token_urlsafe(32)
         self.cookie = f"srl_dashboard_{port}"
-        self.form_key = hmac.new(self.token.encode(), b"forms", "sha256").hexdigest()
 
     def has_token(self, text: str) -> bool:
         """Return whether a text is the token."""
         return is_same(text, self.token)
-
-    def has_form_key(self, text: str) -> bool:
-        """Return whether a text is the key of the page's forms."""
-        return is_same(text, self.form_key)
 
     def in_cookie(self, headers: Headers) -> bool:
         """Return whether a request has the token in its cookie."""

@@ -2,7 +2,6 @@
 
     srl rate results/first                             show answers, ask for a rating of each
     yes good | head -3 | srl rate results/first        one reply a line, without a terminal
-    srl rate results/first --web                       in the browser, also on a phone
     srl rate results/first --list                      all ratings, and what has become of each
     srl rate results/first --set 12.3/0 bad            rate an answer, or change its rating; none takes it back
     srl rate results/first --scheme hybrid             thumbs with stars: good 4 is worth .8, bad 2 is worth -.4
@@ -26,7 +25,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.dashboard import HOST, PORT, add_flags, serve
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
@@ -50,17 +48,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
     ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {expected()}")
-    ways.add_argument("--web", action="store_true", help="rate in the browser, on the page of srl dashboard")
     ways.add_argument("--export", type=Path, metavar="FILE", help="write all ratings to a JSONL file")
     text = "values and rewards of the run's ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
     parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
-    add_flags(parser.add_argument_group("with --web"))
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     add_debug(parser)
     arguments: argparse.Namespace = parser.parse_args(argv)
-    if not arguments.web and (arguments.host, arguments.port) != (HOST, PORT):
-        parser.error("--host and --port are for --web")
     return arguments
 
 
@@ -71,8 +65,6 @@ def rate(arguments: argparse.Namespace) -> int:
     path = directory / RATINGS
     if arguments.scheme:
         RatingStore(path, arguments.scheme).close()  # its scheme from here on
-    if arguments.web:
-        return serve(arguments, decoder_for(arguments), may_rate=True, tab="rate")
     if (arguments.list or arguments.export) and not path.exists():
         raise RatingsError(f"{directory} has no ratings yet; expected some: srl rate {directory}")
 

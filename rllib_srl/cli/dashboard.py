@@ -1,0 +1,160 @@
+"""Serve the report of a run in the browser; the page follows the run.
+
+    srl dashboard results/first                      print an address; Ctrl-C ends
+    ssh -L 8642:127.0.0.1:8642 machine               the page of another machine, at the same address
+
+RUN is the directory of a run, going on or ended: the page is that of srl report. Reading it does not disturb the run.
+A served model has its page on its server: srl serve prints the address. The address has a token, made anew at each
+start: without it nothing can be read. The page is served on this machine only, unless --host says otherwise; the
+connection is not encrypted. Nothing is loaded from the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rllib_srl.cli.report.run_facts import RunFacts
+from rllib_srl.cli.report.run_page import page_of_run
+from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.shared.access import Access, Guard
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
+from rllib_srl.cli.shared.paths import local_directory, missing
+from rllib_srl.cli.shared.run_log import METRICS
+from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
+from rllib_srl.envs.agents.web import Server, listen
+from rllib_srl.studies.report.blocks import HERE, Notice, Page, to_html
+from rllib_srl.studies.results import STUDY_FILE
+
+HOST, PORT = "127.0.0.1", 8642
+MOST_CONNECTIONS = 64
+KEEP_ALIVE_S, GRACE_S = 5, 3
+DRAWING = 0.1  # fraction of the time, at most, in which charts are drawn
+NUM_TRANSCRIPTS = 6
+FILES = {"page.css": "text/css", "live.js": "text/javascript"}
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(**help_of(__doc__))
+    parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run")
+    parser.add_argument("--host", default=HOST, metavar="ADDRESS", help="to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=PORT, help="0: a free one (default: %(default)s)")
+    add_debug(parser)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    return arguments
+
+
+def port_number(text: str) -> int:
+    """Parse a port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 0 to 65535")
+    return int(text)
+
+
+def check_is_run(directory: Path) -> None:
+    """Check that a path is the directory of a run, which may not have finished an iteration yet.
+
+    Raises:
+        RunError: it is not.
+    """
+    if (directory / STUDY_FILE).is_file():
+        raise RunError(f"{directory} is a study; expected the directory of a run (srl report shows studies)")
+    if ServedDirectory(directory).exists:
+        raise RunError(f"{directory} is a served model; srl serve prints the address of its page")
+    if not any((directory / name).is_file() for name in (METRICS, SETTINGS_FILE)):
+        there = "holds no run" if directory.is_dir() else missing(directory)
+        raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS})")
+
+
+class LiveReport:
+    """The report of a run as HTML. Invariant: it is drawn again only when a file has changed, `DRAWING` of the time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Prepare the report of a run; nothing is read."""
+        self._directory, self._lock = directory, threading.Lock()
+        self._html, self._seen = b"", list[tuple[int, int]]()
+        self.next_at = 0.0  # when it may be drawn again
+
+    def html(self) -> bytes:
+        """Return the page, as of a moment ago."""
+        with self._lock:
+            begun, marks = time.monotonic(), self._marks()
+            if not self._html or (marks != self._seen and begun >= self.next_at):
+                self._html, self._seen = self._drawn(), marks
+                self.next_at = time.monotonic() + (time.monotonic() - begun) / DRAWING
+            return self._html
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Return size and time of each file of metrics and settings."""
+        files = [path.stat() for name in (METRICS, SETTINGS_FILE) for path in self._directory.glob(name)]
+        return [(one.st_size, one.st_mtime_ns) for one in files]
+
+    def _drawn(self) -> bytes:
+
+        try:
+            page = page_of_run(RunFacts.read(self._directory), NUM_TRANSCRIPTS)
+        except (ValueError, OSError) as error:  # no finished iteration yet, or damaged settings
+            line = " ".join(str(error).split())
+            page = Page(f"Run {self._directory.resolve().name}", (Notice("Nothing to show yet", (line,), "open"),))
+        return to_html(page, is_live=True).encode("utf-8", "replace")  # a half of a surrogate pair becomes "?"
+
+
+def application(report: LiveReport, access: Access) -> Starlette:
+    """Return the application that serves a report to whoever has the token."""
+
+    def page(request: Request) -> Response:
+        html = report.html()
+        etag = hashlib.sha256(html).hexdigest()
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304)
+        return Response(html, media_type="text/html", headers={"etag": etag})
+
+    def file(request: Request) -> Response:
+        name = request.url.path.removeprefix("/")
+        return Response((HERE / name).read_bytes(), media_type=FILES[name])
+
+    routes = [Route("/", page), *(Route(f"/{name}", file) for name in FILES)]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve the page of a run until Ctrl-C.
+
+    Raises:
+        RunError: the directory holds no run.
+        ValueError: the address cannot be used.
+    """
+
+    check_is_run(arguments.directory)
+    listening = listen(arguments.host, arguments.port)
+    port = int(listening.getsockname()[1])
+    access = Access(port=port)
+    app = application(LiveReport(arguments.directory), access)
+    server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
+    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    print(f"report of {arguments.directory}; Ctrl-C ends")
+    print(f"http://{shown}:{port}/?token={access.token}", flush=True)
+    if not listening.getsockname()[0].startswith(("127.", "::1")):
+        print("others on the network can reach this address, and the connection is not encrypted", file=sys.stderr)
+    with listening, suppress(KeyboardInterrupt):
+        server.run()
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: serve(arguments), arguments.debug)

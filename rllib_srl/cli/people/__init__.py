@@ -1,1 +1,0 @@
-"""Subcommands for the people in the loop."""
