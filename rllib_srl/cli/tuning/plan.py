@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import all_settings, build_config
+from rllib_srl.cli.shared.settings import all_settings, build_config, listed
 from rllib_srl.common.foreign_names import nearest
 from rllib_srl.studies.study import Primary, Study
 
@@ -87,7 +87,7 @@ def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
             faults.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
     if faults:
         raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(faults))
-    plain = {name: _plain(value) for name, value in from_anywhere(values).items()}
+    plain = {name: listed(value) for name, value in from_anywhere(values).items()}
     return replace(study, settings={**study.settings, **plain})
 
 
@@ -148,7 +148,7 @@ def config_of(
     values = plan.study.settings_of(arm, seed)
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
     config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own
-    shown = {name: _plain(row.initial) for name, row in all_settings().items()} | values
+    shown = {name: listed(row.initial) for name, row in all_settings().items()} | values
     told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": shown}
     return config | {"_study": {**told, "checkpoint_every": every, "trust": trust}}
 
@@ -178,7 +178,3 @@ def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]
             hint = f"; did you mean {near}?" if near else ""
             faults.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
     return faults
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
