@@ -100,7 +100,7 @@ def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Ma
         "Results": results(iteration, evaluation),
         "Versions": versions(),
     }
-    about = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     about |= {"tags": ["rllib_srl", "grpo", "reinforcement-learning"], **({"base_model": base} if base else {})}
     trained = f"Trained with rllib_srl (GRPO with experience replay) for {counted(iteration, 'iteration')}."
     parts = [f"---\n{yaml.safe_dump(about, sort_keys=False)}---", f"# {title}", trained]

@@ -28,9 +28,10 @@ from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.cli.shared.settings import given_settings, run_setting
+from rllib_srl.cli.shared.settings import given_settings
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.cli.tuning.plan import planned
 from rllib_srl.common.foreign_names import nearest
 from rllib_srl.studies.study import Study
 
@@ -91,13 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
     study, given = load(arguments.study), given_settings(arguments)
-    WATCH.grace_s = float(run_setting("grace_s", given))
-    arguments.max_failures = run_setting("max_failures", given)  # of each trial
-    for name in ("grace_s", "max_failures"):
-        given.pop(name, None)
+    how = study_run.Run.of(arguments, given)
     words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
     WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
-    return study_run.run(study, given, arguments)
+    chosen = (arguments.arms, arguments.seeds, arguments.short)
+    return study_run.run(planned(study, given, arguments.storage.absolute(), *chosen), how)
 
 
 def main(argv: list[str] | None = None) -> int:

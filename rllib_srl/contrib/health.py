@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint
-from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
@@ -44,6 +43,7 @@ from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
 from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings, model_config_of
+from rllib_srl.cli.tuning.tasks import world_named
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.models import check_model_name, local_model
 from rllib_srl.engine.protocol import Sampling

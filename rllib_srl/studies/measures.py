@@ -12,6 +12,7 @@ import numpy as np
 
 from rllib_srl.studies import accuracy
 from rllib_srl.studies.curves import Curve
+from rllib_srl.studies.online import ONLINE_ACCURACY
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ MEASURES = {
         "points",
         "lower",
         lambda c: accuracy.forgetting(c.accuracy_SC, c.learned_at_C),
+    ),
+    "online_accuracy": Measure(
+        "online accuracy",
+        "The share of right answers to prompts at their first play, before anything was learned from them, averaged "
+        "over the domains.",
+        "share",
+        "higher",
+        lambda c: c.extras.get(ONLINE_ACCURACY, float("nan")),
     ),
     "backward_transfer": Measure(
         "backward transfer",
@@ -143,6 +152,8 @@ COSTS = {
         lambda c: float(c.num_probe_tokens_I[-1]),
     ),
 }
+
+
 def measure(curve: Curve) -> dict[str, float]:
     """Return all measures, costs and extras of a trial by name; NaN if unknown."""
     return {name: entry.of(curve) for name, entry in (MEASURES | COSTS).items()} | curve.extras

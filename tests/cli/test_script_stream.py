@@ -1,4 +1,4 @@
-"""srl stream on the tiny model: every order with and without memory, a stop and a resume, and what is refused."""
+"""srl stream on the tiny model: with and without memory, a stop and a resume, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.cli.continual import stream
+from rllib_srl.cli import stream
+from rllib_srl.cli.tuning import study
 from rllib_srl.cli.tuning.plan import Plan, config_of
 from rllib_srl.studies.results import read_results
 from rllib_srl.studies.trial import CONFIG, StudyTrial
@@ -23,10 +24,10 @@ def questions(path: Path, num: int) -> Path:
     return path
 
 
-def played_here(plan: Plan, missing: list[tuple[str, int]], verbose: bool, trust: bool, retries: int) -> list:
+def played_here(plan: Plan, missing: list[tuple[str, int]], how: study.Run) -> list:
     """Run trials in this process, which saves the start of Tune's processes."""
     for arm, seed in missing:
-        config = config_of(plan, arm, seed, plan.directory, trust=trust)
+        config = config_of(plan, arm, seed, plan.directory, trust=how.trusts)
         trial = StudyTrial({CONFIG: config | {"log_directory": str(plan.directory / "logs" / arm)}})
         try:
             while not trial.train()["done"]:
@@ -37,72 +38,45 @@ def played_here(plan: Plan, missing: list[tuple[str, int]], verbose: bool, trust
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_stopped_goes_on_and_compares_the_memory_over_all_orders(
+def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
     ray_here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    out, played, orders = tmp_path / "out", stream.play, []
-
-    def stopped_in_the_second(plan, missing, verbose, trust, retries):
-        orders.append(plan.study.name)
-        if len(orders) == 2:
-            raise KeyboardInterrupt
-        return played(plan, missing, verbose, trust, retries)
-
-    monkeypatch.setattr(stream, "play", stopped_in_the_second)
-    tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
-    assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
-    assert f"--resume {out}" in capsys.readouterr().err
-    monkeypatch.setattr(stream, "play", played_here)
-    before = (out / "order_0" / "trials" / "memory--1.jsonl").read_bytes()
-    assert stream.main(["--resume", str(out), "--debug"]) == 0
-    assert (out / "order_0" / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
-    printed = capsys.readouterr().out
-    assert "online accuracy" in printed and "worst disparity" in printed and "memory - no_memory" in printed
-    found = json.loads((out / "stream.json").read_text())
-    assert found["orders"] == [["compare", "mine"], ["mine", "compare"]] and found["seeds"] == [1]
-    assert [(one["order"], one["arm"]) for one in found["trials"]] == [
-        (order, arm) for order in (0, 1) for arm in ("memory", "no_memory")
-    ]
-    for one in found["trials"]:  # every task was answered before it was learned
-        assert set(one["online_accuracy_of"]) == {"compare", "mine"} == set(one["final_accuracy_of"])
-    assert found["differences"]["memory - no_memory"]["final_accuracy"]["num"] == 2
-    settings = {trial.header.arm: trial.header.settings for trial in read_results(out / "order_0").trials}
-    assert settings["memory"]["replay_revisit_fraction"] == 0.5
-    assert settings["no_memory"]["replay_capacity"] == 0 == settings["no_memory"]["replay_revisit_fraction"]
-    row = read_results(out / "order_0").trials[1].rows[-1]
-    assert row.measures["online_prompts"] >= 8  # at least one iteration of fresh prompts
-
-
-@pytest.mark.slow
-def test_the_online_accuracy_is_that_of_the_first_answers(ray_here, tmp_path, monkeypatch, capsys):
     """With the tiny model; the right answers to each fresh prompt at its first play, counted again from the groups."""
-    played, kept = defaultdict(list), SRL._kept
+    played, kept, out = defaultdict(dict), SRL._kept, tmp_path / "out"
 
     def watched(algo, batches):
         groups, late = kept(algo, batches)
-        order = [Path(algo._directory).name, algo._arm]
-        played[tuple(order)] += [(group.prompt, group.origin, group.rewards_G.tolist()) for group in groups]
+        for group in groups:
+            if group.origin == "fresh":
+                played[algo._arm].setdefault((group.prompt.domain, group.prompt.key), group.rewards_G.tolist())
         return groups, late
 
+    def stopped_after_the_first(plan, missing, how):
+        played_here(plan, missing[:1], how)
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(SRL, "_kept", watched)
-    monkeypatch.setattr(stream, "play", played_here)
-    out = tmp_path / "out"
-    flags = ["--short", "--engine", "transformers", "--evaluation_duration", "16", "--out", str(out), "--debug"]
-    assert stream.main(flags) == 0
-    assert "online accuracy" in capsys.readouterr().out
-    trials = json.loads((out / "stream.json").read_text())["trials"]
-    assert len(trials) == 4 == len(played)
-    for trial in trials:
-        first = {}
-        for prompt, origin, rewards in played[f"order_{trial['order']}", trial["arm"]]:
-            if origin == "fresh":
-                first.setdefault((prompt.domain, prompt.key), rewards)
-        for domain, online in trial["online_accuracy_of"].items():
-            shares = [sum(one == 1 for one in own) / len(own) for (name, _), own in first.items() if name == domain]
-            assert len(shares) >= 8 and online == pytest.approx(sum(shares) / len(shares))
-            assert 0 < online < 1
-        means = list(trial["online_accuracy_of"].values())
-        assert len(means) == 2 and trial["measures"]["online_accuracy"] == pytest.approx(sum(means) / 2)
+    monkeypatch.setattr(study, "play", stopped_after_the_first)
+    tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
+    assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
+    before = (out / "trials" / "memory--1.jsonl").read_bytes()
+    monkeypatch.setattr(study, "play", played_here)
+    capsys.readouterr()
+    assert stream.main(["--resume", str(out), "--debug"]) == 0
+    assert (out / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
+    printed = capsys.readouterr().out
+    assert "online accuracy" in printed and "memory against no_memory: undecided" in printed
+    trials = {trial.header.arm: trial for trial in read_results(out).trials}
+    assert list(trials) == ["memory", "no_memory"] and all(trial.is_finished for trial in trials.values())
+    assert trials["memory"].header.settings["replay_revisit_fraction"] == 0.5
+    without = trials["no_memory"].header.settings
+    assert without["replay_capacity"] == 0 == without["replay_revisit_fraction"]
+    for arm, trial in trials.items():
+        for row in trial.rows[-2:]:  # every task was answered before it was learned
+            first = [rewards for (domain, _), rewards in played[arm].items() if domain == row.domain]
+            shares = [sum(reward == 1 for reward in rewards) / len(rewards) for rewards in first]
+            assert len(shares) == row.measures["online_prompts"] >= 8
+            assert row.measures["online_accuracy"] == pytest.approx(sum(shares) / len(shares))
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -112,17 +86,16 @@ def test_the_online_accuracy_is_that_of_the_first_answers(ray_here, tmp_path, mo
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
     (["--tasks", "compare", "lookup", "--stream", "cpu"], "--tasks and --stream cpu; expected one of the two"),
     (["--stream", "nowhere"], "--stream nowhere; expected one of cpu"),
-    (["--stream", "cpu_blend"], "--stream cpu_blend; expected one of cpu"),  # it has no boundaries
-    (["--tasks", "compare", "lookup", "--orders", "3"], "orders = 3; expected 1 to 2, the orders of 2 tasks"),
+    (["--stream", "cpu_drift"], "--stream cpu_drift; expected one of cpu"),  # it has no boundaries
     (["--stream", "cpu", "--group_size", "1"], "group_size = 1; expected"),
     (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),
-    (["--resume", "nowhere"], "nowhere has no order_0/study.json; expected the directory of a stream"),
+    (["--resume", "nowhere"], "nowhere/study.json does not exist; expected the results directory of a study"),
 ])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
     def refuse(verbose: bool) -> None:
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(stream, "start_ray", refuse)
+    monkeypatch.setattr(study, "start_ray", refuse)
     where = [] if "--resume" in flags else ["--out", str(tmp_path / "out")]
     assert stream.main([*flags, *where]) == 1
     said = capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_checkpoints_of_others_are_refused_before_anything_starts(tmp_path, monk
     study = small_study(seeds=(1,), arms=("srl", "no_replay"))
     plan = Plan(study, ("srl", "no_replay"), (1,), tmp_path)
     write_study(tmp_path, study)
-    monkeypatch.setattr(study_run, "planned", lambda *_: plan)
+    monkeypatch.setattr(tune, "planned", lambda *_: plan)
     monkeypatch.setattr(study_run, "start_ray", begin)
     path = run_path(tmp_path, "no_replay", 1) / "checkpoint_000002"
     path.mkdir(parents=True)
@@ -166,12 +166,12 @@ def test_checkpoints_of_others_are_refused_before_anything_starts(tmp_path, monk
     seal(path, {}, make_key() if key == "own" else key)
     words = ["replay", "--resume", "--storage", str(tmp_path)]
     with pytest.raises(CheckpointError if is_refused else Begun) as caught:
-        study_run.run(study, {}, tune.parse(words))
+        tune.run(tune.parse(words))
     if is_refused:
         told = str(caught.value)
         assert f"checkpoint {path} " in told and "pass --trust-checkpoint" in told and "\n" not in told
     with pytest.raises(Begun):
-        study_run.run(study, {}, tune.parse([*words, "--trust-checkpoint"]))
+        tune.run(tune.parse([*words, "--trust-checkpoint"]))
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -181,7 +181,7 @@ def test_trials_take_the_trust_that_was_given(tmp_path, monkeypatch, trust):
     monkeypatch.setattr(study_run, "config_of", lambda plan, arm, seed, directory, trust: (arm, trust))
     monkeypatch.setattr(study_run, "fit", lambda asked, *_: configs.extend(asked) or SimpleNamespace(errors=[]))
     plan = Plan(study, ("srl", "no_replay"), (1,), tmp_path)
-    assert study_run.play(plan, plan.trials(), verbose=False, trust=trust) == []
+    assert study_run.play(plan, plan.trials(), study_run.Run(False, trust, False, 1)) == []
     assert configs == [("srl", trust), ("no_replay", trust)]
 
 

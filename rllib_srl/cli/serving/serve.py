@@ -25,7 +25,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rllib_srl.algorithm.resources import card_bytes_here
-from rllib_srl.cli.continual.stream_plan import world_named
 from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.card import Place, place_of
 from rllib_srl.cli.serving.gateway import Gateway
@@ -41,6 +40,7 @@ from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.tuning.tasks import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError

@@ -18,14 +18,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import tune
 
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
-from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of, planned
+from rllib_srl.cli.shared.settings import run_setting
+from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
 from rllib_srl.studies.contrasts import (
     Contrast,
@@ -38,37 +40,51 @@ from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.recording import finished_trials, write_study
 from rllib_srl.studies.report.story import MAIN, number, span
 from rllib_srl.studies.results import STUDY_FILE, read_results
-from rllib_srl.studies.study import Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
-def run(study: Study, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
+class Run(NamedTuple):
+    """How the trials of a study are run."""
+
+    is_resumed: bool
+    trusts: bool  # checkpoints sealed with any key
+    verbose: bool
+    max_failures: int  # new starts of a trial
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, given: dict[str, Any]) -> Run:
+        """Return what a command line says; the settings of `RunSettings` are taken out of `given`."""
+        WATCH.grace_s = float(run_setting("grace_s", given))
+        max_failures = run_setting("max_failures", given)
+        for name in ("grace_s", "max_failures"):
+            given.pop(name, None)
+        return cls(bool(arguments.resume), arguments.trust_checkpoint, arguments.verbose, max_failures)
+
+
+def run(plan: Plan, how: Run) -> int:
     """Run a study; return the exit status: 1 if a requested trial is not finished."""
-    chosen = (arguments.arms, arguments.seeds, arguments.short)
-    plan = planned(study, given, arguments.storage.absolute(), *chosen)
-    check_directory(plan.directory, arguments.resume, (plan.directory / STUDY_FILE).is_file())
-    missing = missing_of(plan, arguments.resume)
-    if missing:
-        if not arguments.trust_checkpoint:
+    check_directory(plan.directory, how.is_resumed, (plan.directory / STUDY_FILE).is_file())
+    errors: list[Exception] = []
+    if missing := missing_of(plan, how.is_resumed):
+        if not how.trusts:
             check_seals(plan, missing)
-        start_ray(arguments.verbose)
+        start_ray(how.verbose)
         needed = needed_of(plan)
         at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
         announce(plan, missing, at_once, needed)
         write_study(plan.directory, plan.study)
-        errors = play(plan, missing, arguments.verbose, arguments.trust_checkpoint, arguments.max_failures)
+        errors = play(plan, missing, how)
     else:
         print("all trials are finished", flush=True)
-        errors = []
     show(plan)
     for error in errors:
         print(f"error: {message_of(error)}", file=sys.stderr)
     left = set(plan.trials()) - finished_trials(plan.directory, plan.study)
     if left:
-        print(f"{len(left)} trials are not finished; continue with --resume", file=sys.stderr)
+        print(f"{len(left)} trials are not finished; {WATCH.last_words()}", file=sys.stderr)
     return 1 if left else 0
 
 
@@ -157,13 +173,11 @@ class Lines(tune.Callback):
         return f"{duration((time.monotonic() - self._start) * ahead / written)} left"
 
 
-def play(
-    plan: Plan, missing: Sequence[tuple[str, int]], verbose: bool, trust: bool = False, retries: int = 1
-) -> list[Exception]:
-    """Run the trials as `fit` does; return the errors. With `trust`, they resume from anybody's checkpoints."""
-    configs = [config_of(plan, arm, seed, plan.directory, trust=trust) for arm, seed in missing]
-    name = time.strftime("%Y%m%d-%H%M%S")
-    return list(fit(configs, plan.directory / "tune", name, [Lines(plan, missing)], verbose, retries).errors)
+def play(plan: Plan, missing: Sequence[tuple[str, int]], how: Run) -> list[Exception]:
+    """Run the trials as `fit` does; return the errors."""
+    configs = [config_of(plan, arm, seed, plan.directory, trust=how.trusts) for arm, seed in missing]
+    name, callbacks = time.strftime("%Y%m%d-%H%M%S"), [Lines(plan, missing)]
+    return list(fit(configs, plan.directory / "tune", name, callbacks, how.verbose, how.max_failures).errors)
 
 
 def fit(

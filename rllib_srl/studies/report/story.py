@@ -18,7 +18,7 @@ from rllib_srl.studies.report.blocks import Cell, Table
 from rllib_srl.studies.report.charts import COLOURS, NUM_DRAWN
 from rllib_srl.studies.results import Results
 
-MAIN = ("average_accuracy", "retention_area", "forgetting", "plasticity")
+MAIN = ("average_accuracy", "retention_area", "forgetting", "plasticity", "online_accuracy")
 UNKNOWN = "–"
 
 

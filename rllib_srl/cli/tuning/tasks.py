@@ -1,14 +1,15 @@
-"""Read the tasks and settings of `srl stream`, and make one study for each order of the tasks.
+"""Read the tasks and settings of `srl stream`, and make a study of them.
 
     --tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
-    stages x orders  ->  studies order_0, order_1, ...  each with the arms memory and no_memory
+    stages  ->  a study with the arms memory and no_memory
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,13 @@ from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.envs.math.data_names import kind_of, stem_of
 from rllib_srl.studies.study import Arm, Primary, Study
-from rllib_srl.studies.task_stream import orders_of
 from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
 from rllib_srl.tune_configs.streams import STREAMS
 
 MEMORY, NO_MEMORY = "memory", "no_memory"
 OF_MEMORY = ("replay_",)  # settings that only the arm with memory gets
 WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
-NUM_ORDERS, SEEDS, STREAM = 3, (1, 2), "cpu"  # defaults
-SHORT_ORDERS, SHORT_SEEDS = 2, (1,)
-ORDER = "order_"  # first part of the name of each study and its directory
+SEEDS, STREAM, SHORT_SEEDS = (1, 2), "cpu", (1,)  # defaults
 
 
 @dataclass(frozen=True)
@@ -64,18 +62,16 @@ def world_named(text: str) -> World:
     return World(world, domain or world, env_config)
 
 
-def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Plan]:
-    """Return a plan for each order of the tasks, validated as far as possible without starting anything.
+def plan_of(arguments: argparse.Namespace, given: Mapping[str, Any], directory: Path) -> Plan:
+    """Return the plan of `srl stream`, validated as far as possible without starting anything.
 
     Raises:
-        ValueError: tasks, orders or settings are invalid.
+        ValueError: tasks or settings are invalid.
     """
-    stages = stages_of(arguments.tasks, arguments.built_in)
-    num_orders, seeds, tokens = arguments.orders, arguments.seeds, arguments.tokens
+    stages, seeds, tokens = stages_of(arguments.tasks, arguments.built_in), arguments.seeds, arguments.tokens
     if arguments.short:
         stages = stages[:SHORT_STAGES]
         given = {**SHORT, **given}
-    num_orders = num_orders or (SHORT_ORDERS if arguments.short else NUM_ORDERS)
     seeds = seeds or (SHORT_SEEDS if arguments.short else SEEDS)
     tokens = tokens or (SHORT_TOKENS if arguments.short else STAGE_TOKENS)
     timed = [{**stage, "tokens": tokens} for stage in stages]
@@ -87,10 +83,9 @@ def plans_of(arguments: argparse.Namespace, given: Mapping[str, Any]) -> list[Pl
     if len(names) < len(timed):
         expected = "expected one each (ENV#NAME={...} names another)"
         raise RunError(f"{len(timed)} tasks have the domains {', '.join(names)}; {expected}")
-    orders = orders_of(names, num_orders, min(seeds))
-    studies = [study_of(number, [timed[at] for at in order], seeds, given) for number, order in enumerate(orders)]
-    check_prompts(studies[0])
-    return [planned(study, {}, arguments.out.absolute()) for study in studies]
+    study = study_of(directory.name, timed, seeds, given)
+    check_prompts(study)
+    return replace(planned(study, {}, directory.parent), directory=directory)
 
 
 def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
@@ -129,25 +124,25 @@ def _stage_of(text: str) -> dict[str, Any]:
     return {"world": world.world, **named, "env_config": dict(world.env_config)}
 
 
-def study_of(number: int, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
-    """Return the study of one order: GRPO with a memory against plain GRPO, on the same prompts."""
-    own = {name: value for name, value in given.items() if name.startswith(OF_MEMORY)}
-    shared = {name: value for name, value in given.items() if name not in own}
-    without = {name: value for name, value in NO_REPLAY.items() if name not in shared}
+def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
+    """Return a study of GRPO with a memory against plain GRPO, on the same prompts."""
+    own = {setting: value for setting, value in given.items() if setting.startswith(OF_MEMORY)}
+    shared = {setting: value for setting, value in given.items() if setting not in own}
+    without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}
     arms = (
         Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **own}),
         Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
     )
     return Study(
-        name=f"{ORDER}{number}",
-        question="Does the memory raise the accuracy at which tasks are answered before they are learned?",
-        answered_by="The paired differences over all orders, which srl stream prints.",
+        name=re.sub(r"[^A-Za-z0-9_.+-]", "-", name),
+        question="Does the memory raise the accuracy on these tasks, before and after they are learned?",
+        answered_by="Final and online accuracy are higher with memory, paired by seed.",
         arms=arms,
         domains=domains_of(stages),
         num_stages=len(stages),
         seeds=tuple(seeds),
         budget=sum(stage["tokens"] for stage in stages),
-        primary=Primary(MEMORY, (NO_MEMORY,), ("average_accuracy",)),
+        primary=Primary(MEMORY, (NO_MEMORY,), ("average_accuracy", "online_accuracy")),
         settings={**COMMON, **shared, "stream": [dict(stage) for stage in stages]},
     )
 

@@ -1,1 +1,0 @@
-"""Commands about learning one task after another."""

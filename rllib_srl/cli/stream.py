@@ -1,0 +1,93 @@
+"""Learn tasks one after another, with and without memory: a study of tasks of your own.
+
+    srl stream                                              the five tasks of the stream cpu, tiny model
+    srl stream --tasks compare lookup my.jsonl --model smollm2-135m --tokens 20000 --out results/mine
+    srl stream --tasks 'registers#larger={task: larger}' 'registers#smaller={task: smaller}'
+    srl stream --short                                      two short tasks: a minute or two
+    srl stream --resume results/mine                        after a kill: only what is not finished
+
+A task is an environment or a file of questions (.jsonl, .json, .csv, .parquet). The tasks are learned in the given
+order, with and without memory, with the same seeds. Prompts are answered once before they are trained on: the share of
+right first answers is the online accuracy. Prints the measures of both with 95 % intervals and whether the memory is
+better; docs/continual.md defines them, `srl report DIR` writes the report. Settings with replay_ or planner_ in front
+are those of the memory; others hold for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rllib_srl.cli.shared.cluster import command, run_cleanly
+from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
+from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.runs import RunError, new_directory
+from rllib_srl.cli.shared.settings import given_settings
+from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.cli.tuning.plan import Plan
+from rllib_srl.cli.tuning.tasks import SEEDS, STREAM, WITHOUT, plan_of
+from rllib_srl.studies.results import read_study
+from rllib_srl.tune_configs.arms import STAGE_TOKENS
+
+BESIDE = ("resume", "trust_checkpoint", "verbose", "debug")  # flags allowed with --resume
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(
+        usage="%(prog)s [--stream NAME | --tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] "
+        "[--SETTING VALUE ...]\n       %(prog)s --resume DIR",
+        **help_of(__doc__),
+    )
+    text = "environments (ENV, ENV#NAME={settings}) or files of questions, in their order"
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help=text)
+    text = f"a stream of rllib_srl.tune_configs.streams (default: {STREAM})"
+    parser.add_argument("--stream", dest="built_in", metavar="NAME", help=text)  # `stream` is a setting, too
+    text = f"seeds of each arm (default: {' '.join(map(str, SEEDS))})"
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=text)
+    text = f"generated tokens of a task (default: {STAGE_TOKENS})"
+    parser.add_argument("--tokens", type=_count, metavar="N", help=text)
+    parser.add_argument("--short", action="store_true", help="two tasks, one seed, a few iterations")
+    parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
+    parser.add_argument("--resume", type=local_directory, metavar="DIR", help="resume a stream; takes no settings")
+    add_trust(parser)
+    add_verbose(parser, "Ray, Tune, vLLM and transformers")
+    add_debug(parser)
+    add_settings(parser, without=WITHOUT)
+    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    changed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
+    if arguments.resume is not None and (given := [name for name in changed if name not in BESIDE]):
+        parser.error(f"--resume DIR keeps all settings; expected no others, not {', '.join(given)}")
+    for seed in arguments.seeds or ():
+        if seed < 0 or arguments.seeds.count(seed) > 1:
+            parser.error(f"--seeds {' '.join(map(str, arguments.seeds))}; expected different integers of at least 0")
+    return arguments
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least 1")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
+    how = study_run.Run.of(arguments, given := {} if arguments.resume else given_settings(arguments))
+    if arguments.resume:
+        study = read_study(directory := arguments.resume.absolute())
+        plan = Plan(study, tuple(arm.name for arm in study.arms), study.seeds, directory)
+    else:
+        directory = (arguments.out or new_directory("stream")).absolute()
+        if directory.exists():
+            raise RunError(f"--out {directory} exists; expected a new directory, or --resume {directory}")
+        plan = plan_of(arguments, given, directory)
+    WATCH.last_words = lambda: f"resume with: {command('stream', '--resume', directory)}"
+    return study_run.run(plan, how)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the subcommand."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    return run_cleanly(lambda: run(arguments), arguments.debug)
