@@ -11,8 +11,7 @@ A line is one turn of yours; "\\n" in it stands for a line break, and empty line
 conversation, `/quit` or the end of input ends the program, and "//" starts a line whose text begins with "/".
 
 The model's chat template forms the conversation. A model without one gets "Question: ... Answer:"; --prompt_format text
-asks for that of any model. If a conversation outgrows the context, its
-oldest turns are left out, with a note. Replies go to standard output, notes to standard error.
+asks for that of any model. Replies go to standard output, notes to standard error.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -61,12 +60,6 @@ NO_TRAINING = {"env": "copy_words", "num_cpus_per_env_runner": 0, "num_learners"
 NO_TRAINING |= {"replay_capacity": 0, "replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
 CONTEXT = 4096  # most tokens of a conversation, unless the run or a flag has more
 MAX_TOKENS = 256  # of a reply
-CHUNK = 16  # tokens of a reply after which a terminal shows what there is
-UNFINISHED = "�"  # decoded from the first bytes of a character
-
-
-class ConversationError(ValueError):
-    """A message does not fit; the conversation is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -91,111 +84,56 @@ class Form:
         return self.transcript.later(message if self.is_chat else f"\n{asked(message)}", last_id)
 
 
-@dataclass
-class Conversation:
-    """Messages and replies so far. Invariant: a reply's tokens are those that were sampled."""
+class Terminal(Dialogue):
+    """The dialogue with a model that is loaded here. Invariant: `_ids` are the tokens so far, replies as sampled."""
 
-    form: Form
-    max_tokens: int  # of the next prompt
-    exchanges: list[tuple[str, list[int]]] = field(default_factory=list)
-
-    def prompt_with(self, message: str) -> tuple[list[int], int]:
-        """Return the prompt of the next reply, and how many of the oldest exchanges had to be left out for good.
-
-        Raises:
-            ConversationError: the message alone does not fit.
-        """
-        ids = self._ids_of(message)
-        before = len(self.exchanges)
-        while len(ids) > self.max_tokens and self.exchanges:
-            del self.exchanges[0]
-            ids = self._ids_of(message)
-        if len(ids) > self.max_tokens:
-            raise ConversationError(
-                f"your message has {len(ids)} tokens with everything around it; expected at most {self.max_tokens}, so "
-                "that a reply fits the context: shorten it, lower --max-tokens or raise --max_episode_tokens"
-            )
-        return ids, before - len(self.exchanges)
-
-    def _ids_of(self, message: str) -> list[int]:
-        messages = [*(said for said, _ in self.exchanges), message]
-        ids = self.form.first(messages[0])
-        for (_, reply), following in zip(self.exchanges, messages[1:], strict=True):
-            ids = [*ids, *reply, *self.form.later(following, reply[-1])]
-        return ids
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One reply. Invariant: `token_ids` is not empty."""
-
-    token_ids: list[int]
-    text: str
-    is_cut: bool  # it reached the maximum number of tokens
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """A loaded model."""
-
-    engine: Engine
-    tokenizer: Any
-    form: Form
-    temperature: float
-    max_tokens: int
-
-    def reply(self, prompt: list[int], show: Callable[[str], None] | None = None) -> Reply:
-        """Return the reply to a prompt.
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        form: Form,
+        sampling: Sampling,
+        context: int,
+        lines: TextIO,
+        out: TextIO,
+        notes: TextIO,
+    ) -> None:
+        """Prepare to talk.
 
         Args:
-            prompt: token ids.
-            show: called with the text so far, a few tokens at a time. Only without stop strings, which might begin in
-                one piece and end in the next.
+            engine: with the model's weights.
+            tokenizer: of the model.
+            form: of the conversation.
+            sampling: of replies; its stop is that of the form.
+            context: most tokens of the whole conversation.
+            lines: what is said.
+            out: for replies.
+            notes: for everything else.
         """
-        ids: list[int] = []
-        end_ids = self.form.transcript.end_ids
-        pieces = show is not None and not self.form.stop
-        while True:
-            num = min(CHUNK, self.max_tokens - len(ids)) if pieces else self.max_tokens
-            sampling = Sampling(num, temperature=self.temperature, stop=self.form.stop, end_ids=end_ids)
-            (turn,) = self.engine.generate([[*prompt, *ids]], sampling)
-            ids += turn.token_ids.tolist()
-            num_said = len(ids) - (ids[-1] in end_ids)
-            said = self.tokenizer.decode(ids[:num_said], skip_special_tokens=True)
-            is_over = turn.reason == "stop" or len(ids) >= self.max_tokens
-            if is_over:
-                return Reply(ids, said, is_cut=turn.reason != "stop")
-            if show:
-                show(said.rstrip(UNFINISHED))
-
-
-class Terminal(Dialogue):
-    """The dialogue with a model that is loaded here. Invariant: every reply in `conversation` was shown."""
-
-    def __init__(self, speaker: Speaker, conversation: Conversation, lines: TextIO, out: TextIO, notes: TextIO) -> None:
-        """Read from `lines`; write replies to `out` and notes to `notes`."""
         super().__init__(lines, out, notes)
-        self._speaker, self._conversation = speaker, conversation
+        self._engine, self._tokenizer, self._form, self._sampling = engine, tokenizer, form, sampling
+        self._most = context - sampling.max_tokens
+        self._reset()
 
     def _reset(self) -> None:
-        self._conversation.exchanges.clear()
+        self._ids: list[int] = []
 
     def _answer(self, message: str) -> None:
-        try:
-            prompt, num_dropped = self._conversation.prompt_with(message)
-        except ConversationError as error:
-            self._note(str(error))
+        later = self._form.later(message, self._ids[-1]) if self._ids else self._form.first(message)
+        prompt = [*self._ids, *later]
+        if len(prompt) > self._most:
+            room = f"expected at most {self._most}, so that a reply fits the context"
+            remedy = "/reset starts a new conversation, --max_episode_tokens gives more room"
+            self._note(f"with your message the conversation has {len(prompt)} tokens; {room}: {remedy}")
             return
-        if num_dropped:
-            limit = self._conversation.max_tokens
-            self._note(f"turns left out, the oldest first: {num_dropped}; a prompt may have {limit} tokens")
-        self._num_shown = 0
-        reply = self._speaker.reply(prompt, self._show if self._is_live else None)
-        self._show(reply.text.rstrip("\n"))
+        (turn,) = self._engine.generate([prompt], self._sampling)
+        ids = turn.token_ids.tolist()
+        self._ids, self._num_shown = [*prompt, *ids], 0
+        said = ids[: len(ids) - (ids[-1] in self._sampling.end_ids)]
+        self._show(self._tokenizer.decode(said, skip_special_tokens=True).rstrip("\n"))
         self._write("\n")
-        if reply.is_cut:
-            self._note(f"cut off after {self._speaker.max_tokens} tokens (--max-tokens)")
-        self._conversation.exchanges.append((message, reply.token_ids))
+        if turn.reason != "stop":
+            self._note(f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)")
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -341,9 +279,9 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
             engine = loaded(source, config, directory)
     with closing(engine):
         print(f"({source.checkpoint or arguments.what}; {name}; /reset, /quit)", file=sys.stderr, flush=True)
-        conversation = Conversation(form, config.max_episode_tokens - max_tokens)
-        speaker = Speaker(engine, tokenizer, form, temperature, max_tokens)
-        Terminal(speaker, conversation, lines or sys.stdin, sys.stdout, sys.stderr).run()
+        sampling = Sampling(max_tokens, temperature=temperature, stop=form.stop, end_ids=form.transcript.end_ids)
+        streams = (lines or sys.stdin, sys.stdout, sys.stderr)
+        Terminal(engine, tokenizer, form, sampling, config.max_episode_tokens, *streams).run()
     return 0
 
 

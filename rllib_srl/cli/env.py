@@ -9,7 +9,7 @@
 
 ENV is an installed name, "package.module:Class" or another value of `SRLConfig.environment`. A line you type is one
 turn; the environment's first stop string is appended, as in an engine's turn. "\\n" in a line stands for a line break.
-`:gold` plays the next gold turn, `:next` goes to the next prompt, `:quit` or the end of input ends the program.
+The end of input (Ctrl-D) ends the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from rllib_srl.cli.episodes import printable, printable_lines
@@ -57,82 +57,57 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-class Player:
-    """One person playing one environment. Invariant: an episode is in progress exactly while `is_playing`."""
+def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO) -> bool:
+    """Play one prompt; return whether the episode ended before the turns did.
 
-    def __init__(self, env: Any, name: str, lines: TextIO, out: TextIO) -> None:
-        """Play `env`, named `name`, with turns from `lines` and output to `out`."""
-        self.env, self.name, self.lines, self.out = env, name, lines, out
-        self.stop = next(iter(getattr(env, "stop_strings", ())), "")
-        self.is_playing = False
-        self.is_wanted = True  # whether to play another prompt
-        self._gold: list[str] | None = None
-        self._prompt_id = ""
-        self._earned, self._num_turns = 0.0, 0
+    Args:
+        env: the environment.
+        name: of the environment.
+        prompt_id: of the prompt.
+        turns: of the policy.
+        out: for what is seen.
+    """
 
-    def play(self, prompt_id: str, is_gold: bool) -> None:
-        """Play one prompt until the episode or the input ends."""
-        reply = reset(self.env, Prompt(self.name, prompt_id, str(getattr(self.env, "domain", self.name))))
-        self.is_playing, self._gold, self._prompt_id = True, None, prompt_id
-        self._earned, self._num_turns = 0.0, 0
-        self._say(f"── {self.name}")  # without the prompt id, which may contain the answer
-        if reply.system:
-            self._say(printable_lines(f"(system prompt) {reply.system}\n"))
-        self._say(printable_lines(reply.observation))
-        while self.is_playing:
-            turn = self._gold_turn() if is_gold else self._typed()
-            if turn is not None:
-                self._take(turn)
-            elif is_gold:
-                break  # the gold turns did not end the episode
+    def say(text: str) -> None:
+        print(text, file=out, flush=True)
 
-    def _typed(self) -> str | None:
-        """Return the turn in the next line; None after a command that plays no turn, or at the end of input."""
-        if self.lines.isatty():
-            self._say(TURN_MARK, end="")
-        line = self.lines.readline()
-        command = line.strip()
-        if not line or command == ":quit":
-            self.is_playing = self.is_wanted = False
-            self._say("" if line else "\nend of input")
-            return None
-        if command == ":next":
-            self.is_playing = False
-            return None
-        if command == ":gold":
-            return self._gold_turn()
-        return line.removesuffix("\n").replace("\\n", "\n") + self.stop
-
-    def _gold_turn(self) -> str | None:
-        gold = getattr(self.env, "gold_turns", None)
-        if gold is None:
-            self._say(f"(environment {self.name!r} has no gold turns)")
-            return None
-        self._gold = list(gold(self._prompt_id)) if self._gold is None else self._gold
-        if not self._gold:
-            self._say("(no gold turns left)")
-            return None
-        turn = self._gold.pop(0)
-        self._say(f"{TURN_MARK}{printable_lines(turn)}")
-        return turn
-
-    def _take(self, turn: str) -> None:
-        reply = step(self.env, turn)
-        self._earned, self._num_turns = self._earned + reply.reward, self._num_turns + 1
+    reply = reset(env, Prompt(name, prompt_id, str(getattr(env, "domain", name))))
+    say(f"── {name}")  # without the prompt id, which may contain the answer
+    if reply.system:
+        say(printable_lines(f"(system prompt) {reply.system}\n"))
+    say(printable_lines(reply.observation))
+    earned = 0.0
+    for number, turn in enumerate(turns, 1):
+        reply = step(env, turn)
+        earned += reply.reward
         if reply.observation:
-            self._say(printable_lines(reply.observation))
+            say(printable_lines(reply.observation))
         if reply.info:
-            self._say("info " + ", ".join(f"{key}={printable(str(value))}" for key, value in reply.info.items()))
-        self._say(f"reward {reply.reward:g}")
+            say("info " + ", ".join(f"{key}={printable(str(value))}" for key, value in reply.info.items()))
+        say(f"reward {reply.reward:g}")
         if reply.is_terminated or reply.is_truncated:
-            self._say(
-                f"ended as {_ending(reply)} after {self._num_turns} turns, return {self._earned:g}, "
-                f"prompt id: {printable(self._prompt_id)}\n"
-            )
-            self.is_playing = False
+            ended = f"ended as {_ending(reply)} after {number} turns, return {earned:g}"
+            say(f"{ended}, prompt id: {printable(prompt_id)}\n")
+            return True
+    return False
 
-    def _say(self, text: str, end: str = "\n") -> None:
-        print(text, end=end, file=self.out, flush=True)
+
+def typed(lines: TextIO, out: TextIO, stop: str) -> Iterator[str]:
+    """Yield a turn for each line."""
+    while True:
+        if lines.isatty():
+            print(TURN_MARK, end="", file=out, flush=True)
+        if not (line := lines.readline()):
+            print("\nend of input", file=out)
+            return
+        yield line.removesuffix("\n").replace("\\n", "\n") + stop
+
+
+def shown(turns: Iterable[str], out: TextIO) -> Iterator[str]:
+    """Yield turns, each after it was shown."""
+    for turn in turns:
+        print(f"{TURN_MARK}{printable_lines(turn)}", file=out, flush=True)
+        yield turn
 
 
 def _ending(reply: Reply) -> str:
@@ -164,11 +139,11 @@ def run(argv: list[str] | None = None, lines: TextIO | None = None) -> int:
     check_world(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
         raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
-    player = Player(env, arguments.env, lines or sys.stdin, sys.stdout)
+    by_hand = typed(lines or sys.stdin, sys.stdout, next(iter(getattr(env, "stop_strings", ())), ""))
     try:
         for prompt_id in wanted_prompts(env, arguments):
-            player.play(prompt_id, arguments.gold)
-            if arguments.gold or not player.is_wanted:
+            turns = shown(env.gold_turns(prompt_id), sys.stdout) if arguments.gold else by_hand
+            if not play(env, arguments.env, prompt_id, turns, sys.stdout) or arguments.gold:
                 break
     finally:
         env.close()

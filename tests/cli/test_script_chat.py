@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rllib_srl.cli import chat
-from rllib_srl.cli.chat import Conversation, ConversationError, Reply, Terminal, form_of, source_of
+from rllib_srl.cli.chat import Terminal, form_of, source_of
+from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.rollout.transcript import make_transcript
@@ -19,63 +21,50 @@ from rllib_srl.rollout.transcript import make_transcript
 class Counting:
     """A form of one token for each word, 0 in front of a message and 9 behind a reply."""
 
-    stop: tuple[str, ...] = ()
-
     def first(self, message: str) -> list[int]:
-        return [0, *map(int, message.split())]
+        return [0, *(int(word.strip("/")) for word in message.split())]
 
     def later(self, message: str, last_id: int) -> list[int]:
-        return [9, *map(int, message.split())]
-
-
-def test_a_prompt_has_all_turns_with_the_replies_as_sampled() -> None:
-    talk = Conversation(Counting(), 100, [("1 2", [50, 51]), ("3", [52])])
-    assert talk.prompt_with("4") == ([0, 1, 2, 50, 51, 9, 3, 52, 9, 4], 0)
-
-
-def test_the_oldest_turns_are_left_out_and_counted() -> None:
-    talk = Conversation(Counting(), 5, [("1 2", [50, 51]), ("3", [52]), ("4", [53])])
-    assert talk.prompt_with("5") == ([0, 4, 53, 9, 5], 2)
-    assert talk.exchanges == [("4", [53])]
-
-
-def test_a_message_that_is_too_long_alone_is_refused() -> None:
-    with pytest.raises(ConversationError, match="your message has 7 tokens.*expected at most 5"):
-        Conversation(Counting(), 5).prompt_with("1 2 3 4 5 6")
+        return [9, *self.first(message)[1:]]
 
 
 class Parrot:
-    """A speaker that repeats the tokens of its prompt."""
+    """An engine that notes its prompts, and answers with the number of tokens and 7, which ends a turn."""
 
-    max_tokens = 3
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
 
-    def reply(self, prompt: Sequence[int], show: Callable[[str], None] | None = None) -> Reply:
-        said = " ".join(map(str, prompt))
-        return Reply([7], f"{said}\x1b[31m\n", is_cut=len(prompt) > 4)
+    def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[SimpleNamespace]:
+        self.prompts += prompts
+        reason = "stop" if len(prompts[0]) < 6 else "length"
+        return [SimpleNamespace(token_ids=np.array([len(prompts[0]), 7]), reason=reason)]
 
 
-def talked(text: str, most: int = 100) -> tuple[list[str], list[str]]:
-    out, notes = io.StringIO(), io.StringIO()
-    Terminal(Parrot(), Conversation(Counting(), most), io.StringIO(text), out, notes).run()  # type: ignore[arg-type]
-    return out.getvalue().splitlines(), notes.getvalue().splitlines()
+class Words:
+    """A tokenizer whose texts are the token ids, with a control character."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, ids)) + "\x1b[31m\n"
+
+
+def talked(text: str, context: int = 100) -> tuple[list[str], list[str], list[list[int]]]:
+    out, notes, engine = io.StringIO(), io.StringIO(), Parrot()
+    sampling = Sampling(3, end_ids=(7,))
+    Terminal(engine, Words(), Counting(), sampling, context, io.StringIO(text), out, notes).run()  # type: ignore[arg-type]
+    return out.getvalue().splitlines(), notes.getvalue().splitlines(), engine.prompts
 
 
 def test_a_line_is_a_turn_and_commands_are_none() -> None:
-    out, notes = talked("1\n\n2\n/reset\n3\n/what now\n/quit\n4\n")
-    assert out[:3] == ["0 1\\x1b[31m", "0 1 7 9 2\\x1b[31m", "0 3\\x1b[31m"]  # control characters are shown, not sent
-    assert notes[0] == "(cut off after 3 tokens (--max-tokens))" and notes[1] == "(new conversation)"
-    assert notes[2].startswith("(unknown command /what; expected /reset or /quit")
+    out, notes, prompts = talked("1\n\n2\n/reset\n3\n/what now\n//4\n/quit\n5\n")
+    assert prompts[:3] == [[0, 1], [0, 1, 2, 7, 9, 2], [0, 3]]  # replies as sampled
+    assert out == ["2\\x1b[31m", "6\\x1b[31m", "2\\x1b[31m", "6\\x1b[31m"]  # control characters are shown, not sent
+    assert notes[:2] == ["(cut off after 3 tokens (--max-tokens))", "(new conversation)"]
+    assert notes[2].startswith("(unknown command /what; expected /reset or /quit") and prompts[3][-1] == 4
 
 
-def test_a_text_may_begin_with_a_slash() -> None:
-    class Words(Counting):
-        def first(self, message: str) -> list[int]:
-            assert message == "/5"
-            return [0]
-
-    out = io.StringIO()
-    Terminal(Parrot(), Conversation(Words(), 9), io.StringIO("//5"), out, out).run()  # type: ignore[arg-type]
-    assert out.getvalue() == "0\\x1b[31m\n"
+def test_a_message_that_does_not_fit_is_refused() -> None:
+    _, (note,), prompts = talked("1\n2\n", 8)
+    assert note.startswith("(with your message the conversation has 6 tokens; expected at most 5") and len(prompts) == 1
 
 
 def test_a_model_without_a_template_is_asked_questions() -> None:

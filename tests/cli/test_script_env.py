@@ -34,8 +34,8 @@ def test_several_turns_and_the_next_prompt(capsys):
     out = said(capsys, [*REGISTERS, "--prompt-id", "p=17, c=40, k=93. larger p c"], " get c\nwhat\n answer 40\n")
     assert "c = 40\nAction:\nreward 0\nUnknown. Say get" in out
     assert "reward 1\nended as terminated after 3 turns, return 1, prompt id: p=17, c=40, k=93. larger p c\n" in out
-    out = said(capsys, [*REGISTERS, "--split", "heldout", "--seed", "3"], ":next\n:gold\n:gold\n:gold\n")
-    assert out.count("── ") == 3 and "ended as terminated after 3 turns, return 1" in out
+    out = said(capsys, [*REGISTERS, "--split", "heldout", "--seed", "3"], " answer 1\n")
+    assert out.count("── ") == 2 and "ended as terminated after 1 turns" in out
     assert out.endswith("end of input\n")
 
 
@@ -44,12 +44,12 @@ def test_gold_plays_itself(capsys):
     assert out.count("> ") == 3 and "return 1, prompt id: " in out
 
 
-@pytest.mark.parametrize("typed", ["", " get p", ":quit\n"])
+@pytest.mark.parametrize("typed", ["", " get p"])
 def test_the_end_of_input_is_a_clean_end(capsys, typed):
     out = said(capsys, REGISTERS, typed)
     assert out.count("── ") == 1 and "ended as" not in out
 
 
 def test_text_that_steers_a_terminal_is_shown_and_not_sent(capsys):
-    out = said(capsys, [*REGISTERS, "--prompt-id", "p=17, c=40, k=93. larger p c"], "\x1b[2Jget p\\nget c\n:quit\n")
+    out = said(capsys, [*REGISTERS, "--prompt-id", "p=17, c=40, k=93. larger p c"], "\x1b[2Jget p\\nget c\n")
     assert "\x1b" not in out
