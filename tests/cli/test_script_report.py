@@ -122,7 +122,7 @@ def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.Capture
     assert report.main([str(run), "--transcripts", "3", "--debug"]) == 0
     html = (run / "report.html").read_text()
     assert "hunter2" not in html and "[secret]" in html
-    for part in ("Reward and accuracy", "Held-out accuracy by domain", "Memory", "Learner", "Tokens and time"):
+    for part in ("Reward and accuracy", "Held-out accuracy by domain", "Memory", "Time"):
         assert part in html
     assert "http" not in html.replace("http://www.w3.org", "")  # nothing is loaded
     assert "&lt;b&gt;" in html and "\x1b" not in html and "<script" not in html

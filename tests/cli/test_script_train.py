@@ -37,13 +37,6 @@ def names_in(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir() if not path.name.startswith("events.out")}
 
 
-def status_of(argv: list[str]) -> int:
-    try:
-        return train.main(argv)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copied"))
@@ -74,8 +67,6 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names_in(model)
     assert train.main(["--resume", str(copied), "--iterations", "4", "--export", str(model)]) == 1
     assert "is not empty; expected a new directory" in capsys.readouterr().err
-    assert train.main(["--resume", "--out", str(copied)]) == 1
-    assert "expected more than the 3 of the checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -151,19 +142,16 @@ def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_
     (["--group_size", "1", "--lr", "1e-5"], ["group_size = 1; expected an integer of at least 2"]),
     (["--model", "./nowhere"], ["model directory ./nowhere does not exist"]),
     (["--num_cpus_for_main_process", "64"], ["64 CPU (the cluster has 2)"]),
-    (["--replay_reuse_fraction", "1.5"], ["replay_reuse_fraction = 1.5; expected a number in [0, 1)"]),
     (["--env_config", "num_numbers=99"], ["env_config of Compare: num_numbers = 99; expected 2 to 6"]),
     (["--env", "question_file", "--env_config", "path=/no/such.jsonl"], ["data = '/no/such.jsonl' is not a file"]),
-    (["--env", "comapre"], ["environment 'comapre' is unknown; did you mean compare? expected one of agent, "]),
     (["--model", "nobody/nothing"], ["  model = 'nobody/nothing'; ", "HF_HUB_OFFLINE is set"]),
     (["--max_episode_tokens", "1024"], ["max_episode_tokens = 1024; expected at most 512, the context of the m"]),
-    (["--learning_rate", "1e-5"], ["unknown arguments:", "--learning_rate: use --lr"]),
     (["--iterations", "0", "--group_size", "1"], ["iterations = 0; expected an", "group_size = 1; expected an"]),
-    (["--grace_s", "-1"], ["grace_s = -1.0; expected a number of at least 0"]),
+    (["--max_failures", "1.5"], ["max_failures = 1.5; expected an integer of at least 0"]),
     (["--max_turn_tokens", "500", "--clip_low", "2"], ["max_turn_tokens = 500", "clip_low = 2.0"]),
 ])  # fmt: skip
 def test_bad_input_is_one_message_and_leaves_nothing(ray_here, tmp_path, capsys, flags, messages):
-    assert status_of([*TINY, "--out", str(tmp_path / "run"), *flags]) == (2 if "--learning_rate" in flags else 1)
+    assert train.main([*TINY, "--out", str(tmp_path / "run"), *flags]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "Traceback" not in said
     assert all(message in said for message in messages), said

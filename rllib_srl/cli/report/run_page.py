@@ -11,9 +11,7 @@ from rllib_srl.cli.episodes import printable_lines
 from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts, episodes_in
 from rllib_srl.cli.report.run_plots import (
     UNKNOWN,
-    cost_plots,
     domain_row,
-    learner_plots,
     learning_plots,
     memory_rows,
     number,
@@ -66,7 +64,7 @@ def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
         num_transcripts: most episodes to show.
     """
     episodes, num_damaged = episodes_in(facts.directory) if num_transcripts else ([], 0)
-    parts = (_opening, _learning, _domains, _memory, _learner, _cost, _endings, _settings)
+    parts = (_opening, _learning, _domains, _memory, _cost, _endings, _settings)
     blocks = [block for part in parts for block in part(facts)]
     blocks += _transcripts(episodes, num_transcripts, num_damaged)
     return Page(f"Run {facts.directory.resolve().name}", tuple(blocks))
@@ -151,15 +149,8 @@ def _memory_of_domains(facts: RunFacts) -> Table:
     return Table("After the last iteration; counts since the start.", ("domain", *OF_DOMAIN.values()), tuple(rows))
 
 
-def _learner(facts: RunFacts) -> Iterator[Block]:
-    if plots := learner_plots(facts):
-        yield Heading("Learner")
-        yield Charts(tuple(plots), "By iteration. Metrics that are always 0 are left out.")
-
-
 def _cost(facts: RunFacts) -> Iterator[Block]:
-    yield Heading("Tokens and time")
-    yield Charts(tuple(cost_plots(facts)), "By iteration.")
+    yield Heading("Time")
     total = facts.total("time_this_iter_s")
     by_part = {name: facts.total(f"timers/{name}") for name in PARTS}
     by_part["other, such as evaluation"] = max(0.0, total - sum(by_part.values()))

@@ -7,26 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LEARNER, LIVE_TOKENS, REWARD, RunFacts
+from rllib_srl.cli.report.run_facts import ACCURACY, DOMAIN, LIVE_TOKENS, REWARD, RunFacts
 from rllib_srl.studies.report.blocks import Chart, Charts
 from rllib_srl.studies.report.charts import NUM_DRAWN, Line, chart, legend_line
 
 UNKNOWN = "–"
 MOST_POINTS = 200  # of a line
-LEARNED = {  # learner metric -> title
-    "policy_loss": "policy loss",
-    "gradients_default_optimizer_global_norm": "gradient norm",
-    "entropy": "entropy, nats per token",
-    "kl": "KL to the reference, nats per token",
-    "clip_fraction": "share of clipped tokens",
-    "rollout_logp_abs_diff": "learner and engine differ by, nats per token",
-}
 MEANINGS = {
     "Revisits, reuse, live tokens": "Realised shares since the start: prompts played again, and stored groups trained "
     "on again. Live: share of an iteration's generated tokens that are trained on.",
     "Pass rate of revisits": "Share of right answers to revisited prompts.",
-    "Surprise by history": "Mean difference of a reward from the one that the prompt's history predicts.",
-    "Items": "Prompts in the memory.",
 }
 
 
@@ -65,38 +55,14 @@ def memory_rows(facts: RunFacts) -> Iterator[Charts]:
         "live tokens": facts.values(LIVE_TOKENS),
     }
     recall = {"pass rate": facts.values("replay/revisit_pass_rate")}
-    surprise = {"surprise": facts.values("replay/surprise_mean")}
-    size = {"items": facts.values("replay/num_items")}
     drawn = (
-        ("Revisits, reuse, live tokens", shares, "share"),
-        ("Pass rate of revisits", recall, "share"),
-        ("Surprise by history", surprise, "reward"),
-        ("Items", size, "items"),
+        ("Revisits, reuse, live tokens", shares),
+        ("Pass rate of revisits", recall),
     )
-    for title, series, y in drawn:
-        if known := _known(series):
+    for title, series in drawn:
+        if known := {name: values for name, values in series.items() if not np.isnan(values).all()}:
             legend = _legend(known) if len(known) > 1 else ()
-            yield Charts((_plot(facts, known, title, y),), MEANINGS[title], legend)
-
-
-def learner_plots(facts: RunFacts) -> list[Chart]:
-    """Return the charts of the learner; metrics that are always 0 are left out."""
-    found = {title: facts.values(f"{LEARNER}/{name}") for name, title in LEARNED.items()}
-    known = {title: values for title, values in _known(found).items() if np.nanmax(abs(values))}
-    return [_plot(facts, {title: values}, title, "", may_be_share=False) for title, values in known.items()]
-
-
-def cost_plots(facts: RunFacts) -> list[Chart]:
-    """Return the charts of tokens, time and speed."""
-    tokens, seconds = facts.values("env_runners/num_generated_tokens"), facts.values("time_this_iter_s")
-    rollout = facts.values("timers/rollout")
-    speed = np.divide(tokens, rollout, out=np.full(len(tokens), math.nan), where=rollout > 0)
-    drawn = (
-        ("tokens", np.nancumsum(tokens), "Generated tokens", "tokens since the start"),
-        ("s", seconds, "Duration of an iteration", "seconds"),
-        ("speed", speed, "Speed of rollouts", "tokens per second"),
-    )
-    return [_plot(facts, {name: values}, title, y, may_be_share=False) for name, values, title, y in drawn]
+            yield Charts((_plot(facts, known, title, "share"),), MEANINGS[title], legend)
 
 
 def number(value: float) -> str:
@@ -112,7 +78,6 @@ def _plot(
     title: str,
     y: str,
     bands: Mapping[str, Sequence[np.ndarray]] | None = None,
-    may_be_share: bool = True,
 ) -> Chart:
     """Draw series over the iterations in which they are known; from 0 to 1 if they are shares."""
     lines, ends = {}, []
@@ -123,7 +88,7 @@ def _plot(
         if known.any():
             ends.append(f"{name}: {number(values[known][0])} to {number(values[known][-1])}")
     every = np.concatenate([line.mean for line in lines.values()])
-    is_share = may_be_share and bool(len(every)) and float(every.min()) >= 0 and float(every.max()) <= 1
+    is_share = bool(len(every)) and float(every.min()) >= 0 and float(every.max()) <= 1
     styles, words = {name: place for place, name in enumerate(lines)}, (title, "iteration", y)
     return chart(lines, styles, *words, f"{title}. {'; '.join(ends)}", with_band=bool(bands), is_share=is_share)
 
@@ -138,7 +103,3 @@ def thinned(line: Line) -> Line:
 
 def _legend(names: Iterable[str]) -> tuple[tuple[str, Chart], ...]:
     return tuple((name, legend_line(place, name)) for place, name in enumerate(names))
-
-
-def _known(series: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values for name, values in series.items() if not np.isnan(values).all()}

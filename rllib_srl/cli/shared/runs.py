@@ -284,8 +284,8 @@ def gone_if_it_fails(
 
 def how_to_resume(directory: Path, *words: object) -> str:
     """Return the command that resumes a run, with additional `words`; a note if there is no checkpoint."""
+    if checkpoints_in(directory):
+        return f"continue with: {command('train', '--resume', directory, *words)}"
     if not (directory / METRICS).is_file():
         return f"no iteration has finished; --out {directory} is free again"
-    if not checkpoints_in(directory):
-        return f"no checkpoint was written yet (checkpoint_every); the files are in {directory}"
-    return f"continue with: {command('train', '--resume', directory, *words)}"
+    return f"no checkpoint was written yet (checkpoint_every); the files are in {directory}"
