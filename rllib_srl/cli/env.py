@@ -135,7 +135,7 @@ def run(argv: list[str] | None = None, lines: TextIO | None = None) -> int:
     if arguments.env is None:
         print("\n".join(known_worlds()))
         return 0
-    env = resolve(arguments.env)(arguments.env_config)
+    env: Any = resolve(arguments.env)(arguments.env_config)
     check_world(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
         raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
