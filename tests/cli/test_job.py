@@ -98,7 +98,7 @@ def test_a_world_from_outside_trains_as_a_job(cluster, random_llama_dir, tmp_pat
     home, out = tmp_path / "home", tmp_path / "out"
     home.mkdir()
     (home / "my_env.py").write_text(MY_ENV)
-    train = [sys.executable, str(ROOT / "scripts" / "train.py"), "--env", "my_env:MyEnv", "--out", str(out)]
+    train = [sys.executable, str(ROOT / "tests/cli/srl_here.py"), "train", "--env", "my_env:MyEnv", "--out", str(out)]
     train += ["--model", str(random_llama_dir), "--engine", "transformers", "--iterations", "2", "--lr", "1e-3"]
     train += ["--num_prompts_per_batch", "4", "--group_size", "4", "--max_turn_tokens", "4"]
     train += ["--max_episode_tokens", "64", "--num_cpus_per_env_runner", "0.5", "--num_cpus_for_main_process", "0.5"]

@@ -189,7 +189,7 @@ def test_what_is_started_apart_outlives_the_signal_and_handlers_stay() -> None:
 
 
 def train(*flags: str) -> list[str]:
-    return [sys.executable, str(ROOT / "scripts" / "train.py"), *flags]
+    return [sys.executable, str(ROOT / "tests/cli/srl_here.py"), "train", *flags]
 
 
 def numbers_of(directory: Path) -> list[dict[str, float]]:
