@@ -2,7 +2,7 @@
 
     srl compare results/first results/second --evaluation_duration 500
     srl compare smollm2-135m results/first                       before and after
-    srl compare results/first results/second --flips 20 --json compared.json
+    srl compare results/first results/second --json compared.json
 
 Both answer each prompt once, greedily. Prints the paired difference of their accuracy, B - A, with its 95 % interval
 (Tango's score interval), by domain if there are several, and the prompts that only one of them got right. Each side
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.evaluate import checkpoint_named, started
+from rllib_srl.cli.evaluate import checkpoint_named, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
@@ -38,7 +38,7 @@ EQUAL = ("env", "env_config", "worlds", "stream", "max_turns", "max_turn_tokens"
 FIRSTS = ("seed", "evaluation_duration")  # A's, unless they are given
 SEED = 0  # of two models without a run
 CONFIDENCE = 0.95
-LONGEST = 60  # characters of a text in the list of flipped prompts
+LONGEST, NUM_SHOWN = 60, 5  # characters of a text in the list of flipped prompts; prompts of a domain and direction
 
 
 class Side(NamedTuple):
@@ -107,19 +107,15 @@ class Comparison(NamedTuple):
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s A B [--flips N] [--json FILE] [--SETTING VALUE ...]",
+        usage="%(prog)s A B [--json FILE] [--SETTING VALUE ...]",
         **help_of(__doc__),
     )
     for name in ("A", "B"):
         parser.add_argument(name.lower(), metavar=name, help="a checkpoint, a run's directory, or a model")
-    text = "flipped prompts shown per domain and direction (default: 5)"
-    parser.add_argument("--flips", type=int, default=5, metavar="N", help=text)
     text = 'write everything to FILE as JSON, all flipped prompts included; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
     add_flags_of_played_runs(parser)
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    if arguments.flips < 0:
-        parser.error(f"--flips = {arguments.flips}; expected at least 0")
     return arguments
 
 
@@ -130,15 +126,8 @@ def compare(arguments: argparse.Namespace) -> int:
     with showing_progress(1, sys.stderr if is_silent else None) as progress:
         (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)
         found = Comparison.of(first, second, num_asked)
-    text = json.dumps(as_json(sides, found), indent=1)
-    if is_silent:
-        print(text)
-        return 0
-    for name, side in zip("AB", sides, strict=True):
-        print(f"{name}  {side.checkpoint or side.what}")
-    print(*lines_of(found, arguments.flips), sep="\n")
-    if arguments.json:
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+    names = [f"{name}  {side.checkpoint or side.what}" for name, side in zip("AB", sides, strict=True)]
+    report(as_json(sides, found), [*names, *lines_of(found)], arguments.json)
     return 0
 
 
@@ -211,8 +200,8 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
 # --- results --------------------------------------------------------------------------------------
 
 
-def lines_of(found: Comparison, num_flips: int) -> Iterator[str]:
-    """Yield the table, what the interval shows, and at most `num_flips` prompts per domain and direction."""
+def lines_of(found: Comparison) -> Iterator[str]:
+    """Yield the table, what the interval shows, and a few prompts per domain and direction."""
     total, domains = found.change(), found.by_domain()
     changes = {"all": total, **({f"  {name}": change for name, change in domains.items()} if len(domains) > 1 else {})}
     rows = [["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"]]
@@ -226,15 +215,15 @@ def lines_of(found: Comparison, num_flips: int) -> Iterator[str]:
     is_shown = total.low > 0 or total.high < 0
     better = f"{'B' if total.change > 0 else 'A'} is better: the interval excludes 0"
     yield better if is_shown else "no difference is shown: the interval contains 0"
-    for (domain, side), keys in found.flipped().items() if num_flips else ():
+    for (domain, side), keys in found.flipped().items():
         yield f"{domain}: only {side} is right ({len(keys)})"
-        for key in keys[:num_flips]:
+        for key in keys[:NUM_SHOWN]:
             first, second = found.first[key], found.second[key]
             yield f"  {first.said('environment')[0][-LONGEST:]}"
             yield f"    A  {first.said('policy')[-1][:LONGEST]}"
             yield f"    B  {second.said('policy')[-1][:LONGEST]}"
-        if len(keys) > num_flips:
-            yield f"  ... and {len(keys) - num_flips} more (--flips, --json)"
+        if len(keys) > NUM_SHOWN:
+            yield f"  ... and {len(keys) - NUM_SHOWN} more (--json)"
 
 
 def as_json(sides: Sequence[Side], found: Comparison) -> dict[str, Any]:

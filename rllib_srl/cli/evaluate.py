@@ -16,7 +16,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,20 @@ def evaluate(arguments: argparse.Namespace) -> int:
         values = {**given, "model": arguments.what}
     is_silent = arguments.json == Path("-")
     figures = measured(values, checkpoint, arguments.verbose, is_silent)
-    if is_silent:
-        print(json.dumps(figures, indent=1))
-        return 0
-    print(f"{figures['what']} on {', '.join(figures['worlds'])}")
-    print(table(list(rows_of(figures))))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    title = f"{figures['what']} on {', '.join(figures['worlds'])}"
+    report(figures, [title, table(list(rows_of(figures)))], arguments.json)
     return 0
+
+
+def report(figures: Mapping[str, Any], lines: Sequence[str], path: Path | None) -> None:
+    """Print lines and write figures as JSON to a file; "-": print only the JSON; None: print only the lines."""
+    text = json.dumps(figures, indent=1) + "\n"
+    if path == Path("-"):
+        print(text, end="")
+        return
+    print(*lines, sep="\n")
+    if path:
+        path.write_text(text, encoding="utf-8")
 
 
 def checkpoint_named(what: str) -> Path | None:

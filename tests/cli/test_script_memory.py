@@ -1,4 +1,4 @@
-"""srl memory on buffers made by hand: words for each case, and a live database."""
+"""srl memory: what each command says of buffers made by hand, faults, and a live database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,74 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.cli import memory as script
 from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.reading import faults_of, reading
 from tests.small_buffer import a_group, by_hand, cells, said
 
-# --- words ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run whose memory drew its prompts p1 and p2 for iteration 8, in which p1 failed."""
+    directory = tmp_path / "run"
+    buffer = by_hand(directory / "replay", min_buffer_size=1)
+    buffer.add([a_group(1, (1, 1), 1, ids=[40, 41]), a_group(2, (1, 0), 1, ids=[42])], 1, "1.add")
+    buffer.draw_prompts(0, 1, "1.draw_prompts")
+    buffer.draw_prompts(2, 8, "8.draw_prompts")
+    buffer.draw_groups(1, 8, "8.draw_groups")
+    buffer.add([a_group(1, (0, 0), 8, ids=[40])], 8, "8.add")
+    buffer.close()
+    (directory / "settings.yaml").write_text("model: tiny\n")
+    return directory
+
+
+def test_list_and_stats_of_a_run(run: Path, capsys: pytest.CaptureFixture) -> None:
+    heading, *rows, last = said(capsys, "list", run).splitlines()
+    assert last == "2 of 2 items, iteration 8, sorted by due"
+    shown = {cells(row)[1]: dict(zip(cells(heading), cells(row), strict=True)) for row in rows}
+    assert list(shown) == ["world [p2]", "world [p1]"]  # p1 was reviewed in iteration 8
+    first = shown["world [p1]"]
+    assert (first["visits"], first["lapses"], first["groups"], first["pass rate"]) == ("2", "1", "2", "0.00")
+    assert (first["due"], shown["world [p2]"]["due"]) == ("in 4 iterations", "3 iterations ago")
+    assert said(capsys, "list", run, "--sort", "lapses", "--limit", 1).splitlines()[1].startswith(first["key"])
+    assert said(capsys, "list", run, "--domain", "odd").startswith("0 of 2 items")
+    for place in (run / "replay", run / "replay/memory.db"):
+        assert said(capsys, "list", place) == "\n".join([heading, *rows, last]) + "\n"
+    text, domains = said(capsys, "stats", run).split("\n\n")
+    first_line, *lines = text.splitlines()
+    assert first_line.startswith("iteration 8; spacing fixed, desired retention 0.9, 1 iteration per day")
+    stats = dict(map(cells, lines))
+    assert (stats["num_items"], stats["num_revisits"], stats["num_reuses"]) == ("2", "2", "1")
+    assert cells(domains.splitlines()[0])[0] == "domain" and cells(domains.splitlines()[1])[0] == "sums"
+
+
+def test_show_tells_the_item_and_what_was_said(run: Path, capsys: pytest.CaptureFixture) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    shown = said(capsys, "show", run, "p1")
+    assert re.search(r"^item +[0-9a-f]{16}$", shown, re.M) and re.search(r"^reviews +2, 1 lapse$", shown, re.M)
+    assert "expected now, iteration 8; the rule asks for 0.9" in shown
+    assert "group 1.1: age 7 iterations, version 0, " in shown and "group 8.1: age 0 iterations" in shown
+    assert shown.count("rewards 1 1") == 1 and shown.count("environment │ ") == shown.count("     policy │ ") == 4
+    assert "none of 2 items has the prompt id or key 'p9'" in said(capsys, "show", run, "p9", status=1)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("damage", "expected"), [
+    ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group 1 is damaged"),
+    ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 1", "the memory is not valid: "),
+    ("UPDATE state SET value = '9' || value WHERE name = 'items'", "loading it failed: Extra data"),
+    ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "does not hold group"),
+    ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
+])  # fmt: skip
+def test_verify_names_each_fault(run: Path, capsys: pytest.CaptureFixture, damage: str, expected: str) -> None:
+    assert said(capsys, "verify", run).startswith(f"ok  {run}/replay/memory.db: 2 items, 3 groups, position ")
+    with sqlite3.connect(run / "replay/memory.db") as db:
+        db.execute(damage)
+    db.close()
+    assert script.main(["verify", str(run)]) == 1
+    assert expected in capsys.readouterr().out
 
 
 def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
