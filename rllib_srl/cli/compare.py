@@ -14,7 +14,6 @@ their number: of 20 of them, one excludes 0 by chance.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

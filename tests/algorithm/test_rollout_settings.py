@@ -16,15 +16,8 @@ def config(random_llama_dir):
 
 AHEAD = {"max_lag": 1}
 WRONG_AHEAD = [
-    *(
-        ({"max_lag": lag}, f"max_lag = {lag!r}; expected an integer of at least 0")
-        for lag in (-1, 1.5, None, True, "1")
-    ),
-    ({**AHEAD, "slice_s": 0}, "slice_s = 0; expected a number above 0"),
-    ({**AHEAD, "late": "wait"}, "late = 'wait'; expected one of 'memory', 'drop'"),
+    ({"max_lag": -1}, "max_lag = -1; expected an integer of at least 0"),
     ({"in_flight": 64}, "in_flight = 64 with max_lag = 0; expected it only with max_lag above 0"),
-    ({"slice_s": 1.0}, "slice_s = 1.0 with max_lag = 0; expected it only with max_lag above 0"),
-    ({"late": "drop"}, "late = 'drop' with max_lag = 0; expected it only with max_lag above 0"),
     ({**AHEAD, "in_flight": 16}, "in_flight = 16; expected an integer above num_prompts_per_batch = 16, or None"),
     ({**AHEAD, "num_env_runners": 0, "num_learners": 0}, "num_env_runners = 0 with max_lag = 1; expected at least 1"),
     ({**AHEAD, "colocate": True}, "colocate = True with max_lag = 1; expected False"),

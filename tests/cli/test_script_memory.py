@@ -18,7 +18,6 @@ from rllib_srl.replay.reading import faults_of, reading
 from tests.small_buffer import a_group, by_hand, cells, said
 
 
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return a run whose memory drew its prompts p1 and p2 for iteration 8, in which p1 failed."""
