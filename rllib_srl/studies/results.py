@@ -20,17 +20,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rllib_srl.studies.fields import STRICT, read_object
 from rllib_srl.studies.study import Study
 
 STUDY_FILE = "study.json"
 TRIALS = "trials"
-COUNTS = (
-    "iteration", "num_generated_tokens", "num_trained_tokens", "num_live_tokens", "seconds", "num_probe_tokens",
-    "probe_s", "peak_bytes", "num_prompts",
-)  # fmt: skip
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class ResultsError(ValueError):
@@ -39,40 +40,32 @@ class ResultsError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """One domain in one evaluation. Invariant (`faults`): shares in [0, 1], counts at least 0."""
+    """One domain in one evaluation."""
 
     __pydantic_config__ = STRICT
 
     stage: int  # stage trained last; -1 before any training
-    iteration: int  # training iterations done
+    iteration: Count  # training iterations done
     domain: str
-    accuracy: float  # share of held-out prompts answered right
-    num_generated_tokens: int  # tokens generated in training so far, revisits included
-    num_trained_tokens: int  # tokens in the loss so far; reused tokens count each time
-    seconds: float  # training time so far
-    peak_bytes: int  # peak memory use so far: of the processes on a CPU, of the device on a GPU
-    num_prompts: int = 0  # held-out prompts behind the accuracy; 0: not recorded
-    parse_rate: float | None = None  # share of answers that could be parsed
-    num_probe_tokens: int = 0  # tokens generated in evaluations and probes so far, not part of the budget
-    probe_s: float = 0.0
+    accuracy: Fraction  # share of held-out prompts answered right
+    num_generated_tokens: Count  # tokens generated in training so far, revisits included
+    num_trained_tokens: Count  # tokens in the loss so far; reused tokens count each time
+    seconds: Seconds  # training time so far
+    peak_bytes: Count  # peak memory use so far: of the processes on a CPU, of the device on a GPU
+    num_prompts: Count = 0  # held-out prompts behind the accuracy; 0: not recorded
+    parse_rate: Fraction | None = None  # share of answers that could be parsed
+    num_probe_tokens: Count = 0  # tokens generated in evaluations and probes so far, not part of the budget
+    probe_s: Seconds = 0.0
     measures: dict[str, float] = field(default_factory=dict)  # other measures: "pass_at_8", "revisit_share"
-    num_live_tokens: int = 0  # played tokens that entered the loss so far, each counted once: those with a gradient
+    num_live_tokens: Count = 0  # played tokens that entered the loss so far, each counted once: those with a gradient
 
     def faults(self, study: Study) -> list[str]:
-        """Return an error message for each field that is out of range."""
+        """Return an error message for each field that does not fit the study."""
         faults = []
         if self.domain not in (names := [domain.name for domain in study.domains]):
             faults.append(f"domain = {self.domain!r}; expected one of {', '.join(names)}")
         if not -1 <= self.stage < study.num_stages:
             faults.append(f"stage = {self.stage}; expected -1 to {study.num_stages - 1}")
-        for name in ("accuracy", "parse_rate"):
-            if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
-                faults.append(f"{name} = {share}; expected 0 to 1")
-        if self.parse_rate is not None and 0 <= self.parse_rate < self.accuracy - 1e-9:
-            faults.append(f"parse_rate = {self.parse_rate}; expected at least accuracy = {self.accuracy}")
-        for name in COUNTS:
-            if getattr(self, name) < 0:
-                faults.append(f"{name} = {getattr(self, name)}; expected at least 0")
         return faults
 
 
@@ -117,7 +110,6 @@ class Results:
     def of(self, arm: str) -> tuple[Trial, ...]:
         """Return the finished trials of an arm, by seed."""
         return tuple(trial for trial in self.trials if trial.header.arm == arm and trial.is_finished)
-
 
 
 def trial_path(directory: Path, arm: str, seed: int) -> Path:

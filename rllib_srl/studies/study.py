@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from rllib_srl.studies.accuracy import NEVER
 from rllib_srl.studies.fields import STRICT
@@ -76,9 +77,9 @@ class Study:
     answered_by: str  # the result that would answer it, in plain words
     arms: tuple[Arm, ...]
     domains: tuple[Domain, ...]
-    num_stages: int
+    num_stages: Annotated[int, Field(ge=1)]
     seeds: tuple[int, ...]
-    budget: int  # generated tokens a trial may spend; a trial stops after the iteration that reaches it
+    budget: Annotated[int, Field(ge=1)]  # generated tokens of a trial, which stops after the iteration that reaches it
     primary: Primary
     settings: dict[str, Any] = field(default_factory=dict)  # settings of all arms, including "stream"
     format: str = FORMAT
@@ -94,17 +95,10 @@ class Study:
             faults += [f"{kind}: {entry!r} occurs {n} times; expected once" for entry, n in counts if n > 1]
             if not entries:
                 faults.append(f"{kind} is empty; expected at least one")
-        if not self.question.rstrip().endswith("?"):
-            faults.append(f"question = {self.question!r}; expected a question that ends in '?'")
-        for name, number in (("num_stages", self.num_stages), ("budget", self.budget)):
-            if number < 1:
-                faults.append(f"{name} = {number}; expected at least 1")
         for domain in self.domains:
             if domain.learned_at is not None and not 0 <= domain.learned_at < self.num_stages:
                 stages = f"a stage from 0 to {self.num_stages - 1}, or null"
                 faults.append(f"domain {domain.name!r}: learned_at = {domain.learned_at}; expected {stages}")
-        if all(domain.learned_at is None for domain in self.domains):
-            faults.append("no domain has a learned_at; expected at least one that is taught")
         return faults + self._faults_of_stream() + self._faults_of_primary(named["arms"])
 
     def _faults_of_stream(self) -> list[str]:
