@@ -107,8 +107,6 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
     status, out, err = said_to([str(trained), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
     assert status == 0 and re.fullmatch(r" ?\d+.*\n", out), (out, err)
     assert "checkpoint_000002; Question: ... Answer:" in err
-    again = said_to([str(trained / "checkpoint_000002"), *flags], "Which is largest: 4, 7 or 5?\n", capsys)
-    assert again[1] == out
 
 
 @pytest.mark.slow

@@ -90,10 +90,6 @@ def test_a_run_is_compared_with_its_start(trained: Path, tmp_path: Path, capsys:
     assert total["low"] <= total["change"] <= total["high"]
     other = Path(shutil.copytree(trained, tmp_path / "other"))
     values = yaml.safe_load((other / "settings.yaml").read_text())
-    (other / "settings.yaml").write_text(yaml.safe_dump(values | {"seed": 99, "lr": 1.0}))
-    assert compare.main([str(trained), str(other), "--evaluation_duration", "24", "--json", "-", "--debug"]) == 0
-    same = json.loads(capsys.readouterr().out)
-    assert same["total"]["change"] == 0 and same["flipped"] == [] and same["total"]["num"] == 24
     (other / "settings.yaml").write_text(yaml.safe_dump(values | {"env_config": {"num_shots": 2}}))
     assert compare.main([str(trained), str(other)]) == 1
     assert "env_config = {'num_shots': 0} in A, {'num_shots': 2} in B" in capsys.readouterr().err
