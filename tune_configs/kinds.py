@@ -1,8 +1,7 @@
 """The kinds of prompts that studies are made of, and how well the tiny model does on each before any training.
 
-    KINDS["compare_3_largest"]      kind -> its environment with settings, as the environment `pool` takes them
+    KINDS["compare_3_largest"]      kind -> its environment with settings
     UNTRAINED["compare_3_largest"]  its pass rate, and its share of groups without signal
-    DEVELOPMENT                     kinds that settings are tuned on
 
 A kind is a skill: a task with a size and a range of numbers. All are played without shots. The candidates were played
 by the tiny model before any training, and kinds were kept by that alone, never by how a method does on them
@@ -91,12 +90,3 @@ UNTRAINED = {
 # Never solved, a twentieth of the kinds: real sets have such prompts as well.
 HOPELESS = ("copy_4_forwards", "copy_4_backwards", "problem_2", "registers_2_follow")
 KINDS = {name: kind for name, kind in CANDIDATES.items() if 0.005 <= UNTRAINED[name][0] <= 0.98 or name in HOPELESS}
-# Drawn by lot from `KINDS`, so that their share of groups without signal is that of all kinds.
-DEVELOPMENT = (
-    "compare_2_smallest_digits", "compare_3_largest", "compare_3_largest_near", "compare_3_smallest_near",
-    "compare_4_largest", "compare_4_largest_low", "compare_4_smallest", "compare_4_smallest_low",
-    "compare_5_smallest", "compare_5_smallest_digits", "compare_5_smallest_low", "compare_6_largest_digits",
-    "copy_2_forwards", "copy_3_backwards", "lookup_2", "lookup_3", "lookup_5", "registers_2_follow",
-    "registers_2_read", "registers_2_smaller", "registers_3_read", "registers_5_larger", "registers_5_smaller",
-    "registers_6_read", "registers_8_larger",
-)  # fmt: skip

@@ -37,14 +37,12 @@ BESIDE = ("resume", "trust_checkpoint", "verbose", "debug")  # flags allowed wit
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser(
-        usage="%(prog)s [--stream NAME | --tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] "
+        usage="%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] "
         "[--SETTING VALUE ...]\n       %(prog)s --resume DIR",
         **help_of(__doc__),
     )
-    text = "environments (ENV, ENV#NAME={settings}) or files of questions, in their order"
+    text = f"environments (ENV, ENV#NAME={{settings}}) or files of questions (default: those of the stream {STREAM})"
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help=text)
-    text = f"a stream of rllib_srl.tune_configs.streams (default: {STREAM})"
-    parser.add_argument("--stream", dest="built_in", metavar="NAME", help=text)  # `stream` is a setting, too
     text = f"seeds of each arm (default: {' '.join(map(str, SEEDS))})"
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=text)
     text = f"generated tokens of a task (default: {STAGE_TOKENS})"

@@ -84,11 +84,8 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
     (["--tasks", "compare", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
     (["--tasks", "compare", "nowhere"], "environment 'nowhere' is unknown"),
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
-    (["--tasks", "compare", "lookup", "--stream", "cpu"], "--tasks and --stream cpu; expected one of the two"),
-    (["--stream", "nowhere"], "--stream nowhere; expected one of cpu"),
-    (["--stream", "cpu_drift"], "--stream cpu_drift; expected one of cpu"),  # it has no boundaries
-    (["--stream", "cpu", "--group_size", "1"], "group_size = 1; expected"),
-    (["--stream", "cpu", "--prompt_format", "chat"], "chat template"),
+    (["--group_size", "1"], "group_size = 1; expected"),
+    (["--prompt_format", "chat"], "chat template"),
     (["--resume", "nowhere"], "nowhere/study.json does not exist; expected the results directory of a study"),
 ])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import scripts.make_tiny_model as tiny
-from rllib_srl.common.environments import resolve
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.games.registers import Registers
 from rllib_srl.tune_configs.streams import STREAMS
@@ -170,26 +169,9 @@ def mean_sampled(accuracies: dict[str, list[float]]) -> float:
     return sum(sampled for sampled, _ in accuracies.values()) / len(accuracies)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_taught"), [("cpu", True), ("cpu_drawn", False), ("cpu_heldout", False), ("cpu_heldout_2", False)]
-)
-def test_stages_of_one_stream_are_taught_and_those_drawn_by_lot_are_not(name, is_taught):
+def test_the_stages_of_the_stream_are_taught():
     taught = [(lesson.world.domain, {"num_shots": 0, **lesson.settings}) for lesson in LESSONS.values()]
-    for stage in STREAMS[name]:
-        assert ((stage["world"], stage["env_config"]) in taught) == is_taught, stage
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", STREAMS["cpu_heldout"] + STREAMS["cpu_heldout_2"], ids=lambda stage: stage["domain"])
-def test_the_made_model_half_knows_what_is_held_out(stage):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = local_model("tiny")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    worlds = [resolve(stage["world"])(stage["env_config"]) for _ in range(tiny.NUM_GRADED)]
-    prompt_ids = list(islice(worlds[0].prompt_ids("heldout", tiny.SEED), len(worlds)))
-    rewards = tiny.play(model.eval(), tokenizer, worlds, prompt_ids, torch.Generator().manual_seed(tiny.SEED))
-    assert 0.1 <= sum(rewards) / len(rewards) <= 0.85  # room to rise, and groups with both outcomes
+    assert all((stage["world"], stage["env_config"]) in taught for stage in STREAMS["cpu"])
 
 
 @pytest.mark.slow

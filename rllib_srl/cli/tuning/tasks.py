@@ -1,6 +1,6 @@
 """Read the tasks and settings of `srl stream`, and make a study of them.
 
-    --tasks compare 'registers#larger={task: larger}' my.jsonl     or --stream cpu     ->  stages
+    --tasks compare 'registers#larger={task: larger}' my.jsonl     ->  stages
     stages  ->  a study with the arms memory and no_memory
 """
 
@@ -68,7 +68,7 @@ def plan_of(arguments: argparse.Namespace, given: Mapping[str, Any], directory: 
     Raises:
         ValueError: tasks or settings are invalid.
     """
-    stages, seeds, tokens = stages_of(arguments.tasks, arguments.built_in), arguments.seeds, arguments.tokens
+    stages, seeds, tokens = stages_of(arguments.tasks), arguments.seeds, arguments.tokens
     if arguments.short:
         stages = stages[:SHORT_STAGES]
         given = {**SHORT, **given}
@@ -88,19 +88,14 @@ def plan_of(arguments: argparse.Namespace, given: Mapping[str, Any], directory: 
     return replace(planned(study, {}, directory.parent), directory=directory)
 
 
-def stages_of(tasks: Sequence[str], stream: str | None) -> list[dict[str, Any]]:
-    """Return the tasks as stages of a stream, without lengths.
+def stages_of(tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the tasks as stages of a stream, without lengths; those of `STREAM` without any.
 
     Raises:
-        RunError: both or an unknown stream are given, or tasks are invalid; all of them, one per line.
+        RunError: tasks are invalid; all of them, one per line.
     """
-    if tasks and stream:
-        raise RunError(f"--tasks and --stream {stream}; expected one of the two")
     if not tasks:
-        listed = {name: entry for name, entry in STREAMS.items() if isinstance(entry, list)}
-        if (name := stream or STREAM) not in listed:
-            raise RunError(f"--stream {name}; expected one of {', '.join(sorted(listed))}")
-        return [{key: value for key, value in stage.items() if key != "iterations"} for stage in listed[name]]
+        return [{key: value for key, value in stage.items() if key != "iterations"} for stage in STREAMS[STREAM]]
     stages, faults = [], []
     for text in tasks:
         try:
