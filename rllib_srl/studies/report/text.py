@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from rllib_srl.studies.contrasts import Verdict
 from rllib_srl.studies.measures import MEASURES
-from rllib_srl.studies.report.blocks import Block, Cell, Heading, Notice, Page, Table, Text
-from rllib_srl.studies.report.charts import figures
+from rllib_srl.studies.report.blocks import Block, Cell, Chart, Charts, Heading, Notice, Page, Table, Text
+from rllib_srl.studies.report.charts import Line, average_lines, chart, domain_lines, legend_line
 from rllib_srl.studies.report.story import (
     MAIN,
     Story,
@@ -25,7 +27,7 @@ from rllib_srl.studies.results import Results
 def page_of(results: Results) -> Page:
     """Return the whole report of a study."""
     story = Story(results)
-    parts = (_opening, _setup, _results, _decision, figures, costs, differences, further, settings)
+    parts = (_opening, _setup, _results, _decision, _figures, costs, differences, further, settings)
     return Page(story.study.question, tuple(block for part in parts for block in part(story)))
 
 
@@ -106,3 +108,55 @@ def _decision(story: Story) -> Iterator[Block]:
         "assignments of signs to the paired differences, and corrected for the number of comparisons (Holm)."
     )
     yield contrast_table(story, story.verdict.contrasts, "")
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def _figures(story: Story) -> Iterator[Block]:
+    """Yield learning and domain curves."""
+    if not any(story.curves.values()):
+        return
+    styles, legend = story.styles, _legend(story)
+    yield Heading("Learning, at equal cost")
+    yield Text(
+        "Accuracy averaged over all domains, including those not trained yet, so it rises as more of them are trained."
+    )
+    lines = average_lines(story.curves)
+    over = "generated tokens"
+    one = chart(lines, styles, f"over {over}", over, "average accuracy", _told(story, lines))
+    yield Charts((one,), _caption(story), legend)
+    yield Heading("Accuracy by domain")
+    charts = []
+    for at, domain in enumerate(story.study.domains):
+        lines, marks = domain_lines(story.curves, at), _stage(story, at)
+        told = _told(story, lines)
+        charts.append(chart(lines, styles, domain.name, "generated tokens", "accuracy", told, marks, with_band=False))
+    caption = "Dotted lines: where the training of this domain began and ended. Lines are means over the runs."
+    yield Charts(tuple(charts), caption, legend)
+
+
+def _stage(story: Story, domain: int) -> list[float]:
+    """Return start and end of the stage that taught a domain, in generated tokens, averaged over all runs."""
+    curves = [curve for by_seed in story.curves.values() for curve in by_seed.values()]
+    stage = story.study.domains[domain].learned_at
+    if stage is None:
+        return []
+    ends = np.mean([curve.num_generated_tokens_I[curve.ends_S()] for curve in curves], axis=0)
+    return [float(ends[stage - 1]) if stage else 0.0, float(ends[stage])]
+
+
+def _legend(story: Story) -> tuple[tuple[str, Chart], ...]:
+    drawn = {arm: number for arm, number in story.styles.items() if story.curves[arm]}
+    return tuple((story.study.title_of(arm), legend_line(n, story.study.title_of(arm))) for arm, n in drawn.items())
+
+
+def _caption(story: Story) -> str:
+    missing = [arm.title for arm in story.study.arms if arm.name not in story.styles]
+    rest = f" Not drawn, to keep it readable, but in every table: {', '.join(missing)}." if missing else ""
+    return f"Line: mean over the runs. Shade: its 95% interval.{rest}"
+
+
+def _told(story: Story, lines: dict[str, Line]) -> str:
+    drawn = {story.study.title_of(arm): line for arm, line in lines.items() if arm in story.styles}
+    return "; ".join(f"{title} ends at {line.mean[-1]:.0%}" for title, line in drawn.items())
