@@ -7,15 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rllib_srl.algorithm.settings import FLAT, GROUPS, NO_ATTRIBUTES
 from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
-
-if TYPE_CHECKING:
-    from rllib_srl.algorithm.config import SRLConfig
 
 LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the model says less
 
@@ -23,8 +20,8 @@ LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the m
 class FlatSettings:
     """Settings by flat names. Invariant: a setting with parameters has the value of its head."""
 
-    def __init__(self, config: SRLConfig, instead: Mapping[str, Any] | None = None) -> None:
-        """Take the present values of `config`, and those of `instead` where it has one."""
+    def __init__(self, config: Any, instead: Mapping[str, Any] | None = None) -> None:
+        """Take the present values of an `SRLConfig`, and those of `instead` where it has one."""
         self._config = config
         for group in GROUPS.values():
             vars(self).update(group.spread(getattr(config, group.name)))
@@ -59,7 +56,7 @@ class FlatSettings:
         return getattr(self._config, name)
 
 
-def values_of(config: SRLConfig) -> dict[str, Any]:
-    """Return flat name -> the value that the user gave."""
+def values_of(config: Any) -> dict[str, Any]:
+    """Return flat name -> the value that the user gave to an `SRLConfig`."""
     flat, table = FlatSettings(config), {n: row for n, row in FLAT.items() if n not in NO_ATTRIBUTES}
     return {name: getattr(flat if row.of else config, name) for name, row in table.items()}

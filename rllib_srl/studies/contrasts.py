@@ -6,14 +6,15 @@ exploratory: they are corrected for multiple tests within a measure, but not acr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rllib_srl.studies.curves import Curve, curve_of
+from rllib_srl.studies.curves import Curve
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
-from rllib_srl.studies.results import Results
+from rllib_srl.studies.results import Results, Trial
 from rllib_srl.studies.seeds import (
     ALPHA,
     Interval,
@@ -21,6 +22,7 @@ from rllib_srl.studies.seeds import (
     holm,
     paired_test,
 )
+from rllib_srl.studies.study import Study
 
 MIN_SEEDS = 6  # with fewer seeds no exact paired test reaches ALPHA
 BUDGET_TOLERANCE = 0.05  # allowed relative deviation from the budget: a trial stops after a whole iteration
@@ -79,6 +81,43 @@ def curves_of(results: Results) -> dict[str, dict[int, Curve]]:
     """
     arms = [arm.name for arm in results.study.arms]
     return {arm: {t.header.seed: curve_of(t, results.study) for t in results.of(arm)} for arm in arms}
+
+
+def curve_of(trial: Trial, study: Study) -> Curve:
+    """Return a trial's curve.
+
+    Raises:
+        ValueError: a stage has no evaluation; the message names the file.
+    """
+    domains = {domain.name: at for at, domain in enumerate(study.domains)}
+    num = len(domains)
+    starts = range(0, len(trial.rows), num)
+    blocks = [sorted(trial.rows[at : at + num], key=lambda row: domains[row.domain]) for at in starts]
+    seen = {block[0].stage for block in blocks}
+    if missing := [stage for stage in range(study.num_stages) if stage not in seen]:
+        raise ValueError(f"{trial.path}: no evaluation with stage in {missing}; expected one after each stage")
+    extras: dict[str, list[float]] = defaultdict(list)
+    for row in blocks[-1]:
+        for name, value in row.measures.items():
+            extras[name].append(value)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(block[0], name) for block in blocks])
+
+    return Curve(
+        accuracy_IC=np.array([[row.accuracy for row in block] for block in blocks]),
+        stage_I=column("stage"),
+        iteration_I=column("iteration"),
+        num_generated_tokens_I=column("num_generated_tokens"),
+        num_trained_tokens_I=column("num_trained_tokens"),
+        seconds_I=column("seconds"),
+        num_probe_tokens_I=column("num_probe_tokens"),
+        probe_s_I=column("probe_s"),
+        peak_bytes=max(row.peak_bytes for row in trial.rows),
+        learned_at_C=study.learned_at_C(),
+        num_live_tokens_I=column("num_live_tokens"),
+        extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
+    )
 
 
 def findings_of(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, dict[str, Finding]]:

@@ -1,4 +1,4 @@
-"""Converts a trial's rows to arrays over its evaluations, and to the accuracy matrix over stages.
+"""A trial as arrays over its evaluations, and its accuracy matrix over stages.
 
     evaluation I     0     1     2     3     4          accuracy_SC[i] = last evaluation of stage i
     stage_I         -1     0     0     1     1          before_C       = last evaluation of stage -1
@@ -7,17 +7,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rllib_srl.studies.accuracy import NEVER
-
-if TYPE_CHECKING:
-    from rllib_srl.studies.results import Trial
-    from rllib_srl.studies.study import Study
 
 
 @dataclass(frozen=True)
@@ -65,40 +59,3 @@ class Curve:
         ends_S = self.ends_S()
         old = [j for j, stage in enumerate(self.learned_at_C.tolist()) if NEVER < stage < len(ends_S) - 1]
         return {j: int(ends_S[self.learned_at_C[j]]) for j in old}
-
-
-def curve_of(trial: Trial, study: Study) -> Curve:
-    """Return a trial's curve.
-
-    Raises:
-        ValueError: a stage has no evaluation; the message names the file.
-    """
-    domains = {domain.name: at for at, domain in enumerate(study.domains)}
-    num = len(domains)
-    starts = range(0, len(trial.rows), num)
-    blocks = [sorted(trial.rows[at : at + num], key=lambda row: domains[row.domain]) for at in starts]
-    seen = {block[0].stage for block in blocks}
-    if missing := [stage for stage in range(study.num_stages) if stage not in seen]:
-        raise ValueError(f"{trial.path}: no evaluation with stage in {missing}; expected one after each stage")
-    extras: dict[str, list[float]] = defaultdict(list)
-    for row in blocks[-1]:
-        for name, value in row.measures.items():
-            extras[name].append(value)
-
-    def column(name: str) -> np.ndarray:
-        return np.array([getattr(block[0], name) for block in blocks])
-
-    return Curve(
-        accuracy_IC=np.array([[row.accuracy for row in block] for block in blocks]),
-        stage_I=column("stage"),
-        iteration_I=column("iteration"),
-        num_generated_tokens_I=column("num_generated_tokens"),
-        num_trained_tokens_I=column("num_trained_tokens"),
-        seconds_I=column("seconds"),
-        num_probe_tokens_I=column("num_probe_tokens"),
-        probe_s_I=column("probe_s"),
-        peak_bytes=max(row.peak_bytes for row in trial.rows),
-        learned_at_C=study.learned_at_C(),
-        num_live_tokens_I=column("num_live_tokens"),
-        extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
-    )

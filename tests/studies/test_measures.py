@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.studies.curves import curve_of
+from rllib_srl.studies.contrasts import curve_of
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
 from rllib_srl.studies.results import Header, Row, Trial
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
