@@ -103,7 +103,6 @@ class LiveReport:
         return [(one.st_size, one.st_mtime_ns) for one in files]
 
     def _drawn(self) -> bytes:
-
         try:
             page = page_of_run(RunFacts.read(self._directory), NUM_TRANSCRIPTS)
         except (ValueError, OSError) as error:  # no finished iteration yet, or damaged settings
@@ -137,7 +136,6 @@ def serve(arguments: argparse.Namespace) -> int:
         RunError: the directory holds no run.
         ValueError: the address cannot be used.
     """
-
     check_is_run(arguments.directory)
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])

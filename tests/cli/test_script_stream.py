@@ -61,7 +61,7 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
     assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
     before = (out / "trials" / "memory--1.jsonl").read_bytes()
     monkeypatch.setattr(study, "play", played_here)
-    capsys.readouterr()
+    assert f"--resume {out}" in capsys.readouterr().err
     assert stream.main(["--resume", str(out), "--debug"]) == 0
     assert (out / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
     printed = capsys.readouterr().out

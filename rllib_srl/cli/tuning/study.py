@@ -76,7 +76,11 @@ def run(plan: Plan, how: Run) -> int:
         at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
         announce(plan, missing, at_once, needed)
         write_study(plan.directory, plan.study)
-        errors = play(plan, missing, how)
+        try:
+            errors = play(plan, missing, how)
+        except BaseException as error:
+            error.add_note(WATCH.last_words())
+            raise
     else:
         print("all trials are finished", flush=True)
     show(plan)
