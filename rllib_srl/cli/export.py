@@ -30,7 +30,7 @@ from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
 from rllib_srl.engine.models import SMOLLM2, TINY
-from rllib_srl.replay.admission.secrets import redact
+from rllib_srl.replay.admission import redact
 from rllib_srl.replay.tools.describe import counted
 from rllib_srl.storage.disk import writing
 
