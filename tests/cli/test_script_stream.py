@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.algorithm.srl import SRL
-from rllib_srl.cli import stream
-from rllib_srl.cli.tuning import study
+from rllib_srl.cli.tuning import stream, study
 from rllib_srl.cli.tuning.plan import Plan, config_of
 from rllib_srl.studies.results import read_results
 from rllib_srl.studies.trial import CONFIG, StudyTrial
