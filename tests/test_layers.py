@@ -236,7 +236,7 @@ def test_what_is_allowed_is_no_fault() -> None:
         "losses.kl": "import math, torch\nfrom rllib_srl.types import Group",
         "replay.client": "import ray",
         "engine.vllm_engine": "from vllm import LLM\nfrom . import sync",
-        "cli.tune": "from rllib_srl import tune_configs",
+        "cli.tuning.tune": "from rllib_srl import tune_configs",
         "envs.x": "from rllib_srl.envs.y import z",
     }
     assert faults_of(allowed) == []

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple, TextIO
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checkpointing import policy_of
-from rllib_srl.cli.dialogue import Dialogue
 from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.serving.dialogue import ServedDialogue
 from rllib_srl.cli.serving.served_directory import ServedDirectory, address_in
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.dialogue import Dialogue
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.settings import (

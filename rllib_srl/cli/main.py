@@ -40,7 +40,7 @@ COMMANDS = {
     "train": Command("train a model, or resume a run", starts_ray=True, is_supervised=True),
     "evaluate": Command("measure the accuracy of a model or a checkpoint on held-out prompts", starts_ray=True),
     "compare": Command("compare two runs or models on the same held-out prompts", starts_ray=True),
-    "tune": Command("run a study or a hyperparameter search", starts_ray=True),
+    "tune": Command("run a study: arms with paired seeds at an equal budget", starts_ray=True, folder="tuning"),
     "stream": Command("learn tasks one after another, with and without memory", starts_ray=True, folder="tuning"),
     "report": Command("write the report page of a run or a study"),
     "dashboard": Command("serve a live page of a run in the browser"),

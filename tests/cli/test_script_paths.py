@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.cli import quickstart, report, train, tune
+from rllib_srl.cli import quickstart, report, train
+from rllib_srl.cli.tuning import tune
 
 RUN = ("--env", "compare", "--model", "tiny")
 

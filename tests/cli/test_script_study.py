@@ -11,9 +11,10 @@ import pytest
 from ray.tune import Trainable
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from rllib_srl.cli import report, tune
+from rllib_srl.cli import report
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.tuning import study as study_run
+from rllib_srl.cli.tuning import tune
 from rllib_srl.cli.tuning.plan import Plan
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key

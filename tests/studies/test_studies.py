@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.cli import tune
 from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.tuning import tune
 from rllib_srl.cli.tuning.plan import config_of, faults_of_trials, planned, shortened
 from rllib_srl.studies.fields import read_object
 from rllib_srl.studies.study import Study

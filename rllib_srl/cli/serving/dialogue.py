@@ -16,8 +16,8 @@ import tty
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rllib_srl.cli.dialogue import PROMPT, Dialogue
 from rllib_srl.cli.serving.served_directory import Address, DirectoryError, ServedDirectory, ask
+from rllib_srl.cli.shared.dialogue import PROMPT, Dialogue
 
 THUMBS = {"+": "good", "-": "bad"}
 TIMEOUT_S = 600.0
