@@ -9,8 +9,8 @@
 A task is an environment or a file of questions (.jsonl, .json, .csv, .parquet). The tasks are learned in the given
 order, with and without memory, with the same seeds. Prompts are answered once before they are trained on: the share of
 right first answers is the online accuracy. Prints the measures of both with 95 % intervals and whether the memory is
-better; docs/continual.md defines them, `srl report DIR` writes the report. Settings with replay_ or planner_ in front
-are those of the memory; others hold for both.
+better; docs/continual.md defines them, `srl report DIR` writes the report. Settings with replay_ in front are those of
+the memory; others hold for both.
 """
 
 from __future__ import annotations
