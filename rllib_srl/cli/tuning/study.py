@@ -78,8 +78,8 @@ def run(plan: Plan, how: Run) -> int:
         write_study(plan.directory, plan.study)
         try:
             errors = play(plan, missing, how)
-        except BaseException as error:
-            error.add_note(WATCH.last_words())
+        except BaseException as stop:
+            stop.add_note(WATCH.last_words())
             raise
     else:
         print("all trials are finished", flush=True)
