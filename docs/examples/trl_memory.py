@@ -61,8 +61,8 @@ class MemoryGRPOTrainer(trl.GRPOTrainer):
             if hook is None or list(inspect.signature(hook).parameters)[1:] != expected.split():
                 raise RuntimeError(f"GRPOTrainer of trl {trl.__version__} lacks {name}({expected}); expected trl 1.16")
         stored = {prompt.key: prompt for prompt in map(memory.tables.prompt_of, memory.tables.slots().tolist())}
-        if memory.settings.revisit_fraction == "auto" or {prompt.env_id for prompt in stored.values()} - {"trl"}:
-            raise ValueError("expected a memory of TRL's prompts alone, and a number as its revisit_fraction")
+        if {prompt.env_id for prompt in stored.values()} - {"trl"}:
+            raise ValueError("expected a memory of TRL's prompts alone")
         self.memory, self.columns, self.num_fresh = memory, sorted(train_dataset.column_names), len(train_dataset)
         self.keys = [self.prompt_of(row).key for row in train_dataset]
         if old := {key: json.loads(stored[key].prompt_id) for key in stored.keys() - set(self.keys)}:
