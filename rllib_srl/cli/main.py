@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         from rllib_srl.cli.shared.cluster import quiet
 
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
-    if command.is_paged:
+    if command.is_paged and is_program:  # a pager that ends early ends it, too
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     status = int(import_module(module_of(name)).main(rest) or 0)
     if is_program and command.starts_ray:
