@@ -24,6 +24,7 @@ from tests.watchdog import (  # noqa: F401
     pytest_exception_interact,
     pytest_timeout_cancel_timer,
     pytest_timeout_set_timer,
+    pytest_xdist_make_scheduler,
 )
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -56,3 +56,19 @@ def test_a_process_that_hangs_ends_with_its_stack_and_the_other_tests_run(tmp_pa
     assert "crashed while running 'test_hangs.py::test_that_hangs'" in done.stdout
     assert "PASSED test_hangs.py::test_that_passes" in done.stdout
     assert done.stderr.count("in wait_for_good") == 2 and done.stderr.count("Timeout (0:00:02)!") == 2
+
+
+@pytest.mark.slow
+def test_when_a_process_dies_the_files_that_are_left_are_tested(tmp_path):
+    (tmp_path / "conftest.py").write_text("from tests.watchdog import pytest_xdist_make_scheduler\n")
+    for number in range(8):
+        dying = "def test_dies():\n    import os\n    os._exit(3)\n\n" if number in (1, 4) else ""
+        (tmp_path / f"test_{number}.py").write_text(f"{dying}def test_passes():\n    pass\n")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    options = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "2 failed, 8 passed" in done.stdout
+    assert {f"crashed while running 'test_{number}.py::test_dies'" in done.stdout for number in (1, 4)} == {True}
