@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from rllib_srl.cli.serving.dialogue import ServedDialogue
+from rllib_srl.cli.serving.dialogue import ServedDialogue, pressed
 from rllib_srl.cli.serving.job import write_json
 from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, DirectoryError, ServedDirectory, address_in
 from tests.cli.serving import small_engine
@@ -77,6 +77,17 @@ class Screen:
             if select.select([self.master], [], [], 1)[0]:
                 self.rest += os.read(self.master, 1 << 16).decode("utf-8", "replace")
         self.rest = self.rest.partition(text)[2]
+
+
+@pytest.mark.parametrize(("typed", "key"), [(b"\x04", ""), (b"+", "+"), ("É".encode(), "É")])
+def test_a_key_that_was_typed_before_it_was_asked_for_is_read(typed, key):
+    master, slave = pty.openpty()
+    try:
+        os.write(master, typed)
+        assert pressed(slave) == key
+    finally:
+        os.close(slave)
+        os.close(master)
 
 
 @pytest.mark.slow
