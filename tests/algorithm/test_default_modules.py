@@ -33,7 +33,7 @@ HEAVY = {
     "playwright", "reasoning_gym", "sentence_transformers", "sklearn", "spacy", "starlette", "tensorflow", "trackio",
     "uvicorn", "verifiers", "vllm", "wandb",
 }  # fmt: skip
-LOADED = {"aiohttp", "sklearn", "starlette"}  # of HEAVY, by Ray and transformers themselves
+LOADED = {"aiohttp", "sklearn", "starlette"}  # of HEAVY, by Ray and transformers themselves where they are installed
 
 
 @pytest.fixture(scope="module")
@@ -56,4 +56,4 @@ def test_a_default_run_loads_no_module_of_contrib(modules):
 
 @pytest.mark.slow
 def test_a_default_run_loads_no_package_that_it_does_not_use(modules):
-    assert {name for name in modules if "." not in name} & HEAVY == LOADED
+    assert {name for name in modules if "." not in name} & HEAVY <= LOADED
