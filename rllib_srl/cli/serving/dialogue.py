@@ -106,11 +106,8 @@ def pressed(terminal: int) -> str:
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
         while not key:
-            if (byte := os.read(terminal, 1)) in (
-                b"",
-                b"\x04",
-                b"\0",
-            ):  # Ctrl-D; \\0 if it came before `setcbreak`
+            byte = os.read(terminal, 1)
+            if byte in (b"", b"\x04", b"\0"):  # Ctrl-D, and Ctrl-D from before `setcbreak`
                 return ""
             key = decoder.decode(byte)
         if not key.isprintable() and key != "\n":  # such as an arrow, which is several bytes
