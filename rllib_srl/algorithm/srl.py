@@ -147,7 +147,7 @@ class SRL(SavedAlgorithm):
         self.weight_sync.start(self.version)
         starting.info("opening the memory")
         self.memory = self._start_memory(model_dir)
-        self.retention = self._make_retention()
+        self.retention = self.make_retention()
         self.curriculum = Curriculum(self.source, self.memory, self.metrics)
         self.losses = LossWatch()
         self.hooks = hooks(self)
@@ -187,7 +187,8 @@ class SRL(SavedAlgorithm):
             timeout_s=self.config.start_timeout_s,
         )
 
-    def _make_retention(self) -> Retention | None:
+    def make_retention(self, kind: Callable[..., Retention] | None = None) -> Retention | None:
+        """Return a new `kind` of retention, None: `Retention`; None if nothing is held."""
         settings = self.config.replay_settings()
         if not settings.retain:
             return None
@@ -195,7 +196,7 @@ class SRL(SavedAlgorithm):
 
         configs = self.config.world_configs()
         gradings = {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
-        return Retention(settings, self.memory, self.learners, self.config.sync_timeout_s, gradings)
+        return (kind or Retention)(settings, self.memory, self.learners, self.config.sync_timeout_s, gradings)
 
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s

@@ -33,7 +33,6 @@ from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens
 from rllib_srl.cli.serving.trainer.rated_baseline import Rated, RatedEstimator, histories_of, prompt_name
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
-from rllib_srl.common.environments import grading_digest
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.learner.group.retention import Retention
 from rllib_srl.people.lineage.conversations import SERVED
@@ -144,11 +143,7 @@ class RatedRun:
         loss = self.algo.config.loss_settings()
         how = partial(histories_of, prior_weight=loss.prior_weight, neutral=job.neutral)
         self.algo.advantage_estimator = RatedEstimator(loss, self.ratings, how)
-        if self.algo.retention is not None:
-            config, worlds = self.algo.config, self.algo.config.world_configs()
-            gradings = {name: grading_digest(env, worlds[name]) for name, env in self.algo.source.environments.items()}
-            parts = (config.replay_settings(), self.algo.memory, self.algo.learners, WAIT_S, gradings)
-            self.algo.retention = RatedRetention(self._noted, *parts)
+        self.algo.retention = self.algo.make_retention(partial(RatedRetention, self._noted))
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
