@@ -2,7 +2,7 @@
 
     srl env                                              the installed names
     srl env registers                                    a training prompt, then the next, until Ctrl-D
-    srl env grid --env-config '{"width": 3, "height": 3}' --split heldout --seed 7
+    srl env registers --env-config '{"num_registers": 4}' --split heldout --seed 7
     srl env compare --prompt-id "17, 93, 40"             this one prompt
     srl env compare --gold                               play the gold turns
     printf ' 93\\n' | srl env compare --prompt-id "17, 93, 40"

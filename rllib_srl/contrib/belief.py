@@ -1,12 +1,12 @@
 """Compute what the best policies of an environment with a hidden state earn, with memory and without.
 
     srl contrib belief oracle                                        means over 20 held-out prompts
-    srl contrib belief grid --env-config '{"width": 3, "height": 3}' --num-prompts 50 --split train
+    srl contrib belief registers --env-config '{"task": "larger"}' --num-prompts 50 --split train
     srl contrib belief registers --prompt-id "p=17, c=40, k=93. larger p c" --json -
 
 The best policy with memory keeps a belief over what is hidden; no policy has a higher expected reward. One without
 memory chooses an action by the last observation alone. Both values are exact, as means over all that a prompt's text
-leaves hidden. ENV is an installed name, "package.module:Class" or another value of `SRLConfig.environment`; grid,
+leaves hidden. ENV is an installed name, "package.module:Class" or another value of `SRLConfig.environment`;
 registers and oracle compute these values (`optimal_values`, rllib_srl.envs.games.beliefs). No model is started.
 
 A wrapper may change rewards and observations, so an environment in a wrapper has values only if the wrapper has
@@ -55,7 +55,7 @@ def values_of(env: Any, name: str, prompt_ids: Iterable[str]) -> Iterator[Prompt
     while type(env) in MADE_WITH:  # not a subclass, which may change rewards
         env = env.env
     if not callable(values := getattr(env, "optimal_values", None)):
-        known = "grid, registers or oracle"
+        known = "registers or oracle"
         raise WorldError(f"environment {name!r} has no exact values; expected one with optimal_values, such as {known}")
     for prompt_id in prompt_ids:
         found = values(prompt_id)

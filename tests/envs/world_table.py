@@ -62,7 +62,6 @@ ROWS: dict[str, list[Row]] = {
         Row({"num_calls": 0, "call_format": "json"}, pays_any_text=True),  # right is whatever makes no call
         Row({"bfcl": "parallel", "num_shots": 0, "call_format": "python"}, needs=("bfcl_eval",)),
     ],
-    "grid": [Row(is_hidden=True), Row({"width": 3, "height": 3, "sight": 2, "num_shots": 0}, is_hidden=True)],
     "lookup": [Row({"num_shots": 0}), Row({"num_pairs": 3, "feedback_turns": 1})],
     "oracle": [
         Row(is_hidden=True),
