@@ -139,24 +139,6 @@ def test_numbers_that_would_stop_the_program_are_refused(call):
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
 
 
-def test_nothing_is_shared_between_worlds():
-    one, other = Library(), Library()
-    vehicle = next(task for task in tasks("long_context").values() if "VehicleControlAPI" in task.classes)
-    first_sim, second_sim = Simulation(one, vehicle), Simulation(other, vehicle)
-    weather = ToolCall("get_outside_temperature_from_weather_com")
-    first_sim.run(weather)
-    assert one.simulator("VehicleControlAPI") is not other.simulator("VehicleControlAPI")
-    report = first_sim.instances["VehicleControlAPI"].get_outside_temperature_from_weather_com.__globals__
-    theirs = second_sim.instances["VehicleControlAPI"].get_outside_temperature_from_weather_com.__globals__
-    assert report["LONG_WEATHER_EXTENSION"] is not theirs["LONG_WEATHER_EXTENSION"]
-    import mpmath
-
-    before = mpmath.mp.dps
-    maths = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
-    Simulation(one, maths).run(ToolCall("logarithm", (2, 10, 77)))
-    assert mpmath.mp.dps == before
-
-
 def test_a_folder_of_data_is_read_and_its_faults_are_named(tmp_path):
     with pytest.raises(ValueError, match="has no BFCL_v"):
         Bfcl({"data_dir": str(tmp_path)})

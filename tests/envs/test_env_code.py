@@ -16,20 +16,6 @@ from tests.machine import CAN_ISOLATE
 
 pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
 
-WORLDS = {
-    "python_tool": (PythonTool, {}),
-    "python_tool in lines": (PythonTool, {"call_format": "line", "num_shots": 1}),
-    "code_task": (CodeTask, {}),
-    "code_task with feedback": (CodeTask, {"feedback_turns": 1, "num_shots": 3}),
-}
-
-
-@pytest.fixture(params=WORLDS, name="make")
-def _make(request):
-    world_class, env_config = WORLDS[request.param]
-    return lambda **changes: world_class({**env_config, **changes})
-
-
 def ids_of(world, split="train", seed=0, count=20):
     return list(islice(world.prompt_ids(split, seed), count))
 
@@ -49,6 +35,7 @@ def code(body):
     return f"\n```python\n{body}\n```\n"
 
 
+@pytest.mark.parametrize("make", [PythonTool, CodeTask])
 def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypatch):
     """A world asks for every guarantee, and passes its setting on."""
     asked = []
@@ -61,8 +48,8 @@ def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypat
     monkeypatch.setattr("rllib_srl.envs.coding.code_task.Sandbox", Weak)
     monkeypatch.setattr("rllib_srl.envs.coding.python_tool.Sandbox", Weak)
     with pytest.raises(WeakSandboxError, match="set allow_weak_sandbox = True"):
-        make()
-    make(allow_weak_sandbox=True)
+        make({})
+    make({"allow_weak_sandbox": True})
     assert asked == [False, True]
 
 

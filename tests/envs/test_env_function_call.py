@@ -160,17 +160,6 @@ def test_sets_of_requests_are_counted_through():
     assert last == [NUM_REQUESTS - 3, NUM_REQUESTS - 2, NUM_REQUESTS - 1]
 
 
-@pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
-@pytest.mark.parametrize("num_calls", [0, 1, 2])
-def test_the_gold_turn_earns_one_in_every_format(call_format, num_calls):
-    world = FunctionCall({"call_format": call_format, "num_calls": num_calls})
-    for split in ("train", "heldout"):
-        for prompt_id in islice(world.prompt_ids(split, 0), 15):
-            prompt, _ = world.reset(options={"prompt_id": prompt_id})
-            assert prompt.endswith(f"Question: {world._row(prompt_id).request}\n")
-            assert world.step(world.gold_turns(prompt_id)[0])[1:] == (1.0, True, False, {})
-
-
 def test_wrong_turns_by_hand():
     number = next(n for n in range(NUM_REQUESTS) if request(n).text == "Set a timer for 12 minutes called tea.")
     world = FunctionCall({})

@@ -1,7 +1,8 @@
-"""All verifiable datasets of reasoning-gym and their curricula."""
+"""reasoning-gym: all verifiable data sets, their graders and curricula, and that no answer is run as code."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from rllib_srl.envs import text
 from rllib_srl.envs.math.reasoning_gym_data import REFUSED, make_dataset
-from rllib_srl.envs.math.reasoning_gym_env import ReasoningGym
+from rllib_srl.envs.math.reasoning_gym_env import COMPARED_AS_TEXT, READ_AS_ALGEBRA, READ_AS_ARITHMETIC, ReasoningGym
 from tests.envs.world_play import first_ids, play
 
 NUM_PLAYED = 3  # entries of each dataset
@@ -100,10 +101,10 @@ def test_integrals_may_leave_out_their_constant_and_formulas_may_be_rearranged()
         assert play(world, [turn], prompt_id)[1] == [reward], turn
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_datasets_that_cannot_be_checked_are_refused(name):
-    with pytest.raises(ValueError, match=f"dataset = '{name}' is refused: it"):
-        ReasoningGym({"dataset": name})
+def test_datasets_that_cannot_be_checked_are_refused():
+    for name in REFUSED:
+        with pytest.raises(ValueError, match=f"dataset = '{name}' is refused: it"):
+            ReasoningGym({"dataset": name})
 
 
 def test_levels_of_the_curriculum_make_questions_harder():
@@ -124,3 +125,74 @@ def test_levels_of_the_curriculum_make_questions_harder():
         ReasoningGym({"dataset": "chain_sum", "levels": {"terms": 1}})
     with pytest.raises(ValueError, match="no curriculum"):
         ReasoningGym({"dataset": "gsm_symbolic", "levels": {"difficulty": 1}})
+
+
+@pytest.mark.parametrize(("env_config", "message"), [
+    ({}, "dataset is not set"),
+    ({"dataset": "chainsum"}, "dataset = 'chainsum'; expected one of reasoning-gym's .*chain_sum"),
+    ({"dataset": "chain_sum", "config": {"terms": 2}}, "dataset 'chain_sum' has no 'terms'; expected .*max_terms"),
+    ({"dataset": "chain_sum", "config": {"min_terms": 9}}, "is refused: max_terms must be >= min_terms"),
+    ({"dataset": "chain_sum", "config": {"seed": 1, "size": 3}}, "config has seed; .*config has size"),
+    ({"dataset": "chain_sum", "level": 99}, r"level = 99; expected 0 to \d+ for dataset 'chain_sum'"),
+    ({"dataset": "composite"}, "refused: its settings are not JSON"),
+    ({"dataset": "rush_hour"}, "has no reference answers"),
+    ({"dataset": "sudoku"}, "answers of several lines; set multiline = True"),
+])  # fmt: skip
+def test_reasoning_gym_refuses_bad_settings(env_config, message):
+    with pytest.raises(ValueError, match=message):
+        ReasoningGym(env_config)
+
+
+def test_partial_credit_counts_only_on_request():
+    # reasoning-gym: an answer that contains the right one earns their ratio of lengths.
+    prompt_id = json.dumps({"dataset": "spell_backward", "index": 3})
+    plain, graded = (ReasoningGym({"dataset": "spell_backward", "graded": graded}) for graded in (False, True))
+    answer = plain.question(prompt_id).answer
+    assert plain.grade(prompt_id, answer) == graded.grade(prompt_id, answer) == 1.0
+    near = answer[:-1] + ("x" if answer[-1] != "x" else "y")
+    assert plain.grade(prompt_id, near) == 0.0
+    partial = graded.grade(prompt_id, near)
+    assert 0 < partial < 1
+    graded.reset(options={"prompt_id": prompt_id})
+    assert graded.step(f" {near}\n")[1] == partial
+
+
+def test_answers_of_several_lines_end_with_a_blank_one():
+    world = ReasoningGym({"dataset": "sudoku", "multiline": True, "num_shots": 1, "pool_size": 20})
+    assert world.stop_strings == ("\n\n",)
+    prompt_id = first_ids(world, count=1)[0]
+    (gold,) = world.gold_turns(prompt_id)
+    assert gold.count("\n") == 10
+    world.reset(options={"prompt_id": prompt_id})
+    assert world.step(gold)[1:3] == (1.0, True)
+
+
+def test_no_answer_is_ever_run_as_code(tmp_path):
+    target = tmp_path / "written"
+    for name in sorted(COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA):
+        world = ReasoningGym({"dataset": name, "num_shots": 0, "pool_size": 1, "multiline": True})
+        prompt_id = world._id(0)
+        for code in (f"open({str(target)!r}, 'w')", f"__import__('pathlib').Path({str(target)!r}).touch()", "9**9**9"):
+            assert world.grade(prompt_id, code) in (None, 0.0)
+        assert world.grade(prompt_id, world.question(prompt_id).answer) == 1.0
+    assert not target.exists()
+
+
+def test_every_grader_that_evaluates_is_known():
+    """Fails when a release of reasoning-gym adds a grader that may run an answer as code."""
+    from reasoning_gym.factory import DATASETS
+
+    harmless = {
+        "basic_arithmetic": "evaluates its own question",
+        "bitwise_arithmetic": "evaluates its own question, reads the answer with int()",
+        "gsm_symbolic": "evaluates its own templates",
+        "number_sorting": "evaluates the right answer",
+        "propositional_logic": "a parser of its own",
+        "codeio": "runs its own programs",
+    }
+    evaluating = set()
+    for name, (dataset_class, _) in DATASETS.items():
+        source = inspect.getsource(inspect.getmodule(dataset_class))
+        if re.search(r"(?<![\w.])(eval|exec)\(|parse_expr\(|sympify\(", source):
+            evaluating.add(name)
+    assert evaluating - set(harmless) == COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs import posting
 from rllib_srl.envs.people import judge as judges_allowed
 from rllib_srl.envs.people import sentences
@@ -30,15 +29,12 @@ from rllib_srl.envs.people.sentences import CRITERIA, grades
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, to_group
-from rllib_srl.rollout.player import play
-from rllib_srl.types import GroupMeta, Prompt
-from tests.scripted_engine import Bytes, GoldEngine
+from tests.replay.groups import a_group
 
 PROMPT_ID = "lamp, river, cloud"
 ASKED = "Question: Write one sentence of 8 to 12 words with: lamp, river, cloud.\nAnswer:"
+JUDGE = "rllib_srl.envs.people.sentences:grades"
 TWO = (Criterion("a", "is a"), Criterion("b", "is b"))
 
 
@@ -197,7 +193,7 @@ def test_judges_and_criteria_that_cannot_be_used_are_refused(monkeypatch):
         Rubric({"judge": "no.module:f"})
     with pytest.raises(ValueError, match="sentences:CRITERIA' is a tuple; expected a function"):
         make_judge("rllib_srl.envs.people.sentences:CRITERIA", "", 1.0, "")
-    assert make_judge("rllib_srl.envs.people.sentences:grades", "", 1.0, "") is sentences.grades
+    assert make_judge(JUDGE, "", 1.0, "") is sentences.grades
 
 
 def test_settings_alone_send_no_variable_to_anybody(monkeypatch):
@@ -303,37 +299,13 @@ def test_a_file_of_the_user_allows_judges_too(home):
         fault_of(url, "KEY")
 
 
-def fair(prompt, answer, criteria):
-    """Judge by a function: grade 3 for a sentence with a lamp, 2 for another."""
-    return {criterion.name: 3 if "lamp" in answer else 2 for criterion in criteria}
-
-
-@pytest.mark.parametrize(("answer", "settings", "grade"), [
-    ("a lamp", {}, 4),  # 8 of 8 pass: Easy
-    ("a river", {}, 1),
-    ("a lamp", {"reward": "pass"}, 4),
-    ("a river", {"reward": "pass"}, 1),
-])  # fmt: skip
-def test_a_pass_is_a_pass_for_the_memory(answer, settings, grade):
-    """Through the runner's loop, the group, its bytes and the memory, whose own mark is 0.9."""
-    prompt, tokens, calls = Prompt("rubric", PROMPT_ID), Bytes(), EnvCalls(2, 30.0)
-    config = {"world_config": {"num_shots": 0}, "judge": f"{__name__}:fair", **settings}
-    episodes = list(
-        play(
-            [LiveEpisode(prompt, "g", index) for index in range(8)],
-            engine=GoldEngine(tokens, {"g": [f" {answer}\n"]}), worlds={"rubric": lambda: Rubric(config)},
-            transcript=RawTranscript(tokens), sampling=Sampling(max_tokens=1), limits=Limits(1, 40, 400), calls=calls,
-            deadline_s=60.0,
-        )
-    )  # fmt: skip
-    calls.close()
-    group = decode(encode(to_group(prompt, "g", episodes)))
-    assert GroupMeta.of(group, None).pass_reward == (1.0 if settings else 2 / 3)
-    plain = {"admit": None, "degenerate_share": None, "spacing": "fsrs"}
-    buffer = SRLReplayBuffer(ReplaySettings.from_dict(plain).checked())
+@pytest.mark.parametrize(("grade", "recalled"), [(3, 4), (2, 1)])
+def test_a_pass_is_a_pass_for_the_memory(grade, recalled):
+    """Eight answers of grade 3 are reviewed as easy, although the memory's own mark is .9."""
+    group = a_group(0, rewards=[(grade - 1) / 3] * 8, extra={"pass_reward": Rubric({"judge": JUDGE}).pass_reward})
+    buffer = SRLReplayBuffer(ReplaySettings.from_dict({"admit": None, "degenerate_share": None, "spacing": "fsrs"}).checked())
     (visit,) = buffer.add([group], now=1)
-    assert visit.grade == grade and visit.pass_rate == float(grade == 4)
-    assert GroupMeta.of(group, None).is_success_G(0.9).all() == (grade == 4)
+    assert (visit.grade, visit.pass_rate) == (recalled, float(grade == 3))
 
 
 def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():

@@ -9,9 +9,9 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -35,67 +35,46 @@ MALFORMED = [
     "1" * 100_000, "x" * 1_000_000, "🦊 " * 250_000, "٣", "²", "nan", "-inf", "1e309", "[]", "{}", "[" * 5000,
     "(" * 5000, '{"a": ' * 2000, "<tool>" * 500, "</tool_call>", "Tool:", "Tool: (", "Answer:", "get", "answer ",
     "__import__('os').getcwd()", "'; DROP TABLE questions; --", "${jndi:ldap://x}", "None", "%s%n", "\\", "```",
+    *(piece * (1_000_000 // len(piece)) for piece in ("\n", '{"a": ', "Tool:\n", "Answer:\n", "Tool: f()\n",
+                                                      "<think></think>", "\\boxed{")),
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Made:
-    """One world of the contract, and how to make more of it."""
-
-    name: str
-    row: world_table.Row
-    make: Callable[..., Any]
 
 
 PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * row.is_slow) for name, (_, row) in CASES.items()]
 
 
 @pytest.fixture(params=PARAMETERS, name="case")
-def _case(request: pytest.FixtureRequest) -> Made:
+def _case(request: pytest.FixtureRequest) -> Any:
+    """Return name and row of a world, and `make`, which makes it with changed settings."""
     path, row = CASES[request.param]
     if absent := world_table.missing(row):
         pytest.skip(f"{', '.join(absent)} not installed")
-    return Made(request.param, row, lambda **changes: world_table.made(path, row, **changes))
+    return SimpleNamespace(name=request.param, row=row, make=lambda **new: world_table.made(path, row, **new))
 
 
 @pytest.fixture(name="world")
-def _world(case: Made) -> Iterator[Any]:
+def _world(case: Any) -> Iterator[Any]:
     world = case.make()
     yield world
     world.close()
 
 
-@dataclass
-class Played:
-    """An episode as the runner sees it. Invariant: `rewards` has one entry a turn."""
-
-    observations: list[str]
-    rewards: list[float]
-    is_over: bool
-    info: dict[str, Any]
-    stop_reason: Any
-
-    @property
-    def earned(self) -> float:
-        return sum(self.rewards)
-
-
-def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Played:
+def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Any:
     """Play turns until they or the episode end, every reply checked as the runner checks it (`rollout.replies`)."""
     reply = replies.reset(world, Prompt("world", prompt_id))
-    played = Played([reply.observation], [], False, reply.info, None)
+    observations, rewards, is_over = [reply.observation], [], False
     for turn in turns:
         reply = replies.step(world, turn)
-        played.observations.append(reply.observation)
-        played.rewards.append(reply.reward)
-        played.info, played.stop_reason = reply.info, reply.stop_reason
-        if reply.is_terminated or reply.is_truncated:
-            played.is_over = True
+        observations.append(reply.observation)
+        rewards.append(reply.reward)
+        if is_over := reply.is_terminated or reply.is_truncated:
             break
-    return played
+    return SimpleNamespace(
+        observations=observations, rewards=rewards, earned=sum(rewards), is_over=is_over, stop_reason=reply.stop_reason
+    )
 
 
-def question(case: Made, world: Any, prompt_id: str) -> str:
+def question(case: Any, world: Any, prompt_id: str) -> str:
     """Return the text that makes a task what it is: what is asked and, where more is hidden, how the gold play goes."""
     asked = world.reset(options={"prompt_id": prompt_id})[0]
     if not case.row.is_hidden:
@@ -105,7 +84,7 @@ def question(case: Made, world: Any, prompt_id: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_is_a_gymnasium_environment_of_text(case: Made, world: Any) -> None:
+def test_it_is_a_gymnasium_environment_of_text(case: Any, world: Any) -> None:
     assert isinstance(world, gymnasium.Env)
     check_world(world, case.name)
     observation, info = world.reset(seed=1)
@@ -115,7 +94,7 @@ def test_it_is_a_gymnasium_environment_of_text(case: Made, world: Any) -> None:
     assert isinstance(world.stop_strings, tuple) and all(world.stop_strings)
 
 
-def test_gymnasiums_own_checker_finds_nothing(case: Made, world: Any) -> None:
+def test_gymnasiums_own_checker_finds_nothing(case: Any, world: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harmless = "spec|render_mode|Box|custom space|is not a known|is not fully supported"
@@ -123,7 +102,7 @@ def test_gymnasiums_own_checker_finds_nothing(case: Made, world: Any) -> None:
         check_env(world, skip_render_check=True)
 
 
-def test_a_seed_decides_the_prompt_and_no_more(case: Made, world: Any) -> None:
+def test_a_seed_decides_the_prompt_and_no_more(case: Any, world: Any) -> None:
     drawn = [world.reset(seed=seed)[1]["prompt_id"] for seed in (5, 6, 5)]
     assert drawn[0] == drawn[2] != drawn[1]
     other = case.make()
@@ -134,18 +113,7 @@ def test_a_seed_decides_the_prompt_and_no_more(case: Made, world: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_prompt_id_is_the_same_task_in_every_instance(case: Made, world: Any) -> None:
-    other = case.make()
-    for prompt_id in first_ids(world, count=case.row.num_checked):
-        observation, info = world.reset(options={"prompt_id": prompt_id})
-        world.step("played in between")
-        assert info["prompt_id"] == prompt_id and isinstance(prompt_id, str)
-        assert other.reset(seed=99, options={"prompt_id": prompt_id})[0] == observation
-    other.close()
-
-
-@pytest.mark.slow
-def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, world: Any) -> None:
+def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Any, world: Any) -> None:
     count = 15 * case.row.num_checked
     ids, other = first_ids(world, seed=3, count=count), case.make()
     assert ids == first_ids(other, seed=3, count=count)
@@ -157,7 +125,7 @@ def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Made, wor
 
 
 @pytest.mark.slow
-def test_the_splits_share_no_question_whatever_the_seeds(case: Made, world: Any) -> None:
+def test_the_splits_share_no_question_whatever_the_seeds(case: Any, world: Any) -> None:
     asked = {
         split: {
             question(case, world, prompt_id)
@@ -172,7 +140,7 @@ def test_the_splits_share_no_question_whatever_the_seeds(case: Made, world: Any)
         next(iter(world.prompt_ids("test", 0)))
 
 
-def test_the_gold_turns_earn_one_in_both_splits(case: Made, world: Any) -> None:
+def test_the_gold_turns_earn_one_in_both_splits(case: Any, world: Any) -> None:
     for split in text.SPLITS:
         for prompt_id in first_ids(world, split, count=case.row.num_checked):
             played = play(world, prompt_id, world.gold_turns(prompt_id))
@@ -181,17 +149,18 @@ def test_the_gold_turns_earn_one_in_both_splits(case: Made, world: Any) -> None:
             assert len(played.rewards) == len(world.gold_turns(prompt_id))  # not over before the last
 
 
-def test_empty_answers_earn_nothing(case: Made, world: Any) -> None:
+def test_empty_answers_earn_nothing(case: Any, world: Any) -> None:
     for prompt_id in first_ids(world, count=3):
         for turn in ("", "\n", "   "):
             played = play(world, prompt_id, [turn] * MOST_TURNS)
             assert played.is_over and played.earned == 0.0, (prompt_id, turn)
 
 
-def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Made, world: Any) -> None:
+def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Any, world: Any) -> None:
     (prompt_id,) = first_ids(world, count=1)
     for answer in MALFORMED:
-        played = play(world, prompt_id, [answer] * 3)  # `replies` refuses what is not a reward or a stop reason
+        # `replies` refuses what is not a reward or a stop reason.
+        played = play(world, prompt_id, [answer] * (3 if len(answer) < 1000 else 1))
         assert all(math.isfinite(reward) for reward in played.rewards), ascii(answer[:12])
         assert case.row.pays_any_text or played.earned == 0.0, ascii(answer[:12])
         assert all(len(said) < 100_000 for said in played.observations[1:]), ascii(answer[:12])  # no echo without end
@@ -199,7 +168,7 @@ def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Made, world: Any
 
 
 @pytest.mark.slow
-def test_a_history_of_turns_is_replayed(case: Made, world: Any) -> None:
+def test_a_history_of_turns_is_replayed(case: Any, world: Any) -> None:
     if case.row.iterates:
         pytest.skip("its history is of answers to go on from: tests/envs/test_self_iteration.py")
     for prompt_id in first_ids(world, count=3):
@@ -219,7 +188,7 @@ def test_a_history_of_turns_is_replayed(case: Made, world: Any) -> None:
             world.reset(options={"prompt_id": prompt_id, "history": gold})
 
 
-def test_parallel_instances_share_nothing(case: Made, world: Any) -> None:
+def test_parallel_instances_share_nothing(case: Any, world: Any) -> None:
     first, second = first_ids(world, count=2)
     alone = [play(world, prompt_id, world.gold_turns(prompt_id)) for prompt_id in (first, second)]
     other = case.make()
@@ -235,7 +204,7 @@ def test_parallel_instances_share_nothing(case: Made, world: Any) -> None:
     other.close()
 
 
-def test_stepping_out_of_turn_is_refused(case: Made, world: Any) -> None:
+def test_stepping_out_of_turn_is_refused(case: Any, world: Any) -> None:
     with pytest.raises(ResetNeeded):
         world.step("x\n")
     (prompt_id,) = first_ids(world, count=1)
@@ -261,12 +230,12 @@ def test_an_unknown_option_is_refused(world: Any) -> None:
         world.reset(options={"history": ["7\n"]})
 
 
-def test_an_unknown_setting_is_refused(case: Made) -> None:
+def test_an_unknown_setting_is_refused(case: Any) -> None:
     with pytest.raises(ValueError, match="no_such_setting is not a setting; expected one of "):
         case.make(no_such_setting=1)
 
 
-def test_playing_draws_nothing_from_the_global_generators(case: Made) -> None:
+def test_playing_draws_nothing_from_the_global_generators(case: Any) -> None:
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist()

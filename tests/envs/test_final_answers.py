@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.envs.math.classes import CLASSES, class_of
+from rllib_srl.envs.math.classes import class_of
 from rllib_srl.envs.math.final_answers import graded, read, shown
 
 ASKED = "Tom has 10 apples. He gets 11 more. How many apples has he now?"
@@ -148,23 +148,6 @@ def test_what_was_read_is_told():
     assert read("#### 21", "number", "boxed").marker == "hashes"
     assert read(r"#### 20 \boxed{21}", "number", "hashes").marker == "hashes"
     assert shown(()) == ""
-
-
-NUMERALS = st.integers(-999, 9999)
-
-
-@given(NUMERALS, NUMERALS)
-def test_a_sentence_that_ends_in_a_number_states_that_number(gold, other):
-    expected = float(gold == other)
-    for sentence in (f"The result is {other}.", f"<answer>{other}</answer>", rf"\boxed{{{other}}}", f"{other} apples"):
-        assert graded(str(gold), sentence).grade == expected
-    assert graded(str(gold), f"{gold} or {gold + 1}").grade == 0.0
-
-
-@given(st.text(alphabet="12 .,/-+=xan ot'isor$\\{}?\n#<>", max_size=40))
-def test_any_text_is_read(text):
-    for sort in CLASSES:
-        assert all(isinstance(answer, str) for answer in read(text, sort).answers)
 
 
 @settings(max_examples=30)

@@ -1,93 +1,57 @@
-"""What worlds of one question do beyond the contract of tests/envs/test_envs.py: shots, feedback, tries, counts."""
+"""What environments of one question do beyond the contract of test_envs.py: texts, splits, shots, feedback, counts."""
 
 from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, permutations
 
 import pytest
 
 from rllib_srl.envs import text
 from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.games.lookup import Lookup
-from rllib_srl.envs.math.compare import Compare
+from rllib_srl.envs.math.compare import Compare, ordered_choice
 from rllib_srl.envs.math.reasoning_gym_env import ChainSum, Products, ReasoningGym
+from rllib_srl.envs.question import integer_in
+from rllib_srl.envs.text import shuffled, split_of
 from rllib_srl.envs.tools.word_problem import WordProblem
-from tests.envs.world_play import first_ids
+from tests.envs.world_play import play
 
-WORLDS = {
-    "compare": (Compare, {}),
-    "lookup": (Lookup, {"num_shots": 0}),
-    "reasoning_gym": (ReasoningGym, {"dataset": "spell_backward", "pool_size": 300, "level": 0}),
-}
+PROMPT_ID = "17, 93, 40"
+WRONG, GOLD = " 17\n", " 93\n"
 
-
-@pytest.fixture(params=WORLDS, name="make")
-def _make(request):
-    world_class, env_config = WORLDS[request.param]
-    return lambda **changes: world_class({**env_config, **changes})
+# --- prompts and splits
 
 
-def play(world, turns, **options):
-    """Return observations, rewards and the last info of an episode of `turns`."""
-    observation, _ = world.reset(options=options)
-    observations, rewards, info = [observation], [], {}
-    for turn in turns:
-        observation, reward, terminated, truncated, info = world.step(turn)
-        observations.append(observation)
-        rewards.append(reward)
-        assert not truncated
-    return observations, rewards, terminated, info
+def test_every_question_is_numbered_once():
+    assert sorted(ordered_choice(number, "abcd", 3) for number in range(24)) == sorted(
+        list(choice) for choice in permutations("abcd", 3)
+    )
 
 
-def test_a_wrong_answer_earns_nothing_and_an_empty_one_is_unparsable(make):
-    world = make(feedback_turns=0)
-    for prompt_id in first_ids(world):
-        _, rewards, terminated, info = play(world, [f" {world.question(prompt_id).wrong}\n"], prompt_id=prompt_id)
-        assert (rewards, terminated, info.get("stop_reason")) == ([0.0], True, None)
-    for turn in ("", " ", "\n", "\n\n 7", "   \n7\n"):
-        _, rewards, terminated, info = play(world, [turn], prompt_id=prompt_id)
-        assert (rewards, terminated, info) == ([0.0], True, {"stop_reason": "unparsable"}), turn
+def test_shuffled_is_a_permutation_without_order():
+    for size in (0, 1, 2, 3, 7, 64, 1000, 4097):
+        assert sorted(shuffled(size, "a seed")) == list(range(size))
+    # The mean of |x_i - x_(i+1)| over random orders of n numbers is (n + 1) / 3, and each place is uniform.
+    size = 3000
+    jumps = sum(abs(a - b) for a, b in pairwise(shuffled(size, 0))) / (size - 1)
+    assert abs(jumps - (size + 1) / 3) < 50
+    firsts = Counter(next(shuffled(10, seed)) for seed in range(2000))
+    assert len(firsts) == 10 and max(firsts.values()) < 300  # 200 expected each
 
 
-def test_what_follows_the_newline_does_not_count(make):
-    world = make()
-    prompt_id = first_ids(world)[0]
-    (gold,) = world.gold_turns(prompt_id)
-    assert play(world, [gold + "Question: more\nAnswer: 0"], prompt_id=prompt_id)[1] == [1.0]
-    assert play(world, [gold.strip()], prompt_id=prompt_id)[1] == [1.0]
+def test_a_fixed_share_is_held_out_and_case_and_space_do_not_matter():
+    held_out = sum(split_of(f"question {number}") == "heldout" for number in range(20_000))
+    assert abs(held_out / 20_000 - 0.15) < 0.01
+    for number in range(50):
+        assert split_of(f"question  {number}\n") == split_of(f"Question {number}")
 
 
-def test_feedback_gives_further_tries_for_part_of_the_reward(make):
-    world = make(feedback_turns=2, retry_reward=0.25)
-    prompt_id = first_ids(world)[0]
-    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
-    assert play(world, [gold], prompt_id=prompt_id)[1] == [1.0]
-    again = "Wrong. Try again.\nAnswer:"
-    observations, rewards, terminated, info = play(world, [wrong, wrong, gold], prompt_id=prompt_id)
-    assert observations[1:] == [again, again, ""]
-    assert (rewards, terminated, info) == ([0.0, 0.0, 0.25], True, {})
-    _, rewards, terminated, info = play(world, [wrong, "", wrong], prompt_id=prompt_id)
-    assert (rewards, terminated, info) == ([0.0, 0.0, 0.0], True, {})
-    *_, info = play(world, [wrong, wrong, ""], prompt_id=prompt_id)
-    assert info == {"stop_reason": "unparsable"}
-    observations, *_ = play(world, ["0 and no newline"], prompt_id=prompt_id)
-    assert observations[1] == "\n" + again  # feedback starts on a line of its own
-
-
-def test_the_shots_show_feedback_where_there_is_some(make):
-    for feedback_turns in (0, 1):
-        prompt, _ = make(feedback_turns=feedback_turns, num_shots=4).reset(seed=0)
-        assert prompt.count("Question: ") == 5
-        assert prompt.count("Wrong. Try again.\nAnswer:") == 2 * feedback_turns
-        assert "\n\n\n" not in prompt
-
-
-def test_replayed_tries_count(make):
-    world = make(feedback_turns=2)
-    prompt_id = first_ids(world)[0]
-    wrong, (gold,) = f" {world.question(prompt_id).wrong}\n", world.gold_turns(prompt_id)
-    world.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})
-    assert world.step(gold)[1:3] == (world.settings.retry_reward, True)
-    world.reset(options={"prompt_id": prompt_id, "history": [wrong, "x"]})
-    assert world.step(wrong)[2]
+def test_the_order_of_the_numbers_does_not_leak_held_out_questions():
+    world = Compare()
+    for numbers in ([17, 93, 40], [55, 54, 12]):
+        ids = [", ".join(map(str, order)) for order in permutations(numbers)]
+        assert len({text.split_of(world.question(prompt_id).canonical) for prompt_id in ids}) == 1
 
 
 @pytest.mark.parametrize(("world", "num_questions"), [
@@ -103,3 +67,108 @@ def test_num_questions_is_what_the_splits_hold(world, num_questions):
     ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
     assert len({world.question(prompt_id).text for prompt_id in ids}) == len(ids) == world.num_questions
     assert num_questions in (None, len(ids))
+
+
+# --- questions and answers
+
+
+def test_texts_by_hand():
+    compare, two = Compare({"num_shots": 0}), Compare({"num_shots": 0, "num_numbers": 2})
+    assert compare.reset(options={"prompt_id": PROMPT_ID})[0] == "Question: Which is largest: 17, 93 or 40?\nAnswer:"
+    assert two.reset(options={"prompt_id": "17, 93"})[0] == "Question: Which is larger: 17 or 93?\nAnswer:"
+    assert compare.gold_turns(PROMPT_ID) == [GOLD]
+    smallest, smaller = (Compare({"num_shots": 0, "num_numbers": n, "ask": "smallest"}) for n in (3, 2))
+    asked, _ = smallest.reset(options={"prompt_id": "93, 17, 40"})
+    assert asked == "Question: Which is smallest: 93, 17 or 40?\nAnswer:"
+    assert smaller.reset(options={"prompt_id": "17, 93"})[0] == "Question: Which is smaller: 17 or 93?\nAnswer:"
+    for answer, grade in (("17", 1.0), ("93", 0.0), ("40", 0.0), ("smallest", None)):
+        assert smallest.grade("93, 17, 40", answer) == grade
+    # Each one's shown mistake is what the other one wants, and both keep the same questions out of training.
+    for world, other in ((compare, smallest), (smallest, compare)):
+        question, opposite = world.question("93, 17, 40"), other.question("93, 17, 40")
+        assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)
+    lookup = Lookup({"num_shots": 0})
+    assert lookup.reset(options={"prompt_id": "a=12, b=40. b?"})[0] == "Question: a=12, b=40. b?\nAnswer:"
+    assert lookup.gold_turns("a=12, b=40. b?") == [" 40\n"]
+    assert (compare.chance, two.chance, lookup.chance) == (1 / 3, 1 / 2, 1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("7", 7), ("-7", -7), ("07", 7), ("7.", 7), ("7.0", None), ("+7", None), ("7..", None), ("", None), (".", None),
+     ("7 8", None), ("٣", None), ("1" * 31, None)],
+)  # fmt: skip
+def test_integers_by_hand(answer, value):
+    assert integer_in(answer) == value
+
+
+def test_the_first_line_counts():
+    world = Compare({"num_shots": 0})
+    for turn, reward in [(GOLD + "Question: more\nAnswer: 0", 1.0), (GOLD.strip(), 1.0), (WRONG + GOLD, 0.0)]:
+        assert play(world, [turn], PROMPT_ID)[1:] == ([reward], True, {}), turn
+    for turn in ("", " ", "\n", "\n\n 93", "   \n93\n"):
+        assert play(world, [turn], PROMPT_ID)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), turn
+
+
+# --- feedback and shots
+
+
+def test_feedback_gives_further_tries_for_part_of_the_reward():
+    world = Compare({"num_shots": 0, "feedback_turns": 2, "retry_reward": 0.25})
+    again = "Wrong. Try again.\nAnswer:"
+    assert play(world, [GOLD], PROMPT_ID)[1] == [1.0]
+    assert play(world, [WRONG], PROMPT_ID)[0] == again
+    assert play(world, [WRONG, WRONG, GOLD], PROMPT_ID) == ("", [0.0, 0.0, 0.25], True, {})
+    assert play(world, [WRONG, "", WRONG], PROMPT_ID)[1:] == ([0.0, 0.0, 0.0], True, {})
+    assert play(world, [WRONG, WRONG, ""], PROMPT_ID)[3] == {"stop_reason": "unparsable"}
+    assert play(world, ["17"], PROMPT_ID)[0] == "\n" + again  # feedback starts on its own line
+    for turn, reward in ((GOLD, 0.25), (WRONG, 0.0)):  # replayed tries count
+        world.reset(options={"prompt_id": PROMPT_ID, "history": [WRONG, "x"]})
+        assert world.step(turn)[1:3] == (reward, True)
+
+
+def test_the_shots_show_feedback_where_there_is_some():
+    for feedback_turns in (0, 1):
+        prompt, _ = Compare({"feedback_turns": feedback_turns, "num_shots": 4}).reset(seed=0)
+        assert prompt.count("Question: ") == 5
+        assert prompt.count("Wrong. Try again.\nAnswer:") == 2 * feedback_turns
+        assert "\n\n\n" not in prompt
+
+
+@pytest.mark.parametrize(("env_config", "message"), [
+    ({"lowest": 50, "highest": 50}, "lowest = 50, highest = 50; expected 0 <= lowest < highest"),
+    ({"lowest": 10, "highest": 12}, "lowest to highest are 3 numbers; too few"),
+])  # fmt: skip
+def test_compare_refuses_impossible_settings(env_config, message):
+    with pytest.raises(ValueError, match=message):
+        Compare(env_config)
+
+
+# --- copied words
+
+
+def test_copied_words_by_hand():
+    world, prompt_id = CopyWords({"num_shots": 0}), "lamp, river, cloud, nest"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    assert observation == "Question: Copy these words: lamp, river, cloud, nest\nAnswer:"
+    for answer, grade in [
+        (" lamp, river, cloud, nest\n", 1.0), (" lamp river cloud nest.\n", 1.0), (" Lamp,  RIVER, cloud, nest\n", 1.0),
+        (" river, lamp, cloud, nest\n", 0.0), (" lamp, river, cloud\n", 0.0),
+        (" lamp, river, cloud, nest, nest\n", 0.0), (" lamp, river, cloud, n\u0435st\n", 0.0),  # a cyrillic e
+    ]:  # fmt: skip
+        assert play(world, [answer], prompt_id)[1:] == ([grade], True, {}), answer
+    for answer in ("", "\n", " 7 7 7", " , .", "lamp " * 300):
+        assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]
+
+
+def test_words_backwards_by_hand():
+    world, prompt_id = CopyWords({"num_shots": 0, "order": "backwards"}), "lamp, river, cloud"
+    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    assert observation == "Question: Copy these words backwards: lamp, river, cloud\nAnswer:"
+    assert world.gold_turns(prompt_id) == [" cloud, river, lamp\n"]
+    for answer, grade in [("cloud river lamp", 1.0), (prompt_id, 0.0), ("cloud, lamp, river", 0.0)]:
+        assert play(world, [f" {answer}\n"], prompt_id)[1] == [grade], answer
+    graded, forwards = CopyWords({"order": "backwards", "graded": True}), CopyWords()
+    assert graded.grade(prompt_id, prompt_id) == pytest.approx(1 / 3)  # the middle one stands in its place
+    question, opposite = world.question(prompt_id), forwards.question(prompt_id)
+    assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)

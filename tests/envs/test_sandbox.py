@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import pickle
 import resource
 import signal
 import subprocess
@@ -110,13 +109,9 @@ def test_nothing_runs_as_root_and_no_secret_is_inside(sandbox, monkeypatch):
 
 def test_the_probe_says_what_holds():
     assert not CAN_ISOLATE or probe().missing == []
-    table = str(probe())
     assert [row.name for row in probe().rows] == list(NAMES)
-    assert all(f"\n{name} " in table for name in NAMES)
-    assert probe() is probe()
     rows = tuple(Guarantee(name, name != "files", "landlock", "seen") for name in NAMES)
     assert Guarantees(rows).missing == ["files"] and "files       NO   landlock" in str(Guarantees(rows))
-    assert "namespaces are not available: because" in str(Guarantees(rows, "because"))
 
 
 @pytest.mark.skipif(not OFFERS["filters"], reason="this machine has no filters")
@@ -151,11 +146,6 @@ def test_what_programs_need_of_sockets_and_descriptors_is_allowed(without):
         assert sandbox.run(code).value == "7"
 
 
-def test_unknown_mechanisms_are_refused():
-    with pytest.raises(ValueError, match="without names 'magic'; expected namespaces, landlock, seccomp, uid"):
-        Sandbox(without=("magic",))
-
-
 def test_many_threads_get_their_own_answers(sandbox):
     wrong: list[int] = []
 
@@ -170,11 +160,6 @@ def test_many_threads_get_their_own_answers(sandbox):
     for thread in threads:
         thread.join(timeout=60)
     assert wrong == [] and not any(thread.is_alive() for thread in threads)
-
-
-def test_a_sandbox_can_be_pickled(sandbox):
-    again = pickle.loads(pickle.dumps(sandbox))
-    assert again.limits == sandbox.limits and again.run("3").value == "3"
 
 
 def test_a_dead_zygote_is_replaced(sandbox):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rllib_srl.envs.tools.call_format import MAX_TURN_CHARS
 from rllib_srl.envs.tools.calls import (
     MAX_CALL_CHARS,
     CallError,
@@ -151,23 +152,30 @@ def test_what_is_no_call_of_literals_is_refused(text):
     assert 0 < len(str(caught.value)) < 400
 
 
+PIECES = ["\n", "\x1c", " ", "x", "🦊", "[", '{"a": ', "<", "Tool:\n", "Answer:\n", "Tool: f()\n", "<think></think>",
+          "<tool_call>", "<tool_call>f()</tool_call>", "<function=", "<function=f></function>", "<answer></answer>",
+          "<search>x</search>", "<parameter=a>x</parameter>"]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", CALL_FORMATS)
-@pytest.mark.parametrize(
-    "turn", [*HOSTILE, "<" * 100_000, "<tool_call>" * 100_000, "<function=" * 100_000, "{" * 100_000]
-)
-def test_no_turn_makes_a_format_raise_or_stall(name, turn):  # fmt: skip
-    start = time.thread_time()
-    for text in (turn, f"Tool: {turn}", f"<tool_call>{turn}</tool_call>", f'{{"name": "f", "arguments": {turn}}}'):
-        said = CALL_FORMATS[name]().read(text, TOOLS)
-        assert not said.fault or not said.calls
-    assert time.thread_time() - start < 20
+def test_no_turn_makes_a_format_raise_or_stall(name):
+    form = CALL_FORMATS[name]()
+    for turn in (*HOSTILE, *(piece * (MAX_TURN_CHARS // len(piece)) for piece in PIECES)):
+        start = time.thread_time()
+        for text in (turn, f"Tool: {turn}", f"<tool_call>{turn}</tool_call>", f'{{"name": "f", "arguments": {turn}}}'):
+            said = form.read(text[:MAX_TURN_CHARS], TOOLS)
+            assert not said.fault or not said.calls, ascii(turn[:12])
+        assert time.thread_time() - start < 10, ascii(turn[:12])  # of a tenth of a second; its square is an hour
+    assert form.read("x" * (MAX_TURN_CHARS + 1), TOOLS).fault == (
+        f"{MAX_TURN_CHARS + 1} characters; expected at most {MAX_TURN_CHARS}"
+    )
 
 
-PIECES = st.sampled_from(["Tool:", "Answer:", "Tool", " ", "7", "\t", "\xa0", *"\n\r\v\x1c\x85\u2028"])
+WORDS = st.sampled_from(["Tool:", "Answer:", "Tool", " ", "7", "\t", "\xa0", *"\n\r\v\x1c\x85\u2028"])
 
 
 @settings(max_examples=300)
-@given(pieces=st.lists(PIECES, max_size=12))
+@given(pieces=st.lists(WORDS, max_size=12))
 def test_the_first_line_of_either_kind_counts(pieces):
     turn = "".join(pieces)
     said = LineFormat(bare_tool="search").read(turn, TOOLS)
@@ -228,11 +236,10 @@ def test_turns_are_read_by_hand(name, turn, calls, answer):
     assert bool(said.fault) == (not calls and answer is None)
 
 
-def test_text_without_a_call_is_an_answer_where_models_chat():
-    for name, make in CALL_FORMATS.items():
-        said = make().read("I cannot do that.", TOOLS)
-        assert bool(said.fault) != make.has_plain_answers, name
-        assert make().read("  \n", TOOLS).fault
+@pytest.mark.parametrize("make", CALL_FORMATS.values())
+def test_text_without_a_call_is_an_answer_where_models_chat(make):
+    assert bool(make().read("I cannot do that.", TOOLS).fault) != make.has_plain_answers
+    assert make().read("  \n", TOOLS).fault
 
 
 def test_a_bare_argument_is_one_call():

@@ -1,4 +1,4 @@
-"""The worlds of mathematics that are made here: the calculator, copied words and word problems."""
+"""Word problems and their calculator: values by hand, hostile expressions, and episodes with calls."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
 from rllib_srl.envs.tools.word_problem import TEMPLATES, WordProblem
 from tests.envs.world_play import first_ids, play
-
-# --- the calculator ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("expression", "value"), [
@@ -53,39 +50,11 @@ def test_arithmetic_is_that_of_fractions(tree):
     "1 < 2", "1, 2", "1 +", "(" * 150, "(" * 90 + "1" + ")" * 90 + "(", "1" + "+1" * 500, "9" * 201, "\u0663 + 1",
     "\uff17", "1 \x00", "\ud800", "lambda: 1", "1 << 9", "~1", "1;2", "1\n2",
 ])  # fmt: skip
-def test_what_is_no_arithmetic_is_refused_at_once(expression):
+def test_other_text_is_refused_at_once(expression):
     start = time.thread_time()
     with pytest.raises(CalculatorError):
         evaluate(expression)
     assert time.thread_time() - start < 5
-
-
-def test_copied_words_by_hand():
-    world = CopyWords({"num_shots": 0})
-    prompt_id = "lamp, river, cloud, nest"
-    observation, _ = world.reset(options={"prompt_id": prompt_id})
-    assert observation == "Question: Copy these words: lamp, river, cloud, nest\nAnswer:"
-    for answer, grade in [
-        (" lamp, river, cloud, nest\n", 1.0), (" lamp river cloud nest.\n", 1.0), (" Lamp,  RIVER, cloud, nest\n", 1.0),
-        (" river, lamp, cloud, nest\n", 0.0), (" lamp, river, cloud\n", 0.0),
-        (" lamp, river, cloud, nest, nest\n", 0.0), (" lamp, river, cloud, n\u0435st\n", 0.0),  # a cyrillic e
-    ]:  # fmt: skip
-        assert play(world, [answer], prompt_id)[1:] == ([grade], True, {}), answer
-    for answer in ("", "\n", " 7 7 7", " , .", "lamp " * 300):
-        assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]
-
-
-def test_words_backwards_by_hand():
-    world, prompt_id = CopyWords({"num_shots": 0, "order": "backwards"}), "lamp, river, cloud"
-    observation, _ = world.reset(options={"prompt_id": prompt_id})
-    assert observation == "Question: Copy these words backwards: lamp, river, cloud\nAnswer:"
-    assert world.gold_turns(prompt_id) == [" cloud, river, lamp\n"]
-    for answer, grade in [("cloud river lamp", 1.0), (prompt_id, 0.0), ("cloud, lamp, river", 0.0)]:
-        assert play(world, [f" {answer}\n"], prompt_id)[1] == [grade], answer
-    graded, forwards = CopyWords({"order": "backwards", "graded": True}), CopyWords()
-    assert graded.grade(prompt_id, prompt_id) == pytest.approx(1 / 3)  # the middle one stands in its place
-    question, opposite = world.question(prompt_id), forwards.question(prompt_id)
-    assert (question.wrong, question.canonical) == (opposite.answer, opposite.canonical)
 
 
 def oracle(asked):
@@ -143,10 +112,6 @@ def test_calls_that_cannot_be_run_are_told_and_answers_that_cannot_be_read_end()
     assert world.step("Tool: 4\n")[3:] == (True, {"stop_reason": "out_of_turns"})
     assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
     assert play(world, ["hm\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-    start = time.process_time()
-    for turn in ("\n" * 10_000_000 + "Answer: 55", "Tool: " + "(" * 10_000_000, "7" * 10_000_000):
-        assert play(world, [turn], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"})
-    assert time.process_time() - start < 30
     assert play(world, ["Answer: 54\n"], prompt_id)[1] == [0.0]
 
 
