@@ -1,11 +1,14 @@
-"""Reuse under the baseline from history through `algo.train()`: values at the learner, groups of one, and resuming."""
+"""The baseline from history through `algo.train()`: values that reach the learner, groups of one, resuming."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from tests.small_memory import check_memory, go, memory_config, weights_of
+from tests.small_worlds import Even
 
 HALF_LIFE, WEIGHT, LEAST = 2.0, 2.0, 0.3
 
@@ -85,18 +88,61 @@ def check_values(iterations, least=LEAST, weight=WEIGHT):
     return reused
 
 
+def check_counts(iterations):
+    """Check what is reported of played groups: how many were trained on, and how many loss tokens they have."""
+    for one in iterations:
+        trained = {group.group_id for _, group, _ in one.trained}
+        tokens = {group.group_id: int(group.loss_mask_N.sum()) for group in one.played}
+        live = [name for name in tokens if name in trained]
+        share = sum(tokens[name] for name in live) / sum(tokens.values())
+        assert one.result["env_runners"]["live_token_share"] == pytest.approx(share)
+        for origin in ("fresh", "revisit"):
+            ids = [group.group_id for group in one.played if group.origin == origin and group.group_id in trained]
+            assert one.replay[f"num_signal_{origin}"] == len(ids)
+            assert one.replay[f"num_tokens_{origin}"] == sum(tokens[name] for name in ids)
+    num_live = sum(origin != "reuse" for one in iterations for origin, _, _ in one.trained)
+    num_skipped = sum(len(one.played) for one in iterations) - num_live
+    assert iterations[-1].result["num_groups_unsurprising"] == num_skipped
+    assert max(Counter(group.prompt.key for one in iterations for group in one.played).values()) > 1  # some came back
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
-def test_reused_groups_are_judged_by_the_history_of_today(config, build, size):
+def test_played_and_reused_groups_are_judged_by_the_history_of_today(config, build, size):
     algo = build(config, group_size=size)
     before = weights_of(algo)
     iterations = go(algo, 6)
     reused = check_values(iterations)
+    check_counts(iterations)
     num_left_out = iterations[-1].result["num_reuses_unsurprising"]
     assert iterations[-1].replay["num_reuses"] == len(reused) + num_left_out and len(reused) >= 4
     assert any(np.ptp(group.rewards_G) == 0 for group in reused)  # silent groups were a surprise
+    assert 0 < iterations[-1].replay["surprise_mean"] < 1
+    assert iterations[-1].result["env_runners"]["num_groups_dropped"] == 0
     assert not np.array_equal(weights_of(algo), before)
     check_memory(algo)
+
+
+class Fragile(Even):
+    """As `Even`, but half of all answers, right or wrong, crash the environment."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        if action and ord(action[0]) % 4 < 2:
+            raise RuntimeError("fragile")
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_single_episode_that_infrastructure_leaves_is_trained_on(config, build):
+    config.environment(f"{__name__}:Fragile", env_config={"num_prompts": 12}).replay(reuse_fraction=0.0)
+    algo = build(config, group_size=3, num_prompts_per_batch=6)
+    iterations = go(algo, 5)
+    check_values(iterations)
+    check_counts(iterations)
+    sizes = {group.size for one in iterations for _, group, _ in one.trained}
+    assert {1, 2} <= sizes <= {1, 2, 3}
+    num_dropped = sum(one.result["env_runners"]["num_groups_dropped"] for one in iterations)
+    assert num_dropped == 30 - sum(len(one.played) for one in iterations) > 0  # only of those without an episode
 
 
 def decisions(iterations):
