@@ -157,44 +157,6 @@ def test_a_runner_with_room_begins_what_waits_for_a_full_one():
     ahead.close()
 
 
-def test_what_waits_for_a_stopped_runner_is_played_by_another(random_llama_dir, tmp_path, ray_here, build, monkeypatch):
-    launched, begun, most = {}, {}, []
-    launch, take_new = RolloutsAhead.launch, RolloutsAhead._take_new
-
-    def launching(ahead, runner_id, arguments):
-        launched.update(dict.fromkeys(arguments["prompts"], runner_id))
-        launch(ahead, runner_id, arguments)
-
-    def taken_over():
-        return [name for name, runner_id in begun.items() if launched[name] == 1 != runner_id]
-
-    def taking(ahead, runner_id):
-        new = take_new(ahead, runner_id)
-        begun.update(dict.fromkeys(new["prompts"] if new else (), runner_id))
-        most.append(max(ahead._begun().values(), default=0))
-        if len(taken_over()) >= 3:
-            os.kill(stopped, signal.SIGCONT)
-        return new
-
-    monkeypatch.setattr(RolloutsAhead, "launch", launching)
-    monkeypatch.setattr(RolloutsAhead, "_take_new", taking)
-    config = ahead_config(random_llama_dir, tmp_path, num_env_runners=2)
-    config.env_runners(engine={"name": "transformers", "max_num_seqs": 2}, in_flight=17)
-    algo = build(config.replay(revisit_fraction=0.0).training(num_prompts_per_batch=16))
-    assert algo.config.group_size == 4
-    stopped = algo.runners.where(1, 30)["pid"]
-    with watched(algo) as iterations:
-        algo.train()
-        os.kill(stopped, signal.SIGSTOP)
-        for _ in range(2):
-            algo.train()
-    ids = [meta.group_id for one in iterations for meta in one.metas]
-    assert len(set(ids)) == len(ids) == 3 * 16
-    assert max(most) == 4  # one group at a time
-    assert len(taken_over()) >= 3, begun
-    assert set(ids) <= set(begun)
-
-
 def logps_by_version(directories, ids) -> np.ndarray:
     """Return the log-prob of each token but the first, by each version's weights, float32 [V, T - 1]."""
     found = []

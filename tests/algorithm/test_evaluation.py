@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.algorithm.evaluation import _mean_pass, diversity_of, summary
-from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
@@ -60,8 +59,3 @@ def test_a_run_reports_what_sampled_answers_add(random_llama_dir, tmp_path, ray_
     assert 0 < results["answer_diversity"] <= 1
     assert {len(answers) for answers in sampled.answers.values()} == {3}
     assert all(not batch.answers for batch in plain)
-
-
-def test_counts_are_checked_early(random_llama_dir, tmp_path):
-    config = small_config(random_llama_dir, tmp_path).evaluation(evaluation_pass_k=-1)
-    assert "evaluation_pass_k = -1; expected an integer of at least 0" in faults_of(config)

@@ -37,10 +37,6 @@ def item_of(algo, prompt):
     return store.items[store.slot_of(int(prompt.key, 16))]
 
 
-def tokens_of(iterations) -> list[list[int]]:
-    return [group.token_ids_N.tolist() for one in iterations for group in one.played]
-
-
 # --- shares ---------------------------------------------------------------------------------------
 
 
@@ -120,23 +116,6 @@ def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
     rows = buffer_of(algo).tables.groups
     uses = Counter(meta.group_id for one in iterations for meta in one.reused)
     assert rows["uses"][rows["size"] > 0].sum() == sum(uses.values())
-
-
-@pytest.mark.slow
-def test_reuse_moves_the_weights(config, build):
-    """Two runs that are one until the second iteration, whose reused group is drawn or not."""
-    runs = {}
-    for name, changes in {"on": {}, "off": {"reuse_fraction": 0.0}}.items():
-        algo = build(config.training(lr=1e-4), max_logp_gap=None, **changes)
-        first = go(algo, 1)
-        before = weights_of(algo)
-        second = go(algo, 1)
-        runs[name] = (first + second, before, weights_of(algo))
-    on, off = runs["on"], runs["off"]
-    assert [len(run[0][1].reused) for run in (on, off)] == [1, 0]
-    assert tokens_of(off[0]) == tokens_of(on[0]) and np.array_equal(off[1], on[1])
-    assert [one.revisits for one in off[0]] == [one.revisits for one in on[0]]
-    assert np.linalg.norm(on[2] - off[2]) > 0.05 * np.linalg.norm(off[2] - off[1]) > 0
 
 
 @pytest.mark.slow

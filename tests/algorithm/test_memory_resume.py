@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRL
-from rllib_srl.storage.checkpoints import CheckpointError
 from tests.conftest import ROOT
 from tests.small_memory import check_memory, go, memory_config, weights_of
 
@@ -75,19 +74,6 @@ def straight(config, tmp_path):
     assert all(one["revisits"] and len(one["ids"]) > 6 for one in whole[1:])
     yield algo, whole, tmp_path / "three"
     algo.stop()
-
-
-@pytest.mark.slow
-def test_a_new_algorithm_goes_on_exactly(straight):
-    algo, whole, path = straight
-    num_younger = num_after(algo, 3)
-    algo.stop()
-    again = SRL.from_checkpoint(path)
-    assert again.iteration == 3 and num_after(again, 3) == 0
-    assert_same(go_on(again, 2), whole[3:])
-    assert go(again, 1)[0].result["num_groups_undone"] == num_younger > 3
-    check_memory(again)
-    again.stop()
 
 
 @pytest.mark.slow
@@ -208,18 +194,3 @@ def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight
             assert "\n" not in str(caught.value)
         assert np.array_equal(weights_of(one), weights) and facts_of(one) == facts
     other.stop()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_with_a_damaged_memory_is_refused_and_nothing_changes(straight):
-    algo, _, path = straight
-    file = path / "memory/snapshot.db"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    weights, facts = weights_of(algo), facts_of(algo)
-    for restore in (algo.restore_from_path, SRL.from_checkpoint):
-        with pytest.raises(CheckpointError, match=r"three is damaged: memory/snapshot.db; use an earlier one"):
-            restore(path)
-    assert np.array_equal(weights_of(algo), weights) and facts_of(algo) == facts
-    check_memory(algo)

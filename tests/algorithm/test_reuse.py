@@ -184,22 +184,6 @@ def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner):
     assert stats["reuse/drift"] < 1e-5 and stats["reuse/clip_fraction"] == 0 and stats["num_tokens"] == 0
 
 
-def test_what_another_policy_wrote_is_not(learners, learner):
-    learner.config.replay_max_logp_gap = None
-    learner.config.rollout_is_correction = "none"
-    reused, stats = update(learners, [], STORED)
-    assert relative_gap(reused[0], gradient(learners, STORED)) > 0.1
-    assert stats["reuse/ess"] < 0.9
-
-
-def test_without_weight_reuse_changes_no_bit_and_with_weight_much(learners, learner):
-    learner.config.replay_max_logp_gap = None
-    plain = gradient(learners, GROUPS)
-    weightless = gradient(learners, GROUPS, STORED, weights=(0.0, 0.0))
-    assert all(np.array_equal(plain[name], weightless[name]) for name in plain)
-    assert relative_gap(gradient(learners, GROUPS, STORED), plain) > 1e-2
-
-
 def test_importance_weights_scale_the_gradient_of_each_reused_group(learners, learner):
     """With weights w the reused gradient is w1 g1 + w2 g2, g being those of one group with all others weighing 0."""
     learner.config.replay_max_logp_gap = None

@@ -178,27 +178,6 @@ def test_two_seeds_differ_and_one_repeats(config, build):
 # --- several worlds -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_mixture_plays_each_item_in_its_own_world(config, build):
-    """Even pays what Odd does not, so that a prompt graded in the wrong world would show."""
-    config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
-    config.environment(worlds={even: {"num_prompts": 900}, odd: {"num_prompts": 900}}, mixture={even: 3, odd: 1})
-    algo = build(config.training(num_prompts_per_batch=200, group_size=2, lr=0.0))
-    seen = watch(algo)
-    algo.train()
-    shares = Counter(meta.prompt.env_id for meta in seen[0].groups)
-    assert shares[even] == pytest.approx(150, abs=25)  # 4 standard deviations of a binomial of 200 at .75
-    for meta in seen[0].groups:
-        assert meta.prompt.domain == meta.prompt.prompt_id.split()[0] == meta.prompt.env_id.split(":")[1].lower()
-        for g in range(meta.ref.size):
-            mask = meta.ref.loss_mask_N[meta.ref.offsets[g] : meta.ref.offsets[g + 1]]
-            text = algo.env_runner.tokenizer.decode(meta.ref.stream(g)[mask], skip_special_tokens=True)
-            is_even = bool(text) and ord(text[0]) % 2 == 0
-            assert meta.rewards_G[g] == (is_even if meta.prompt.env_id == even else not is_even)
-    results = algo.evaluate()
-    assert set(results["by_domain"]) == {"even", "odd"}
-
-
 # --- evaluation and callbacks ---------------------------------------------------------------------
 
 
@@ -308,15 +287,6 @@ def test_transcripts_show_what_was_played_and_learnt(config, build):
         assert answer["role"] == "policy"
         assert line["reward"] == float(bool(answer["text"]) and ord(answer["text"][0]) % 2 == 0)
     assert list(Path(algo.logdir).glob("events.out.tfevents*"))
-
-
-@pytest.mark.slow
-def test_checkpoints_are_written_and_pruned(config, build):
-    algo = build(config.training(checkpoint_every=2, checkpoints_kept=2))
-    for _ in range(7):
-        algo.train()
-    names = {path.name for path in Path(algo.logdir).glob("checkpoint_*")}
-    assert names == {"checkpoint_000004", "checkpoint_000006"}
 
 
 @pytest.mark.slow

@@ -59,12 +59,6 @@ def test_a_count_says_the_same(votes, least, ties):
     assert agreement(votes, str.__eq__, least, ties) == [share if vote in best else 0.0 for vote in votes]
 
 
-@given(st.permutations(["a", "a", "a", "b", "b", None]))
-def test_the_order_of_a_group_says_nothing(votes):
-    paid = agreement(votes, str.__eq__, 2, "none")
-    assert [vote for vote, reward in zip(votes, paid, strict=True) if reward] == ["a"] * 3
-
-
 def test_a_group_is_settled_by_what_the_inner_world_reads():
     world = make()
     turns = [[" 40\n"], [" 40.\n"], [" 93\n"], ["hm\n"], []]
@@ -206,11 +200,6 @@ def test_a_settled_reward_stands_in_place_of_the_worlds(played):
         assert group.rewards_G.tolist() == [2.0, 6.0]  # letters of both turns, and no 5
     assert [list(e.get_rewards()) for e in sorted(groups["g-q1"], key=lambda e: e.id_)] == [[0.0, 2.0], [0.0, 6.0]]
     assert sorted(Letters.asked) == [(i, [["x\n", "x\n"], ["xyz\n", "xyz\n"]]) for i in ("q1", "q2")]
-
-
-def test_worlds_without_settling_keep_their_rewards(played):
-    groups = played(["q1"], {"world": lambda: World(num_turns=2)})
-    assert [list(e.get_rewards()) for e in groups["g-q1"]] == [[1.0, 1.0], [1.0, 1.0]]
 
 
 def test_only_valid_episodes_vote(played):
