@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -83,8 +85,9 @@ def test_a_new_algorithm_goes_on_exactly(straight):
 
 @pytest.mark.slow
 def test_the_checkpoint_that_training_writes_itself_is_exact(config, build):
-    algo = build(config, checkpoint_every=2)
+    algo = build(config, checkpoint_every=1, checkpoints_kept=3)
     whole = go_on(algo, 4)
+    assert {path.name for path in Path(algo.logdir).glob("checkpoint_*")} == {f"checkpoint_00000{n}" for n in (2, 3, 4)}
     algo.restore_from_path(f"{algo.logdir}/checkpoint_000002")
     assert_same(go_on(algo, 2), whole[2:])
 
