@@ -63,55 +63,6 @@ def test_one_pod_can_run_the_driver_and_the_head_nothing(job: dict[str, Any]) ->
     assert needed == {"driver": 1} and given == {"driver": {"driver": 1}, "gpu": {}}
 
 
-# Fields of the RayJob that KubeRay's schema (ray.io_rayjobs.yaml of August 2026) was found to have, with their types.
-# No package on PyPI or npm ships the schema: a field that is not here needs that comparison once more.
-FIELDS = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata.name": str,
-    **{f"spec.{name}": str for name in ("entrypoint", "entrypointResources", "rayClusterSpec.rayVersion")},
-    **{f"spec.{name}": int for name in ("backoffLimit", "ttlSecondsAfterFinished")},
-    "spec.shutdownAfterJobFinishes": bool,
-    **{
-        f"spec.rayClusterSpec.{group}.{name}": kind
-        for group in ("headGroupSpec", "workerGroupSpecs")
-        for name, kind in {
-            "rayStartParams.*": str,
-            "template.spec.terminationGracePeriodSeconds": int,
-            **{f"template.spec.containers.{name}": str for name in ("name", "image", "env.name", "env.value")},
-            **{f"template.spec.containers.resources.{name}.*": str for name in ("requests", "limits")},
-            **{f"template.spec.containers.volumeMounts.{name}": str for name in ("name", "mountPath")},
-            "template.spec.containers.volumeMounts.readOnly": bool,
-            "template.spec.volumes.name": str,
-            "template.spec.volumes.persistentVolumeClaim.claimName": str,
-            "template.spec.volumes.configMap.name": str,
-            **{f"template.spec.volumes.emptyDir.{name}": str for name in ("medium", "sizeLimit")},
-        }.items()
-    },
-    "spec.rayClusterSpec.workerGroupSpecs.groupName": str,
-    **{f"spec.rayClusterSpec.workerGroupSpecs.{name}": int for name in ("replicas", "minReplicas", "maxReplicas")},
-}
-MAPS = ("rayStartParams", "requests", "limits")  # their keys are the user's
-
-
-def fields_of(value: Any, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield path and type of each field, without positions in lists."""
-    if isinstance(value, dict):
-        for name, one in value.items():
-            own = "*" if path.rpartition(".")[2] in MAPS else name
-            yield from fields_of(one, f"{path}.{own}" if path else own)
-    elif isinstance(value, list):
-        for one in value:
-            yield from fields_of(one, path)
-    else:
-        yield path, type(value)
-
-
-def test_every_field_of_the_job_is_one_that_kuberay_has() -> None:
-    job = yaml.safe_load((ROOT / "deploy/rayjob.yaml").read_text())
-    assert {(path, kind) for path, kind in fields_of(job) if FIELDS.get(path) is not kind} == set()
-
-
 def test_versions_and_paths_are_those_of_this_repository(job: dict[str, Any]) -> None:
     pins = (ROOT / "scripts/requirements/base.txt").read_text().splitlines()
     (ray,) = [line.split("==")[1] for line in pins if line.startswith("ray")]

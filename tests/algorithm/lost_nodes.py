@@ -1,19 +1,18 @@
-"""Runs on a Ray cluster, of which a node is killed: python -m tests.algorithm.lost_nodes DIRECTORY.
+"""A node of a Ray cluster is killed: the run goes on without its runner, and takes it back on another node.
 
-In a process of its own, because a test process can have one Ray only. DIRECTORY/out.json says what happened.
+    python -m tests.algorithm.lost_nodes DIRECTORY
+
+In its own process, because a test process can have one Ray only.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,9 @@ from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.conftest import ROOT
 from tests.engine.small_llama import save_random_llama
 from tests.small_memory import check_memory, memory_config, watched
+from tests.waiting import wait_until
 
 SOON_S = 120.0
-
-
-def wait_for(is_there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not is_there():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.05)
 
 
 class WaitingRunner(LLMEnvRunner):
@@ -55,90 +47,71 @@ class WaitingRunner(LLMEnvRunner):
 
 
 def config_in(directory: Path) -> Any:
-    """Return settings of a small run with a memory on such a cluster."""
+    """Return settings of a small run with a memory and two runners on their own nodes."""
     config = memory_config(directory / "model", directory / "log", groups_per_item=99, max_logp_gap=None)
     config.environment(env_config={"num_prompts": 400, "flag": str(directory / "flag")})
-    config.env_runners(num_env_runners=1, num_transcripts=0)
-    return config.training(checkpoint_every=2, start_timeout_s=200.0, update_timeout_s=120.0, sync_timeout_s=120.0)
+    config.env_runners(num_env_runners=2, num_transcripts=0, env_runner_cls=WaitingRunner)
+    config.env_runners(custom_resources_per_env_runner={"runner": 1}).learners(num_learners=0)
+    return config.training(start_timeout_s=200.0, update_timeout_s=120.0, sync_timeout_s=120.0)
 
 
-@contextmanager
-def cluster_of(kind: str) -> Iterator[tuple[Cluster, list[Any]]]:
-    """Start a head and two nodes that each have one resource `kind`, and connect to it."""
-    head = {"num_cpus": 2, "resources": {"head": 1}, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        nodes = [cluster.add_node(num_cpus=1, resources={kind: 1}) for _ in range(2)]
-        ray.init(cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}})
-        yield cluster, nodes
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+def count_of(result: dict[str, Any], name: str) -> int:
+    return int(result.get(f"num_{name}", 0))
 
 
-@contextmanager
-def killed(cluster: Cluster, node: Any, flag: Path) -> Iterator[None]:
-    """Kill a node, with all its processes, once a process has left the flag."""
+def lose_a_runner(cluster: Cluster, nodes: list[Any], directory: Path) -> None:
+    """Kill the node of the second runner in the third rollout; two iterations later add another node."""
+    algo = config_in(directory).build_algo()
+    (node,) = [node for node in nodes if node.node_id == algo.runners._place_of[2].node]
+    flag, results = directory / "flag", []
+
+    def train() -> dict[str, Any]:
+        results.append(algo.train())
+        print(results[-1]["training_iteration"], algo.runners.ids, flush=True)
+        return results[-1]
 
     def kill() -> None:
-        wait_for(flag.exists)
+        assert wait_until(flag.exists, SOON_S)
         cluster.remove_node(node, allow_graceful=False)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    yield
-    killer.join()
-
-
-def gone_through(algo: Any, num: int) -> list[dict[str, Any]]:
-    """Train, and return what each iteration counted and left behind."""
-    done = []
-    for _ in range(num):
-        begin = time.monotonic()
-        result = algo.train()
-        counts = {name: n for name, n in result.items() if name.startswith("num_")}
-        done.append(
-            {
-                "iteration": result["training_iteration"],
-                "counts": counts,
-                "num_groups": result["env_runners"]["num_groups"],
-                "runners": list(algo.runners.ids),
-                "seconds": time.monotonic() - begin,
-            }
-        )
-        print(done[-1], flush=True)
-    return done
-
-
-def without_a_runner(directory: Path) -> dict[str, Any]:
-    """Kill the node of the second of two runners in the third rollout; one iteration later replace it."""
-    config = config_in(directory).env_runners(env_runner_cls=WaitingRunner)
-    with cluster_of("runner") as (cluster, nodes):
-        config.env_runners(num_env_runners=2, custom_resources_per_env_runner={"runner": 1})
-        algo = config.learners(num_learners=0).training(checkpoint_every=0).build_algo()
-        doomed = algo.runners._place_of[2].node
-        (node,) = [node for node in nodes if node.node_id == doomed]
-        with watched(algo):
-            with killed(cluster, node, directory / "flag"):
-                begun = gone_through(algo, 2)
-                lost = gone_through(algo, 2)
-            cluster.add_node(num_cpus=1, resources={"runner": 1})
-            back: list[dict[str, Any]] = []
-            deadline = time.monotonic() + SOON_S
-            while len(algo.runners.ids) < 2 and time.monotonic() < deadline:
-                time.sleep(1)
-                back += gone_through(algo, 1)
-            back += gone_through(algo, 1)
-        gap, missing = algo.weight_sync.sync(algo.version)
-        check_memory(algo)
-        algo.stop()
-    return {"begun": begun, "lost": lost, "back": back, "gap": gap.max, "missing": list(missing)}
+    with watched(algo):
+        killer = threading.Thread(target=kill)
+        killer.start()
+        for _ in range(2):
+            train()
+            assert algo.runners.ids == [1, 2]
+        for _ in range(2):
+            start, lost = time.monotonic(), train()
+            assert algo.runners.ids == [1]
+            assert time.monotonic() - start < SOON_S  # it does not wait for a node that is dead
+        killer.join()
+        names = ("runners_lost", "groups_played_again", "runner_restarts")
+        assert [count_of(lost, name) for name in names] == [1, 2, 0]
+        cluster.add_node(num_cpus=1, resources={"runner": 1})
+        deadline = time.monotonic() + SOON_S
+        while len(algo.runners.ids) < 2 and time.monotonic() < deadline:
+            time.sleep(1)
+            train()
+        back = train()
+    assert algo.runners.ids == [1, 2] and count_of(back, "runner_restarts") == 1
+    assert [result["training_iteration"] for result in results] == list(range(1, len(results) + 1))
+    assert {result["env_runners"]["num_groups"] for result in results} == {4}
+    gap, missing = algo.weight_sync.sync(algo.version)
+    assert gap.max < 1e-3 and not missing
+    check_memory(algo)
+    algo.stop()
 
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     save_random_llama(where / "model")
+    head = {"num_cpus": 2, "resources": {"head": 1}, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        (where / "out.json").write_text(json.dumps(without_a_runner(where)))
+        nodes = [cluster.add_node(num_cpus=1, resources={"runner": 1}) for _ in range(2)]
+        ray.init(cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}})
+        lose_a_runner(cluster, nodes, where)
     finally:
+        ray.shutdown()
+        cluster.shutdown()
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
