@@ -1,7 +1,6 @@
 """Send one HTTP request with a deadline for the whole exchange, and a limit on the size of the reply.
 
     post("http://127.0.0.1:9000/score", b"{...}", {}, time.monotonic() + 5.0)      the body of a 200 reply
-    get("http://127.0.0.1:9000/state?id=3", time.monotonic() + 5.0)                the same without a body
 
 Redirects are not followed. A call ends within its deadline plus the time of one packet, and leaves no connection open.
 """
@@ -38,21 +37,12 @@ def post(url: str, body: bytes, headers: Mapping[str, str], deadline: float) -> 
         PostError: the reply has another status than 200, or more than `MOST_BYTES` bytes.
         OSError, http.client.HTTPException: the connection failed.
     """
-    return _exchange("POST", url, body, {"Content-Type": "application/json", **headers}, deadline)
-
-
-def get(url: str, deadline: float) -> bytes:
-    """Return the body of the reply to a GET request; arguments and errors are those of `post`."""
-    return _exchange("GET", url, None, {}, deadline)
-
-
-def _exchange(method: str, url: str, body: bytes | None, headers: Mapping[str, str], deadline: float) -> bytes:
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds_left(deadline))
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request(method, target, body, dict(headers))
+        connection.request("POST", target, body, {"Content-Type": "application/json", **headers})
         socket = connection.sock  # kept, because the connection drops it if the reply ends with the stream
         response, chunks, size = connection.getresponse(), [], 0
         while chunk := response.read1(1 << 16):

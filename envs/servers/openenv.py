@@ -21,7 +21,7 @@ import gymnasium
 
 from rllib_srl.envs import text
 from rllib_srl.envs.people.judge import fault_of
-from rllib_srl.envs.servers.links import ActionError, HttpLink, Link, ServerError, Shown, SocketLink
+from rllib_srl.envs.servers.links import ActionError, ServerError, Shown, SocketLink
 from rllib_srl.envs.settings import Settings, Within, read_settings
 
 TURN = "{turn}"  # stands for the policy's turn in `action`
@@ -33,7 +33,7 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 class OpenEnvSettings(Settings):
     """Settings of the environment `openenv_experimental`. Invariant: as in `Settings`."""
 
-    url: str = ""  # ws://host:port/ws, or http://host:port of a server that tells episodes apart by episode_id
+    url: str = ""  # ws://host:port/ws
     action: dict[str, Any] = field(default_factory=dict)  # with "{turn}" for the turn; {}: the turn is JSON itself
     observation: str = ""  # the field with the text to show, "a.b" within a; "": all fields as JSON
     reset: dict[str, Any] = field(default_factory=dict)  # further arguments of the server's reset
@@ -49,11 +49,11 @@ class OpenEnvSettings(Settings):
         """Return one error message for each setting that does not fit the others."""
         faults = []
         scheme = self.url.partition("://")[0]
-        if scheme not in ("ws", "wss", "http", "https"):
-            faults.append(f"url = {self.url!r}; expected ws://host:port/ws or http://host:port")
+        if scheme not in ("ws", "wss"):
+            faults.append(f"url = {self.url!r}; expected ws://host:port/ws")
         else:
             try:
-                fault = fault_of(self.url.replace("ws", "http", 1) if scheme in ("ws", "wss") else self.url, "")
+                fault = fault_of(self.url.replace("ws", "http", 1), "")
             except ValueError as error:
                 fault = f"judge = {error}"
             faults += [fault.replace("judge = ", "url = ").replace("the judges", "the endpoints")] if fault else []
@@ -95,8 +95,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         self.settings: OpenEnvSettings = read_settings(OpenEnvSettings, env_config, "openenv_experimental")
         self.domain, self.system_prompt = self.settings.domain, self.settings.system_prompt
         self.stop_strings = tuple(self.settings.stop)
-        kind = SocketLink if self.settings.url.startswith("ws") else HttpLink
-        self._link: Link = kind(self.settings.url, self.settings.timeout_s)
+        self._link = SocketLink(self.settings.url, self.settings.timeout_s)
         self._is_under_way = False
         self._total = self._paid = 0.0
 
@@ -140,7 +139,6 @@ class OpenEnv(gymnasium.Env[str, str]):
         self._total += shown.reward
         if shown.is_done:
             self._is_under_way = False
-            self._link.check()
             self._check_total()
         return self._text(shown), self._pay(), shown.is_done, False, {}
 
