@@ -157,4 +157,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill what a job has left, as Slurm would."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)

@@ -219,7 +219,7 @@ def test_a_lost_learner_ends_the_run_with_one_error_and_the_checkpoint_goes_on(c
             rf"{reason} while updating; stop this algorithm and resume with SRL.from_checkpoint\('{newest}'\)",
             str(caught.value),
         )
-        assert psutil.wait_procs(learners, timeout=20)[1] == []  # a silent one would wait without a limit
+        assert psutil.wait_procs(learners, timeout=60)[1] == []  # a silent one would wait without a limit
     with running(SRL.from_checkpoint(newest)) as again:  # the flag is there: none is lost again
         resumed = [again.train() for _ in range(2)][-1]
         weights = weights_of(again)

@@ -56,7 +56,7 @@ def kill(pid: int) -> None:
     """Kill a process, and wait until it is gone."""
     process = psutil.Process(pid)
     process.kill()
-    process.wait(30)
+    process.wait(60)
 
 
 def same(one, other) -> None:
@@ -183,7 +183,7 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
         replay = result.metrics["replay"]
         assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
         path = Path(result.path) / "replay/memory.db"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while holder_of(path) is not None and time.monotonic() < deadline:
             time.sleep(0.2)  # the actor ends with its trial
         with reading(path) as memory:

@@ -55,7 +55,7 @@ def test_the_counts_add_up(config, build):
 @pytest.mark.slow
 def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, build):
     """A world that hangs on every second prompt: its groups are dropped, the others train."""
-    config.environment("tests.small_worlds:Hanging", env_config={}).env_runners(env_timeout_s=3.0)
+    config.environment("tests.small_worlds:Hanging", env_config={}).env_runners(env_timeout_s=8.0)
     algo = build(config.training(num_prompts_per_batch=6, group_size=2))
     seen = watch(algo)
     result = algo.train()

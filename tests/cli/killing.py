@@ -33,7 +33,7 @@ def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: f
             if is_time():
                 return
             time.sleep(0.05)
-        output = process.communicate(timeout=30)[0] if process.poll() is not None else "it is still running"
+        output = process.communicate(timeout=60)[0] if process.poll() is not None else "it is still running"
         raise AssertionError(f"it was never time to kill {' '.join(arguments)}:\n{output}")
     finally:
         if process.poll() is None:
@@ -42,5 +42,5 @@ def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: f
             for one in family:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-            psutil.wait_procs(family[:-1], timeout=30)
-        process.wait(timeout=30)
+            psutil.wait_procs(family[:-1], timeout=60)
+        process.wait(timeout=60)

@@ -75,10 +75,10 @@ def end(head: subprocess.Popen) -> None:
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     for process in alive:
         process.kill()
-    psutil.wait_procs(alive, timeout=10)
+    psutil.wait_procs(alive, timeout=60)
 
 
 def wait_for(port: int, head: subprocess.Popen, log: Path) -> None:

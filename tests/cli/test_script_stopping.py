@@ -47,7 +47,7 @@ def running(command: list[str], home: Path, **options: object) -> Iterator[subpr
                 os.kill(left, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         process.stdout.close()
 
 

@@ -196,10 +196,10 @@ def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
         monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
         monkeypatch.setattr(ray, "get", lambda answer, timeout: again)
         assert runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
-        assert process.wait(10) == -signal.SIGKILL and runners._place_of == {1: again}
+        assert process.wait(60) == -signal.SIGKILL and runners._place_of == {1: again}
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch):
@@ -216,14 +216,14 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
         assert [one.pid for one in family] == [worker.pid, child.pid]
         child.suspend()
         end_family(family)
-        assert worker.wait(10) == -signal.SIGKILL
-        child.wait(10)
+        assert worker.wait(60) == -signal.SIGKILL
+        child.wait(60)
         end_family(family)  # they are gone
         assert family_of(Place("here", worker.pid)) == [] and other.poll() is None
     finally:
         for process in (worker, other):
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 # --- learners -------------------------------------------------------------------------------------

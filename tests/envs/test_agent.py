@@ -186,9 +186,9 @@ def test_abandoning_wakes_the_waiting_thread_and_ends_the_agent(agent):
         assert wait_until(lambda: LOG != [])  # the agent loops or sleeps
         program = env._program
         env.abandon()
-        thread.join(30)
+        thread.join(60)
         assert errors == ["over"]
-        program._thread.join(30)
+        program._thread.join(60)
         assert not program._thread.is_alive()
     assert LOG[-1] == "cancelled"
 
@@ -269,7 +269,7 @@ def test_a_stopped_command_leaves_no_process(agent, tmp_path: Path):
     thread.start()
     assert wait_until(lambda: _read(tmp_path / "pids").endswith("\n"))
     env.abandon()
-    thread.join(30)
+    thread.join(60)
     pids = _read(tmp_path / "pids").split()
     assert len(pids) == 2
     assert wait_until(lambda: not any(_is_running(int(pid)) for pid in pids))
@@ -349,7 +349,7 @@ def session() -> Iterator[Session]:
     thread.start()
     yield opened
     endpoint().close(opened)
-    thread.join(5)
+    thread.join(60)
 
 
 def post(

@@ -37,7 +37,7 @@ def sending(client: Any, task: dict[str, Any]) -> float:
 
 
 def bringing_its_own(client: Any, task: dict[str, Any]) -> float:
-    own = openai.OpenAI(base_url=str(client.base_url), api_key=client.api_key, max_retries=0, timeout=20)
+    own = openai.OpenAI(base_url=str(client.base_url), api_key=client.api_key, max_retries=0, timeout=60)
     return float(own.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "yes")
 
 

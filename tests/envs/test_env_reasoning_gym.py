@@ -41,7 +41,7 @@ def play_dataset(name):
     for answer in HOSTILE:
         start, work = time.monotonic(), time.process_time()
         assert play(world, [answer], ids[0])[1] == [0.0], (name, answer[:9])
-        assert time.process_time() - work < 10 and time.monotonic() - start < 30
+        assert time.process_time() - work < 10 and time.monotonic() - start < 60
 
 
 @pytest.mark.slow

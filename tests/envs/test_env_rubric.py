@@ -158,7 +158,7 @@ def test_a_judge_that_is_late_ends_the_episode_without_a_grade():
         with endpoint(reply, **slow) as (url, _):
             started = time.monotonic()
             step = played(" A lamp.\n", judge=url, judge_model="m", deadline_s=0.2)
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < 50
         assert step == ("", 0.0, False, True, {"stop_reason": "env_timeout"})
 
 

@@ -180,7 +180,7 @@ def run(sandbox: Sandbox, name: str) -> SandboxResult:
 def assert_nothing_is_left(without: tuple[str, ...] = ()) -> None:
     """Below the zygote there are only its own inner process and the workers that wait."""
     pool = pool_of((), without)
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while len(left := processes_below(pool._process.pid)) > 1 + NUM_WARM and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(left) <= 1 + NUM_WARM, left

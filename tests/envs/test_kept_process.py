@@ -37,7 +37,7 @@ print("ready", flush=True)
 
 
 def ended(pids):
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 60.0
     while (left := still_alive(pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left

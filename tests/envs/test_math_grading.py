@@ -98,7 +98,7 @@ def test_hostile_answers_end_in_time_and_earn_nothing(name, tmp_path):
     turn = HOSTILE[name].replace("{path}", str(touched))
     start = time.monotonic()
     assert graded("42", turn, deadline_s=0.5).grade in (None, 0.0)
-    assert time.monotonic() - start < 20.0
+    assert time.monotonic() - start < 50.0
     assert not touched.exists()
 
 

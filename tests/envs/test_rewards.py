@@ -127,7 +127,7 @@ def test_all_functions_share_one_timeout(monkeypatch) -> None:
     start = time.monotonic()
     with pytest.raises(RewardError, match="reward 'b' gave no reward within reward_timeout_s = 60"):
         Rewards([(RewardSettings(f.__name__), f) for f in (a, b)], timeout_s=60.0).score("2 + 2?", "4", ROW)
-    assert time.monotonic() - start < 20.0
+    assert time.monotonic() - start < 50.0
 
 
 def test_a_function_gets_a_copy_of_the_row(file: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_server_without_a_reward_is_named(server, replies, num_asked: int, rea
     with pytest.raises(RewardError) as caught:
         remote(server, timeout_s=3.0 if "reward_timeout_s" in reason else 60.0).score("2 + 2?", "4", ROW)
     assert reason in str(caught.value) and len(server.asked) == num_asked
-    assert time.monotonic() - start < 20.0
+    assert time.monotonic() - start < 50.0
 
 
 def test_an_unreachable_server_is_named_and_one_that_is_not_allowed_is_refused(monkeypatch) -> None:

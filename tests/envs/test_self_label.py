@@ -162,9 +162,10 @@ class Letters(World):
 @pytest.fixture(name="played")
 def _played():
     """Return what plays prompts twice each and settles them; group id -> episodes."""
-    calls, tokenizer = EnvCalls(4, 3.0), make_tokenizer()
+    tokenizer, made = make_tokenizer(), []
 
-    def played(prompt_ids, worlds=None, script=None):
+    def played(prompt_ids, worlds=None, timeout_s=60.0):
+        made.append(calls := EnvCalls(4, timeout_s))
         World.made.clear()
         Letters.asked.clear()
         worlds = worlds or {"world": lambda: Letters(num_turns=2)}
@@ -176,7 +177,7 @@ def _played():
         live = [LiveEpisode(Prompt("world", i), f"g-{i}", n) for i in prompt_ids for n in (0, 1)]
         episodes = list(
             play(
-                live, engine=ScriptedEngine(tokenizer, script or written), worlds=worlds,
+                live, engine=ScriptedEngine(tokenizer, written), worlds=worlds,
                 transcript=RawTranscript(tokenizer), sampling=Sampling(max_tokens=1),
                 limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500), calls=calls, deadline_s=60.0,
             )
@@ -187,9 +188,10 @@ def _played():
             groups.setdefault(episode.custom_data["group_id"], []).append(episode)
         return groups
 
-    played.calls = calls
+    played.calls = made
     yield played
-    calls.close(1.0)
+    for calls in made:
+        calls.close(1.0)
 
 
 def test_a_settled_reward_stands_in_place_of_the_worlds(played):
@@ -217,7 +219,7 @@ def test_only_valid_episodes_vote(played):
 
 @pytest.mark.slow
 def test_a_group_that_cannot_be_settled_is_lost_and_the_others_are_not(played):
-    groups = played(["raises", "short", "hangs", "q1"])
+    groups = played(["raises", "short", "hangs", "q1"], timeout_s=5.0)
     told = {
         group: {(e.custom_data["stop_reason"], e.custom_data["error"]) for e in episodes}
         for group, episodes in groups.items()
@@ -227,11 +229,11 @@ def test_a_group_that_cannot_be_settled_is_lost_and_the_others_are_not(played):
     ((reason, error),) = told["g-short"]
     assert reason is StopReason.ENV_CRASHED and "returned rewards of shape (1,); expected 2 finite numbers" in error
     ((reason, error),) = told["g-hangs"]
-    assert reason is StopReason.ENV_TIMEOUT and "did not return within 3 s" in error
+    assert reason is StopReason.ENV_TIMEOUT and "did not return within 5 s" in error
     assert sorted(e.get_return() for e in groups["g-q1"]) == [2.0, 6.0]
     assert to_group(Prompt("world", "raises"), "g-raises", groups["g-raises"]) is None
     # Nobody plays in an instance that failed, or that a thread may still be inside of.
-    idle = [instance.env for instance in played.calls.pool.drain()]
+    idle = [instance.env for instance in played.calls[0].pool.drain()]
     assert idle and not {env.failed for env in idle if hasattr(env, "failed")}
 
 

@@ -288,8 +288,8 @@ def test_a_call_ends_in_time_or_is_left_behind():
     start, before = time.monotonic(), set(threading.enumerate())
     with pytest.raises(ToolTimeoutError, match="no result after 0.05 s"):
         run_within(0.05, spin, {})
-    assert time.monotonic() - start < 20
-    while set(threading.enumerate()) - before and time.monotonic() - start < 60:
+    assert time.monotonic() - start < 50
+    while set(threading.enumerate()) - before and time.monotonic() - start < 120:
         time.sleep(0.01)
     assert set(threading.enumerate()) - before == set()  # the loop was ended
 

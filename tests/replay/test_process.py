@@ -85,5 +85,5 @@ def test_the_process_that_has_a_database_is_found(tmp_path):
         assert other.stdout.readline() == b"here\n"
         assert holder_of(elsewhere) == other.pid == holder_of(elsewhere)
         other.stdin.close()
-        other.wait(20)
+        other.wait(60)
     assert holder_of(elsewhere) is None

@@ -223,5 +223,5 @@ def test_a_call_that_its_agent_has_left_is_not_trained_on(play):
 def test_the_deadline_ends_agents_wherever_they_are(play):
     start = time.monotonic()
     episodes, _ = play(hanging, num=3, deadline_s=1.0)
-    assert time.monotonic() - start < 25  # their calls time out, and return, after 60 s
+    assert time.monotonic() - start < 50  # their calls time out, and return, after 60 s
     assert {episode.custom_data["stop_reason"] for episode in episodes} == {StopReason.ABORTED}

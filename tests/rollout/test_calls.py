@@ -38,7 +38,7 @@ def test_values_and_errors_come_back_under_their_ids(calls):
 def test_poll_returns_at_once_when_nothing_is_open(calls):
     started = time.monotonic()
     assert calls.poll(60.0) == []
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
 
 
 def test_poll_waits_no_longer_than_asked(calls):
@@ -143,7 +143,7 @@ def test_abandoned_calls_do_not_come_back():
 
     calls.submit("running", loop)
     calls.submit("queued", ran.append, 1)
-    assert is_running.wait(30)
+    assert is_running.wait(60)
     assert calls.abandon(["running", "queued", "unknown"]) == {"running"}
     calls.submit("next", lambda: "next")
     assert poll_all(calls, 1)["next"].value == "next"
@@ -170,7 +170,7 @@ def test_close_closes_idle_environments_within_a_bound():
     assert calls.pool.num_idle == 5
     started = time.monotonic()
     calls.close(60.0)
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 55
     assert (sorted(closed), calls.pool.num_idle) == (["", "fine"], 0)
     with pytest.raises(ValueError, match="submitted after close"):
         calls.submit(1, print)

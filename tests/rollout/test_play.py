@@ -465,5 +465,5 @@ def test_a_reproducible_engine_waits_for_a_hanging_environment_no_longer_than_it
     episodes = list(play_with(unplayed("q1", "sleep-step", "q2"), engine, calls=calls))
     reasons = {e.custom_data["index"]: e.custom_data["stop_reason"] for e in episodes}
     assert reasons == {0: StopReason.TERMINATED, 1: StopReason.ENV_TIMEOUT, 2: StopReason.TERMINATED}
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50
     calls.close()

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 STEP_S = 0.02
 CALL_S = 60.0  # timeout of an environment's call; "sleep-step" takes as long
-PROMPT_S = 20.0  # of a slice that waits for no such call
+PROMPT_S = 45.0  # of a slice that waits for no such call
 
 
 class PatientEngine(ScriptedEngine):

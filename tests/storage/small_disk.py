@@ -81,7 +81,7 @@ class Limited(Disk):
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def used(path: Path) -> set[str]:

@@ -236,7 +236,7 @@ def tmpfs(tmp_path):
 
 def num_groups_in(run: Path) -> int:
     """Return how many groups the memory of a run holds, once its actor has ended."""
-    path, deadline = run / "replay" / "memory.db", time.monotonic() + 30
+    path, deadline = run / "replay" / "memory.db", time.monotonic() + 60
     while holder_of(path) is not None and time.monotonic() < deadline:
         time.sleep(0.1)
     with reading(path) as memory:

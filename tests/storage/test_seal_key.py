@@ -36,7 +36,7 @@ def test_it_is_made_once_for_its_owner_alone_and_no_other_file_stays(tmp_path):
 
 
 def _make(place: Path, barrier, made) -> None:
-    barrier.wait(timeout=30)
+    barrier.wait(timeout=60)
     made.put(make_key(place))
 
 
@@ -48,9 +48,9 @@ def test_processes_that_make_it_at_the_same_time_get_one_key(tmp_path):
         workers = [context.Process(target=_make, args=(place, barrier, made)) for _ in range(8)]
         for worker in workers:
             worker.start()
-        keys = {made.get(timeout=30) for _ in workers}
+        keys = {made.get(timeout=60) for _ in workers}
         for worker in workers:
-            worker.join(timeout=30)
+            worker.join(timeout=60)
         assert keys == {read_key(place)}
     assert len(os.listdir(tmp_path)) == 3
 

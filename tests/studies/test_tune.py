@@ -100,7 +100,7 @@ def refused(config, tmp_path, kind, **changes) -> str:
     start = time.monotonic()
     with pytest.raises(kind) as caught:
         fit(config, tmp_path, **changes)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120
     return str(caught.value)
 
 
