@@ -203,7 +203,7 @@ def test_a_broken_engine_in_the_main_process_ends_the_run(config):
 @pytest.mark.parametrize("learner_class", [DyingLearner, SilentLearner])
 def test_a_lost_learner_ends_the_run_with_one_error_and_the_checkpoint_goes_on(config, tmp_path, learner_class):
     """The resumed run equals one that was never disturbed."""
-    config.training(checkpoint_every=1, update_timeout_s=10.0 if learner_class is SilentLearner else 60.0)
+    config.training(checkpoint_every=1, update_timeout_s=20.0 if learner_class is SilentLearner else 60.0)
     config.learners(num_learners=2, learner_class=learner_class)
     with running(config) as algo:
         algo.train()
@@ -214,7 +214,7 @@ def test_a_lost_learner_ends_the_run_with_one_error_and_the_checkpoint_goes_on(c
         assert time.monotonic() - start < LEARNERS_END_S
         newest = str(checkpoints_in(tmp_path)[-1])
         assert caught.value.checkpoint == newest and newest.endswith("checkpoint_000002")
-        reason = "learner 0, 1 gave no answer within 10 s" if learner_class is SilentLearner else r"learner [01] died"
+        reason = "learner 0, 1 gave no answer within 20 s" if learner_class is SilentLearner else r"learner [01] died"
         assert re.fullmatch(
             rf"{reason} while updating; stop this algorithm and resume with SRL.from_checkpoint\('{newest}'\)",
             str(caught.value),

@@ -131,7 +131,7 @@ def test_death_at_every_call_changes_nothing_that_is_drawn_or_learnt(config, tmp
 
 
 def test_a_silent_actor_is_replaced(config, tmp_path):
-    with running(config.replay(timeout_s=15.0)) as algo, watched(algo) as iterations:
+    with running(config.replay(timeout_s=30.0)) as algo, watched(algo) as iterations:
         algo.train()
         pid = pid_of(algo)
         os.kill(pid, signal.SIGSTOP)

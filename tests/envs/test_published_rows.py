@@ -117,16 +117,6 @@ def test_a_solution_with_two_boxes_is_a_warning_that_is_counted(tmp_path) -> Non
     assert world.row_notes == ["row 1 has 2 boxes in its solution, such as '4' and '5', and the last one counts"]
 
 
-@pytest.mark.parametrize(("row", "message"), [
-    ({"question": "q?", "answer": ["2", "3"]}, r"= \['2', '3'\]; expected text or a number, or a list of one"),
-    ({"question": "q?", "answer": ""}, "field 'answer' is empty; expected text"),
-    ({"problem": "q?", "answer": "proof", "solution": "Trivial."}, "'solution' states no answer; expected .*boxed"),
-], ids=str)  # fmt: skip
-def test_rows_without_an_answer_say_what_to_do(row, message) -> None:
-    with pytest.raises(RowFault, match=message):
-        problem_of(row)
-
-
 def test_boolq_and_svamp_are_read_with_their_texts() -> None:
     boolq = problem_of({"question": "is it wet", "title": "Water", "answer": True, "passage": "Water is wet."})
     assert (boolq.question, boolq.answer) == ("Water is wet.\nis it wet", "yes")

@@ -263,7 +263,7 @@ def test_a_caller_that_stops_listening_leaves_nothing_running(play_with, tokeniz
 @pytest.mark.slow
 def test_hanging_environments_leave_a_bounded_number_of_threads(play_with, engine):
     before = set(threading.enumerate())
-    calls = EnvCalls(8, 3.0)
+    calls = EnvCalls(8, 6.0)
     names = ["loop-step" if i % 10 == 0 else "crash-step" if i % 10 == 1 else "q" for i in range(200)]
     episodes = list(play_with(unplayed(*names), engine, calls=calls))
     assert Counter(e.custom_data["stop_reason"] for e in episodes) == {
