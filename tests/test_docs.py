@@ -93,12 +93,6 @@ def test_a_broken_document_is_named(text: str, fault: str) -> None:
         docs_check.blocks_of(text, "x.md")
 
 
-def test_an_unknown_mark_is_named() -> None:
-    (block,) = docs_check.blocks_of("<!-- run: fast -->\n```python\n```\n", "x.md")
-    with pytest.raises(ValueError, match="run: fast; expected slow or engine"):
-        _ = block.marks
-
-
 # --- links, paths, pages
 
 

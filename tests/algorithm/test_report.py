@@ -106,13 +106,12 @@ def test_two_first_batches_without_a_reward_are_warned_of_once(tmp_path, caplog)
     assert warning.count("answer 'so 0': parsed '7', expected '8'") == 2 and warning.count("answer 'so 1'") == 1
 
 
-@pytest.mark.parametrize("batches", [[NOTHING], [NOTHING, (0.0, 1.0), NOTHING], [(0.1, 0.1), NOTHING, NOTHING]])
-def test_a_batch_that_earns_something_silences_it(tmp_path, caplog, batches):
-    assert reported(tmp_path, caplog, *batches) == []
-
-
-def test_a_resumed_run_does_not_begin_again(tmp_path, caplog):
-    assert reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING, first=2) == []
+@pytest.mark.parametrize(("batches", "first"), [
+    ([NOTHING], 1), ([NOTHING, (0.0, 1.0), NOTHING], 1), ([(0.1, 0.1), NOTHING, NOTHING], 1),
+    ([NOTHING, NOTHING, NOTHING], 2),  # a resumed run does not begin again
+])  # fmt: skip
+def test_batches_that_earn_something_or_come_later_are_not_warned_of(tmp_path, caplog, batches, first):
+    assert reported(tmp_path, caplog, *batches, first=first) == []
 
 
 def warned_of(tmp_path, caplog, *parts, rule="group"):
@@ -155,11 +154,9 @@ def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_p
 
 
 @pytest.mark.parametrize(("parts", "told"), [
-    ([(255, NOTHING)], None),  # too few groups yet
     ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
     ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
-    ([(255, (1.0,)), (255, NOTHING)], None),  # groups of one are counted apart
-    ([(255, (1.0,)), (256, NOTHING)], "100% of the first 256 groups had equal rewards"),
+    ([(255, (1.0,)), (255, NOTHING)], None),  # too few yet: groups of one are counted apart
 ])  # fmt: skip
 def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, told):
     warnings = warned_of(tmp_path, caplog, *parts)

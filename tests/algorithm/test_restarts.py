@@ -44,13 +44,13 @@ class Fakes:
 
     _engines_at_rest = SRL._engines_at_rest
 
-    def __init__(self, num_failures=0, dead=(), away=()):
+    def __init__(self, num_failures=0, dead=()):
         self.log, self.num_failures, self.dead = [], num_failures, dict(dead)
         self.config = SimpleNamespace(sync_timeout_s=1.0, num_learners=0, colocate=True)
         notes = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
         runners = SimpleNamespace(
-            ids=[i for i in (1, 2) if i not in away],
-            revive=lambda i, failure, s: self.log.append(f"revive {i}") or i not in away,
+            ids=[1, 2],
+            revive=lambda i, failure, s: self.log.append(f"revive {i}") or True,
             sleep=partial(self.each, "sleep"),
             wake_up=partial(self.each, "wake_up"),
         )
@@ -68,18 +68,6 @@ class Fakes:
     def each(self, method, ids, timeout_s):
         self.log.append(f"{method} {sorted(ids)}")
         return {i: DIED for i in ids if self.dead.pop((method, i), False)}
-
-
-def test_a_runner_that_dies_while_it_is_restored_is_restored_again():
-    algo = Fakes(num_failures=2)
-    algo.rollouts.restore({1: DIED})
-    assert algo.log == ["revive 1", "num_runner_restarts", "weights 7 to [1]"] * 3
-
-
-def test_a_runner_whose_node_is_dead_is_counted_and_gets_no_weights():
-    algo = Fakes(away=[2])
-    algo.rollouts.restore({2: DIED})
-    assert algo.log == ["revive 2", "num_runners_lost"]
 
 
 def test_groups_of_a_runner_that_is_away_are_played_by_the_others():

@@ -17,7 +17,7 @@ from rllib_srl.envs.math.grading import grade
 from rllib_srl.envs.math.number_words import spelled
 from rllib_srl.envs.math.units import split_unit
 from rllib_srl.envs.math.values import FormulaError
-from tests.envs.grading_pairs import PAIRS
+from tests.envs.test_grading_pairs import PAIRS
 
 LATEX = [(gold, turn, is_right) for gold, turn, is_right in PAIRS if turn.startswith(r"\boxed{") and "and" not in turn]
 REWRITINGS = {
