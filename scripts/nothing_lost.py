@@ -43,10 +43,8 @@ if __name__ == "__main__":
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.people.lineage.conversations import CONVERSATIONS
-from rllib_srl.people.lineage.versions import VERSIONS
 from rllib_srl.people.rating import TAKEN_BACK
-from rllib_srl.people.rating_store import RATINGS
+from rllib_srl.people.served_store import FILE
 from rllib_srl.replay.admission import redact
 from scripts.broken_requests import broken_requests
 from scripts.evening import NotServed, Served, question_of
@@ -235,17 +233,17 @@ class Model:
                 look_at = time.monotonic() + 2
             time.sleep(0.05)
 
-    def rows(self, file: str, query: str) -> list[Any]:
-        """Return rows of a database of the model, read beside the server."""
-        with closing(sqlite3.connect(f"file:{self.directory / file}?mode=ro", uri=True, timeout=GONE_S)) as database:
+    def rows(self, query: str) -> list[Any]:
+        """Return rows of the model's database, read beside the server."""
+        with closing(sqlite3.connect(f"file:{self.directory / FILE}?mode=ro", uri=True, timeout=GONE_S)) as database:
             return database.execute(query).fetchall()
 
     def num_lost(self) -> int:
         """Return how much of what was acknowledged is gone, and note it and what answers and should not."""
         query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.seq = a.newest"
         with self.visitor.holding:
-            answers = dict(self.rows(CONVERSATIONS, "SELECT id, answer FROM conversations"))
-            lost = lost_of(self.visitor.ledger, answers, dict(self.rows(RATINGS, query)))
+            answers = dict(self.rows("SELECT id, answer FROM conversations"))
+            lost = lost_of(self.visitor.ledger, answers, dict(self.rows(query)))
         self.visitor.ledger.faults += lost
         return len(lost)
 
@@ -255,17 +253,17 @@ class Model:
         body = {"model": "policy", "messages": [{"role": "user", "content": "Name a fruit."}]}
         with suppress(OSError, HTTPException):
             said = self.served.call("POST", "/chat/completions", body)["system_fingerprint"]
-            seen += [number for (number,) in self.rows(VERSIONS, query)] or [0]
+            seen += [number for (number,) in self.rows(query)] or [0]
             if said not in {f"version-{number}" for number in seen}:
                 self.visitor.ledger.faults.append(f"{said} answers; active is version {seen[-1]}")
 
     def _active(self) -> int:
-        return int(next(iter(self.rows(VERSIONS, "SELECT number FROM versions WHERE state = 'active'")), (0,))[0])
+        return int(next(iter(self.rows("SELECT number FROM versions WHERE state = 'active'")), (0,))[0])
 
     def decided(self) -> int:
         """Return how many versions have been decided."""
         query = "SELECT count(*) FROM versions WHERE state IN ('active', 'superseded', 'rejected', 'rolled_back')"
-        return int(self.rows(VERSIONS, query)[0][0])
+        return int(self.rows(query)[0][0])
 
     def wait_for_another(self) -> None:
         """Wait until another version is decided.
@@ -354,7 +352,7 @@ def raters(model: Model) -> tuple[int, str]:
             model.visitor.ledger.possible[name] = {"good", "bad"}
             model.visitor.ledger.num_ratings += 2
     query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.answer = a.number"
-    stored = set(model.rows(RATINGS, query))
+    stored = set(model.rows(query))
     model.visitor.ledger.faults += [f"rating {one} was acknowledged and is not stored" for one in set(changed) - stored]
     return 2 * NUM_RATED, f"{len(changed)} changes, all in the log"
 

@@ -200,6 +200,7 @@ class ChatRequest(_Strict):
 
 
 R = TypeVar("R", bound=ChatRequest)
+M = TypeVar("M", bound=BaseModel)
 
 
 def read_object(body: bytes) -> Mapping[str, Any]:
@@ -223,6 +224,18 @@ def read_object(body: bytes) -> Mapping[str, Any]:
     return value
 
 
+def fields_of(value: Mapping[str, Any], kind: type[M]) -> M:
+    """Return the fields of an object as a model.
+
+    Raises:
+        RequestError: they are other ones.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        _refuse(error)
+
+
 def read_request(body: bytes, kind: type[R] = ChatRequest) -> R:  # type: ignore[assignment]
     """Return the request, with the fields of its kind.
 
@@ -234,10 +247,7 @@ def read_request(body: bytes, kind: type[R] = ChatRequest) -> R:  # type: ignore
         if name not in kind.taken and (fault := fault_of(name, given)):
             raise RequestError(fault, name)
     unread = (INERT | NEUTRAL.keys()) - kind.model_fields.keys()
-    try:
-        request = kind.model_validate({name: one for name, one in value.items() if name not in unread})
-    except ValidationError as error:
-        _refuse(error)
+    request = fields_of({name: one for name, one in value.items() if name not in unread}, kind)
     if len(request.stops()) > 16 or not all(request.stops()):
         raise RequestError("stop = ...; expected at most 16 texts, none of them empty", "stop")
     if request.top_p == 0 and request.temperature != 0:

@@ -29,10 +29,9 @@ from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.people.rating import Rating, check_value, expected, shown_reward
+from rllib_srl.people.rating import NAMED_SCHEMES, Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
-from rllib_srl.people.schemes import SCHEMES
 from rllib_srl.people.stored_answers import StoredAnswers, check_run
 from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.disk import writing
@@ -50,7 +49,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     ways.add_argument("--set", nargs=2, metavar=("ID", "VALUE"), help=f"set one rating: {expected()}")
     ways.add_argument("--export", type=Path, metavar="FILE", help="write all ratings to a JSONL file")
     text = "values and rewards of the run's ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
-    parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
+    parser.add_argument("--scheme", choices=NAMED_SCHEMES, default="", help=text)
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     add_debug(parser)

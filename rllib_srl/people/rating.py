@@ -4,45 +4,48 @@
     ""            good, bad, 1 to 5               as "binary" or "ordinal", whichever the value is of
     binary        good, bad                       1, 0
     ordinal       1 to 5                          0, 1/4, 1/2, 3/4, 1
-    normalised    1 to 5                          stars in standard deviations of the rater's earlier stars
     hybrid        good 1 ... good 5, bad 1 ...    stars / 5, -stars / 5: good 4 is 0.8, bad 2 is -0.4
+    normalised    1 to 5                          (stars - mean) / standard deviation, both moving over the rater's
+                                                  earlier stars
     all           none                            taken back
-
-The formulas are in `schemes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from rllib_srl.people.schemes import NEUTRAL_REWARDS, PASS_REWARDS, SCHEMES, Moving, quality_of, reward_of
+from typing import NamedTuple
 
 TAKEN_BACK = "none"
-_STARS = tuple(map(str, range(1, 6)))
-_THUMBS = ("good", "bad")
-VALUES: Mapping[str, tuple[str, ...]] = {  # scheme -> values, without `TAKEN_BACK`
-    "": (*_THUMBS, *_STARS),
-    "binary": _THUMBS,
-    "ordinal": _STARS,
-    "normalised": _STARS,
-    "hybrid": tuple(f"{thumb} {stars}" for thumb in _THUMBS for stars in _STARS),
+THUMBS = ("good", "bad")
+STARS = ("1", "2", "3", "4", "5")
+MOMENTUM = 0.95  # of the moving mean and variance: weight of the past at each rating
+NORMALISED = "normalised"
+
+
+class Scheme(NamedTuple):
+    """What a rating may be, and how it is meant."""
+
+    values: tuple[str, ...]
+    words: str  # the values, for people
+    neutral: float  # reward of an answer that is neither good nor bad
+    good: float  # lowest reward of a good answer
+
+
+SCHEMES = {
+    "": Scheme((*THUMBS, *STARS), "good, bad, 1 to 5", 0.5, 0.75),
+    "binary": Scheme(THUMBS, "good, bad", 0.5, 1.0),
+    "ordinal": Scheme(STARS, "1 to 5", 0.5, 0.75),
+    NORMALISED: Scheme(STARS, "1 to 5", 0.0, 1.0),
+    "hybrid": Scheme(
+        tuple(f"{thumb} {stars}" for thumb in THUMBS for stars in STARS), "good 1 to good 5, bad 1 to bad 5", 0.0, 0.2
+    ),
 }
-_WORDS = {
-    "": "good, bad, 1 to 5", "binary": "good, bad", "ordinal": "1 to 5", "normalised": "1 to 5",
-    "hybrid": "good 1 to good 5, bad 1 to bad 5",
-}  # fmt: skip
-
-
-def words_of(scheme: str) -> str:
-    """Return the values of a scheme in words."""
-    return _WORDS[scheme]
+NAMED_SCHEMES = tuple(SCHEMES)[1:]
 
 
 def expected(scheme: str = "") -> str:
     """Return the values of a scheme, and that which takes a rating back, in words."""
-    return f"{_WORDS[scheme]}, or {TAKEN_BACK} (taken back)"
+    return f"{SCHEMES[scheme].words}, or {TAKEN_BACK} (taken back)"
 
 
 def check_value(value: str, scheme: str = "") -> None:
@@ -51,51 +54,43 @@ def check_value(value: str, scheme: str = "") -> None:
     Raises:
         ValueError: it is not a value of the scheme.
     """
-    if value != TAKEN_BACK and value not in VALUES[scheme]:
+    if value != TAKEN_BACK and value not in SCHEMES[scheme].values:
         raise ValueError(f"rating = {value!r}; expected {expected(scheme)}")
 
 
-def check_scheme(scheme: str) -> str:
-    """Return a scheme, "" for none in particular.
+def fixed_reward(value: str) -> float:
+    """Return the reward of a value that was not taken back; the same in each scheme but "normalised"."""
+    if value in THUMBS:
+        return float(value == "good")
+    thumb, _, stars = value.rpartition(" ")
+    if thumb:
+        return (1 if thumb == "good" else -1) * int(stars) / 5
+    return (int(stars) - 1) / 4
 
-    Raises:
-        ValueError: it is unknown.
+
+@dataclass
+class Moving:
+    """Moving mean and variance of stars.
+
+    Starts with the moments of stars drawn uniformly from 1 to 5 (mean 3, variance 2); after a rating x
+
+        d = x - mean,   mean += (1 - m) d,   variance = m (variance + (1 - m) d^2)
     """
-    if scheme and scheme not in SCHEMES:
-        raise ValueError(f"scheme = {scheme!r}; expected one of {', '.join(SCHEMES)}")
-    return scheme
 
+    momentum: float = MOMENTUM
+    mean: float = 3.0
+    variance: float = 2.0
 
-def fields_of(value: str) -> dict[str, Any]:
-    """Return the fields of a rating that was not taken back: {"up": True, "stars": 4} of "good 4"."""
-    words = value.split()
-    thumb = {"up": words[0] == "good"} if words[0] in _THUMBS else {}
-    return thumb | ({"stars": int(words[-1])} if words[-1] in _STARS else {})
+    def normalised(self, stars: float) -> float:
+        """Return (stars - mean) / standard deviation of the ratings so far, then include `stars` in them.
 
-
-def scheme_of(value: str, scheme: str = "") -> str:
-    """Return the scheme of a value."""
-    return scheme or ("binary" if value in _THUMBS else "ordinal")
-
-
-def reward_under(value: str, scheme: str, moving: Moving) -> float | None:
-    """Return the reward of a value, None if it takes a rating back; `moving` is the rater's, and is moved on."""
-    if value == TAKEN_BACK:
-        return None
-    if scheme == "normalised":
-        return moving.normalised(fields_of(value)["stars"])
-    return reward_of(fields_of(value), scheme_of(value, scheme))
-
-
-def neutral_reward(scheme: str) -> float:
-    """Return the reward of an answer that is neither good nor bad."""
-    return NEUTRAL_REWARDS[scheme or "binary"]
-
-
-def good_reward(scheme: str) -> float:
-    """Return the lowest reward of a good answer; `normalised`: a standard deviation above the rater's mean."""
-    found = PASS_REWARDS[scheme or "ordinal"]
-    return 1.0 if found is None else found
+        Source: Finch 2009, "Incremental calculation of weighted mean and variance", section 9.
+        """
+        difference = stars - self.mean
+        normalised: float = difference / max(self.variance, 1e-6) ** 0.5
+        self.mean += (1 - self.momentum) * difference
+        self.variance = self.momentum * (self.variance + (1 - self.momentum) * difference**2)
+        return normalised
 
 
 @dataclass(frozen=True)
@@ -142,17 +137,26 @@ class Rating:
     @property
     def is_binary(self) -> bool:
         """Return whether it says good or bad, and no more."""
-        return self.value in _THUMBS
+        return self.value in THUMBS
 
     @property
     def quality(self) -> float | None:
-        """Return how good the answer is, in [0, 1]; None if the rating was taken back."""
-        return quality_of(fields_of(self.value), scheme_of(self.value, self.scheme)) if self.is_given else None
+        """Return how good the answer is, in [0, 1], whatever the scheme; None if the rating was taken back."""
+        if not self.is_given:
+            return None
+        return (1 + fixed_reward(self.value)) / 2 if self.scheme == "hybrid" else fixed_reward(self.value)
 
     @property
     def pass_reward(self) -> float | None:
-        """Return the lowest reward of a pass in its scheme; None if it was taken back, or the scheme has none."""
-        return PASS_REWARDS[scheme_of(self.value, self.scheme)] if self.is_given else None
+        """Return the lowest reward of a pass; None if it was taken back, or "normalised", which has none for good."""
+        if not self.is_given or self.scheme == NORMALISED:
+            return None
+        return SCHEMES["binary" if self.is_binary else self.scheme].good
+
+    @property
+    def shown(self) -> str:
+        """Return it with its reward, as people see it."""
+        return f"{self.value} (reward {shown_reward(self.reward)})" if self.is_given else TAKEN_BACK
 
 
 def shown_reward(reward: float | None) -> str:

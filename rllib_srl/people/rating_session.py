@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rllib_srl.people.rating import TAKEN_BACK, VALUES, Answer, shown_reward, words_of
+from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, Answer, Rating, shown_reward
 from rllib_srl.people.rating_store import RatingStore
 
 COMMANDS = {"s": "skip", "u": "undo", "q": "quit"}
@@ -54,15 +54,16 @@ class RatingSession:
         self._waiting: list[Answer] = []  # shown again, the last first
         self._seen: set[tuple[str, str]] = set()
         self._listed = self._in_order()
-        values = VALUES[store.scheme]
-        self._replies = COMMANDS | {value[0] + value[-1] if " " in value else value[0]: value for value in values}
-        self._asked = f"{words_of(store.scheme)}, skip, undo, quit"
+        scheme = SCHEMES[store.scheme]
+        short = {value[0] + value[-1] if " " in value else value[0]: value for value in scheme.values}
+        self._replies = COMMANDS | short
+        self._asked = f"{scheme.words}, skip, undo, quit"
 
     def run(self) -> int:
         """Ask until the person quits or the replies end; return how many answers have a rating of this session."""
         while True:
             answer = self._current
-            self._show(NO_MORE if answer is None else shown(answer, self._store.shown(answer)))
+            self._show(NO_MORE if answer is None else shown(answer, self._store.rating_of(answer)))
             reply = self._reply(self._asked if answer else AT_THE_END)
             if reply == "quit":
                 return self._num_rated
@@ -133,9 +134,9 @@ class RatingSession:
             self._show(f"{line!r}; expected {asked}")
 
 
-def shown(answer: Answer, value: str) -> str:
+def shown(answer: Answer, rating: Rating | None) -> str:
     """Return an answer as a person sees it."""
-    rated = f", rated {value}" if value != TAKEN_BACK else ""
+    rated = f", rated {rating.shown}" if rating and rating.is_given else ""
     head = f"── {answer.answer_id}  domain {answer.domain or '-'}, model version {answer.version}{rated}"
     return f"\n{head}\n{_indented('prompt', answer.prompt)}\n{_indented('answer', answer.answer)}"
 

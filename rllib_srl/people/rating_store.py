@@ -22,8 +22,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.people.rating import TAKEN_BACK, Answer, Rating, check_scheme, check_value, reward_under, shown_reward
-from rllib_srl.people.schemes import Moving
+from rllib_srl.people.rating import (
+    NAMED_SCHEMES,
+    NORMALISED,
+    TAKEN_BACK,
+    Answer,
+    Moving,
+    Rating,
+    check_value,
+    fixed_reward,
+)
 from rllib_srl.storage.private_database import PrivateDatabase
 
 RATINGS = "ratings.db"  # in the directory of a run
@@ -47,7 +55,7 @@ _SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING}
 
 
 class RatingsError(RuntimeError):
-    """The ratings of a run cannot be read or written; the message names the file and what to do."""
+    """Ratings, or what is stored with them, cannot be read or written; the message names the file and what to do."""
 
 
 class RatingStore(PrivateDatabase):
@@ -67,7 +75,7 @@ class RatingStore(PrivateDatabase):
             RatingsError: the file cannot be used.
         """
         super().__init__(path)
-        self.scheme = check_scheme(scheme)
+        self.scheme = scheme
         try:
             self._settle()
         except BaseException:
@@ -76,6 +84,8 @@ class RatingStore(PrivateDatabase):
 
     def _settle(self) -> None:
         """Take the scheme of the file, or give it one before its first rating."""
+        if self.scheme and self.scheme not in NAMED_SCHEMES:
+            raise ValueError(f"scheme = {self.scheme!r}; expected one of {', '.join(NAMED_SCHEMES)}")
         (found,) = self._read("SELECT (SELECT value FROM meta WHERE name = 'scheme'), (SELECT count(*) FROM ratings)")
         before, num = found[0] or "", found[1]
         if not self.scheme or self.scheme == before:
@@ -124,12 +134,15 @@ class RatingStore(PrivateDatabase):
         return True
 
     def _reward(self, value: str, rater: str) -> float | None:
-        """Return the reward of a new rating, and move the statistics of its rater on."""
+        """Return the reward of a new rating; "normalised": by the moments of its rater, which move on."""
+        if value == TAKEN_BACK:
+            return None
+        if self.scheme != NORMALISED:
+            return fixed_reward(value)
         found = self._db.execute("SELECT mean, variance FROM raters WHERE rater = ?", (rater,)).fetchone()
         moving = Moving(**dict(zip(("mean", "variance"), found or (), strict=False)))
-        reward = reward_under(value, self.scheme, moving)
-        moments = (rater, moving.mean, moving.variance)
-        self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", moments)
+        reward = moving.normalised(int(value))
+        self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", (rater, moving.mean, moving.variance))
         return reward
 
     # --- reading ---------------------------------------------------------------------------------
@@ -146,10 +159,6 @@ class RatingStore(PrivateDatabase):
     def changed_since(self, seq: int) -> list[Rating]:
         """Return the ratings that changed after a change."""
         return self._ratings("WHERE a.newest > ? ORDER BY r.seq", seq)
-
-    def values(self) -> list[tuple[str, str, str]]:
-        """Return (answer id, group id, value) of the newest rating of every answer, in the order of the changes."""
-        return self._read(f"SELECT a.id, a.group_id, r.value {_FROM} ORDER BY r.seq")
 
     def rewards(self) -> dict[float, int]:
         """Return how many answers have each reward; ratings that were taken back do not count."""
@@ -177,11 +186,6 @@ class RatingStore(PrivateDatabase):
         """Return the value of an answer's rating, `TAKEN_BACK` if it has none."""
         found = self.rating_of(answer)
         return found.value if found else TAKEN_BACK
-
-    def shown(self, answer: Answer) -> str:
-        """Return the value of an answer's rating and its reward, as people see them."""
-        found = self.rating_of(answer)
-        return f"{found.value} (reward {shown_reward(found.reward)})" if found and found.is_given else TAKEN_BACK
 
     def group_ids(self) -> set[str]:
         """Return the ids of all groups with a rated answer."""

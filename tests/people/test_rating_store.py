@@ -10,7 +10,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from rllib_srl.people.rating import TAKEN_BACK, VALUES
+from rllib_srl.people.rating import SCHEMES, TAKEN_BACK
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from tests.conftest import ROOT
 from tests.people.answers import an_answer
@@ -36,7 +36,7 @@ def test_a_rating_is_kept_with_its_answer(store):
 
 
 def test_rewards_of_no_scheme_are_those_of_binary_and_ordinal(store):
-    for number, value in enumerate((*VALUES[""], TAKEN_BACK)):
+    for number, value in enumerate((*SCHEMES[""].values, TAKEN_BACK)):
         store.rate(an_answer(number), "good")
         store.rate(an_answer(number), value)
     ratings = {one.value: one for one in store.all()}
@@ -62,7 +62,7 @@ def test_rewards_of_a_scheme(tmp_path, scheme, rewards, qualities, mark):
         assert {one.value: one.reward for one in store.all()} == pytest.approx(rewards)
         assert [one.quality for one in store.all()] == pytest.approx(qualities)
         assert {one.pass_reward for one in store.all()} == {mark}
-        assert store.shown(an_answer(0)) == f"{next(iter(rewards))} (reward {next(iter(rewards.values())):g})"
+        assert store.all()[0].shown == f"{next(iter(rewards))} (reward {next(iter(rewards.values())):g})"
 
 
 def test_normalised_rewards_follow_the_stars_of_each_rater(tmp_path):

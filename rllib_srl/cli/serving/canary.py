@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
+from rllib_srl.cli.serving.adapter import CANARY
+from rllib_srl.cli.serving.job import JsonFile
 from rllib_srl.engine.canary import CanaryGap, check_canary
 from rllib_srl.engine.sync import WeightSyncError
 
@@ -33,6 +35,14 @@ class Continuation:
     prompt_ids: list[int]
     ids: list[int]
     logps: list[float]
+
+
+class Canary(JsonFile):
+    """The canary of a version, as its trainer wrote it."""
+
+    name: ClassVar[str] = CANARY
+
+    continuations: list[Continuation]
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,3 @@ def check(
     gap = gap_of(expected, served)
     check_canary(gap, None, dtype, version)
     return gap
-
-
-def continuations(values: Any) -> list[Continuation]:
-    """Return what canary.json holds."""
-    return [Continuation(**one) for one in values]

@@ -17,8 +17,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from rllib_srl.people.lineage.versions import ACTIVE, SUPERSEDED, Lineage
-from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.people.served_store import ACTIVE, SUPERSEDED, ServedStore
 
 NEWEST = 1024  # answers
 RATE_S = 3600.0  # over which ratings are counted
@@ -54,30 +53,22 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
-def stored_figures(ratings: RatingStore, lineage: Lineage, now: datetime | None = None) -> dict[str, Any]:
-    """Return what the stores say of ratings and versions; it belongs to their thread.
-
-    Args:
-        ratings: of the served model.
-        lineage: of its versions.
-        now: the time, UTC; None: that of the clock.
-    """
-    since = (now or datetime.now(UTC)) - timedelta(seconds=RATE_S)
-    rewards = ratings.rewards()
-    versions = lineage.all()
-    active = lineage.active()
+def stored_figures(store: ServedStore) -> dict[str, Any]:
+    """Return what the store says of ratings and versions; it belongs to its thread."""
+    since = datetime.now(UTC) - timedelta(seconds=RATE_S)
+    rewards, versions, active = store.rewards(), store.versions(), store.active()
     verdicts = Counter(f"{one['gate']} {one['outcome']}" for row in versions for one in row.metrics.get("verdicts", ()))
     reached = [row.number for row in versions if row.state in (ACTIVE, SUPERSEDED)]
     return {
         "ratings": {
             "num": sum(rewards.values()),
-            "in_last_hour": ratings.num_since(since.isoformat(timespec="seconds")),
+            "in_last_hour": store.num_since(since.isoformat(timespec="seconds")),
             "rewards": {f"{reward:g}": num for reward, num in sorted(rewards.items())},
         },
         "versions": {
             "active": active.number if active else 0,
             "states": dict(Counter(row.state for row in versions)),
-            "ratings_until": {str(number): len(lineage.remembered(number)) for number in reached},
+            "ratings_until": {str(number): len(store.remembered(number)) for number in reached},
             "gates": dict(verdicts),
         },
     }

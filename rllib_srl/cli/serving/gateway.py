@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -32,37 +31,34 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rllib_srl.cli.serving.adapter import AdapterError
-from rllib_srl.cli.serving.figures import Meter, prometheus_text
-from rllib_srl.cli.serving.served_directory import MOST_NAMED
+from rllib_srl.cli.serving.figures import Meter, prometheus_text, stored_figures
+from rllib_srl.cli.serving.job import FileError
 from rllib_srl.cli.serving.serving import NotReady, Serving
-from rllib_srl.cli.serving.stores import Stores
+from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
-from rllib_srl.cli.serving.versions import rows_of
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.cli.shared.access import Access, Guard
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
-from rllib_srl.envs.agents.requests import RequestError, read_object, read_request
+from rllib_srl.envs.agents.requests import RequestError, fields_of, read_object, read_request
 from rllib_srl.envs.agents.web import Refusal, body_of
-from rllib_srl.people.lineage.conversations import Conversation, ConversationsError
-from rllib_srl.people.lineage.versions import LineageError
-from rllib_srl.people.rating import TAKEN_BACK, VALUES, Rating, check_value, expected
+from rllib_srl.people.conversation import Conversation
+from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
 from rllib_srl.people.rating_store import RatingsError
+from rllib_srl.people.served_store import LineageError
 from rllib_srl.storage.disk import DiskFull
 from rllib_srl.storage.event_file import EventFile
 
 MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
-MAX_REASON = 1000  # characters
-MAX_QUERY = 200  # characters of a text that is searched for
 MOST_FOUND = 20  # conversations at once
 RECORD_S = 60.0  # between two records of the figures for TensorBoard
 SEARCH_S = 0.2  # most time of a search; answers that are to be logged wait for it
@@ -75,23 +71,54 @@ NO_TOKEN = (
 CUT = "the answer was cut off"
 END = b"data: [DONE]\n\n"
 _REFUSALS: Mapping[type[Exception], tuple[int, str]] = {
-    **dict.fromkeys((ConversationsError, RatingsError), (503, "not_stored")),
-    **dict.fromkeys((LineageError, AdapterError, WeightSyncError), (409, "not_possible")),
+    RatingsError: (503, "not_stored"),
+    **dict.fromkeys((LineageError, FileError, WeightSyncError), (409, "not_possible")),
     NotReady: (503, "not_ready"),
     DiskFull: (507, "disk_full"),
     ServerError: (502, "engine_failed"),
 }
 
 
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class RatingBody(_Body):
+    """A rating; `None` takes one back."""
+
+    rating: str | int | None
+    rater: str = Field("", max_length=MAX_NAME)
+
+
+class RollbackBody(_Body):
+    """What to roll back: the active version, if `version` is not another one."""
+
+    reason: str = Field("", max_length=1000)
+    version: int | None = None
+
+
+class PauseBody(_Body):
+    """Whether training is to be paused."""
+
+    paused: bool
+
+
+class SearchQuery(BaseModel):
+    """What to search for, and where to go on."""
+
+    q: str = Field("", max_length=200)
+    before: int | None = Field(None, ge=0, lt=10**15)
+
+
 class Gateway:
     """The application. Invariant: without the token there is nothing to read but 401."""
 
     def __init__(
-        self, access: Access, name: str, serving: Serving, stores: Stores, training: Training, usual: Sampling
+        self, access: Access, name: str, serving: Serving, db: StoreThread, training: Training, usual: Sampling
     ) -> None:
         """Serve with the parts of `srl serve`; `name` is that of the served model."""
         self._name, self._files = name, {name: (PAGE / name).read_bytes() for name in PAGE_FILES}
-        self._serving, self._stores, self._training, self._usual = serving, stores, training, usual
+        self._serving, self._db, self._training, self._usual = serving, db, training, usual
         self._meter = Meter()
         self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
         routes = [
@@ -179,7 +206,7 @@ class Gateway:
                 why_not, last = CUT, [event(web.error_body(502, str(error), "engine_failed"))]
             try:
                 await self._log(answer, why_not)
-            except (DiskFull, ConversationsError) as error:
+            except (DiskFull, RatingsError) as error:
                 last = [event(web.error_body(507, str(error), "not_stored"))]
             yield b"".join(last)
 
@@ -191,11 +218,11 @@ class Gateway:
     async def _log(self, answer: Collected, why_not: str) -> Conversation:
         """Store the conversation and return it as it is stored."""
         tokens, why = answer.tokens(why_not)
-        messages = [{"role": one["role"], "content": _shown(one)} for one in answer.asked.plain_messages()]
+        messages = [{"role": one["role"], "content": _text(one)} for one in answer.asked.plain_messages()]
         at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = answer.finish_reason if why_not != CUT else "cut"
         about = (answer.conversation_id, answer.version, at, messages, answer.text, reason or "cut", tokens, why)
-        stored = await self._stores.run(self._stores.conversations.log, Conversation(*about))
+        stored = await self._db.run(self._db.store.log, Conversation(*about))
         if why_not != CUT:
             self._serving.num_restarts = 0
             self._meter.note(time.monotonic() - answer.begun, len(answer.ids))
@@ -205,82 +232,74 @@ class Gateway:
 
     async def _found(self, request: Request) -> Conversation:
         name = request.path_params["id"]
-        found = await self._stores.run(self._stores.conversations.find, name)
+        found = await self._db.run(self._db.store.find, name)
         if found is None:
             raise Refusal(404, "not_found", f"id = {name[:MAX_NAME]!r} is not a conversation of this server")
         return found
 
     async def _conversation(self, request: Request) -> Response:
         found = await self._found(request)
-        rating = await self._stores.run(self._stores.ratings.rating_of, found.as_answer())
-        return JSONResponse(_shown_with(found, rating))
+        return JSONResponse(await self._db.run(self._shown, found))
 
     async def _conversations(self, request: Request) -> Response:
-        text, before = request.query_params.get("q", ""), request.query_params.get("before", "")
-        if len(text) > MAX_QUERY:
-            raise RequestError(f"q has {len(text)} characters; expected at most {MAX_QUERY}", "q")
-        if not re.fullmatch(r"[0-9]{0,15}", before):
-            raise RequestError(f"before = {before[:40]!r}; expected a number of an earlier answer", "before")
-        return JSONResponse(await self._stores.run(self._searched, text, int(before) if before else None))
+        query = fields_of(request.query_params, SearchQuery)
+        hits = await self._db.run(self._db.store.search, query.q, query.before, MOST_FOUND, SEARCH_S)
+        rows = [await self._db.run(self._shown, one) for one in hits.conversations]
+        return JSONResponse({"conversations": rows, "before": hits.before, "is_cut": hits.is_cut})
 
-    def _searched(self, text: str, before: int | None) -> dict[str, Any]:
-        hits = self._stores.conversations.search(text, before, MOST_FOUND, SEARCH_S)
-        rows = [_shown_with(one, self._stores.ratings.rating_of(one.as_answer())) for one in hits.conversations]
-        return {"conversations": rows, "before": hits.before, "is_cut": hits.is_cut}
+    def _shown(self, conversation: Conversation) -> dict[str, Any]:
+        """Return a conversation without its tokens, with its rating."""
+        facts = vars(replace(conversation, tokens=None))
+        rating = self._db.store.rating_of(conversation.as_answer())
+        if rating is None:
+            return {**facts, "rating": TAKEN_BACK, "reward": None, "rater": ""}
+        return {**facts, "rating": rating.value, "reward": rating.reward, "rater": rating.rater}
 
     async def _rate(self, request: Request) -> Response:
-        value, rater = rating_of(read_object(await body_of(request)), self._stores.ratings.scheme)
-        found = await self._found(request)
-        answer = found.as_answer()
-        is_new = await self._stores.run(self._stores.ratings.rate, answer, value, rater)
-        stale = await self._stores.run(self._stores.stale_versions) if is_new else {}
-        stored = await self._stores.run(self._stores.ratings.rating_of, answer)
-        facts = {"id": found.id, "rating": value, "reward": stored.reward if stored else None, "is_changed": is_new}
-        facts["is_trained_on"] = not found.untrainable
-        return JSONResponse({**facts, "stale_versions": sorted(stale)})
+        body = fields_of(read_object(await body_of(request)), RatingBody)
+        found, store = await self._found(request), self._db.store
+        value = TAKEN_BACK if body.rating is None else str(body.rating)
+        try:
+            check_value(value, store.scheme)
+        except ValueError as error:
+            raise RequestError(str(error)[:500], "rating") from None
+
+        def rate() -> dict[str, Any]:
+            answer = found.as_answer()
+            is_new = store.rate(answer, value, body.rater)
+            rating = store.rating_of(answer)
+            facts = {"id": found.id, "rating": value, "reward": rating.reward if rating else None}
+            facts |= {"is_changed": is_new, "is_trained_on": not found.untrainable}
+            return {**facts, "stale_versions": store.versions_against(answer.answer_id)}
+
+        return JSONResponse(await self._db.run(rate))
 
     # --- versions ----------------------------------------------------------------------------------
 
     async def _versions(self, request: Request) -> Response:
-        rows = await self._stores.run(rows_of, self._stores)
-        return JSONResponse({"active": self._serving.number, "versions": rows})
+        return JSONResponse({"active": self._serving.number, "versions": await self._db.run(self._db.store.rows)})
 
     async def _roll_back(self, request: Request) -> Response:
-        body = read_object(await body_of(request))
-        reason, number = body.get("reason", ""), body.get("version")
-        is_number = number is None or (isinstance(number, int) and not isinstance(number, bool))
-        if not isinstance(reason, str) or not is_number or set(body) - {"reason", "version"}:
-            raise RequestError('the body is another object; expected {"reason": "...", "version": NUMBER}')
-        doing = asyncio.create_task(self._rolled_back(reason[:MAX_REASON] or "rolled back by hand", number))
+        body = fields_of(read_object(await body_of(request)), RollbackBody)
+        doing = asyncio.create_task(self._serving.roll_back(body.reason or "rolled back by hand", body.version))
         self._doing.add(doing)
         doing.add_done_callback(self._doing.discard)
         return JSONResponse(await asyncio.shield(doing))  # it is done to its end if the client goes away
 
-    async def _rolled_back(self, reason: str, number: int | None) -> dict[str, Any]:
-        before, after = await self._serving.roll_back(reason, number)
-        await self._training.drop(f"version {before}, from which it was trained, was rolled back")
-        withdrawn = await self._stores.run(self._stores.lineage.withdrawn_by, before)
-        facts = {"rolled_back": before, "active": after, "num_withdrawn_ratings": len(withdrawn)}
-        return {**facts, "withdrawn_ratings": withdrawn[:MOST_NAMED]}
-
     async def _pause(self, request: Request) -> Response:
-        body = read_object(await body_of(request))
-        if set(body) != {"paused"} or not isinstance(body["paused"], bool):
-            raise RequestError('expected {"paused": true} or {"paused": false}', "paused")
-        self._training.pause(body["paused"])
+        self._training.pause(fields_of(read_object(await body_of(request)), PauseBody).paused)
         return JSONResponse({"is_paused": self._training.is_paused})
 
     async def _status(self, request: Request) -> Response:
         facts = {"name": self._name, "is_ready": self._serving.is_ready, "active": self._serving.number}
-        facts |= await self._stores.run(self._stored)
+        facts |= await self._db.run(self._stored)
         return JSONResponse({**facts, "training": await self._training.status()})
 
     def _stored(self) -> dict[str, Any]:
-        """Return what the status says of the stores; `changes` is another list whenever a version or a rating is."""
-        stores = self._stores
-        changes = [stores.lineage.newest_change(), stores.ratings.newest_change()]
-        values = VALUES[stores.ratings.scheme]
-        return {"num_conversations": stores.conversations.num(), "changes": changes, "rating_values": values}
+        """Return what the status says of the store; `changes` is another list whenever a version or a rating is."""
+        store = self._db.store
+        values = SCHEMES[store.scheme].values
+        return {"num_conversations": store.num_conversations(), "changes": store.seen(), "rating_values": values}
 
     async def _figures(self, request: Request) -> Response:
         return JSONResponse(await self._measured())
@@ -298,43 +317,11 @@ class Gateway:
             await asyncio.sleep(RECORD_S)
 
     async def _measured(self) -> dict[str, Any]:
-        return {"answers": self._meter.figures(), **await self._stores.run(self._stores.figures)}
-
-
-def rating_of(body: Mapping[str, Any], scheme: str) -> tuple[str, str]:
-    """Return value and rater of a rating under a scheme.
-
-    Raises:
-        RequestError: the body is no rating.
-    """
-    unknown = sorted(set(body) - {"rating", "rater"})
-    if unknown or "rating" not in body:
-        raise RequestError(f'{unknown or "rating is missing"}; expected {{"rating": VALUE, "rater": NAME}}', "rating")
-    value, rater = body["rating"], body.get("rater", "")
-    if not isinstance(rater, str) or len(rater) > MAX_NAME:
-        raise RequestError(f"rater; expected a text of at most {MAX_NAME} characters", "rater")
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if value is None:
-        text = TAKEN_BACK
-    try:
-        if not isinstance(text, str):
-            raise ValueError(f"rating is a {type(value).__name__}; expected {expected(scheme)}")
-        check_value(text, scheme)
-    except ValueError as error:
-        raise RequestError(str(error)[:500], "rating") from None
-    return text, rater
+        return {"answers": self._meter.figures(), **await self._db.run(stored_figures, self._db.store)}
 
 
 def _refused(status: int, reason: str) -> Response:
     return web.failed(Refusal(status, "invalid_api_key" if status == 401 else "other_site", reason))
-
-
-def _shown_with(conversation: Conversation, rating: Rating | None) -> dict[str, Any]:
-    """Return a conversation without its tokens, with its rating."""
-    facts = vars(replace(conversation, tokens=None))
-    if rating is None:
-        return {**facts, "rating": TAKEN_BACK, "reward": None, "rater": ""}
-    return {**facts, "rating": rating.value, "reward": rating.reward, "rater": rating.rater}
 
 
 def _trained(untrainable: str) -> dict[str, str]:
@@ -343,7 +330,7 @@ def _trained(untrainable: str) -> dict[str, str]:
     return {"X-SRL-Trained": f"no; reason={reason}" if reason else "yes"}
 
 
-def _shown(message: Mapping[str, Any]) -> str:
+def _text(message: Mapping[str, Any]) -> str:
     """Return the content of a message as it is stored, with the calls in it."""
     calls = [json.dumps(one["function"], ensure_ascii=False) for one in message.get("tool_calls", ())]
     return "\n".join(filter(None, [message.get("content") or "", *calls]))

@@ -1,6 +1,6 @@
-"""A training job: what the gateway hands to the trainer, and what comes back, as files of the version's directory.
+"""What the gateway and the trainer of a version hand to each other, as files of the version's directory.
 
-    job.json       model, parent, answers with their tokens and rewards, settings, held-out domains, limits
+    job.json       to the trainer: model, parent, answers with their tokens and rewards, settings, held-out domains
     checkpoint_*/  of the run after its last slice, with its memory: where a killed trainer and the next version go on
     progress.json  slices done, for the status
     result.json    verdicts of the gates and metrics
@@ -10,51 +10,95 @@ The trainer opens no database: the gateway may stop it at any instant, and a sto
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from rllib_srl.cli.serving.adapter import read_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from rllib_srl.studies.recording import write_whole
 
-JOB, PROGRESS, RESULT = "job.json", "progress.json", "result.json"
 CONTEXT = 4096  # most tokens of a conversation
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """How a version is trained. Invariant: `faults` is empty."""
-
-    lr: float = 3e-4
-    rank: int = 16  # of the adapter
-    passes: int = 4  # over the new answers; so many slices draw from new and earlier ones
-    slice_answers: int = 16  # of one slice, which is one update
-    kl: float = 0.05  # coefficient of the KL to the model that was given
-    retain: float = 0.0  # weight of the KL that holds answers that were rated good
-    revisits: int = 0  # prompts of the domains to keep that each slice plays, too
-    gate_prompts: int = 256  # held-out prompts of each domain to keep
-    max_drop: float = 0.05  # share of right answers that may be lost
-    confidence: float = 0.95  # of the gate's interval
-    max_kl: float = 1.0  # to the active version at the end, nats per token
-
-    def faults(self) -> list[str]:
-        """Return one message for each value out of its range."""
-        bounds: dict[str, tuple[float, float]] = {"lr": (1e-8, 1.0), "rank": (1, 64), "passes": (1, 100)}
-        bounds |= {"slice_answers": (1, 1024), "kl": (0.0, 100.0), "retain": (0.0, 1000.0), "revisits": (0, 1024)}
-        bounds |= {"gate_prompts": (8, 100_000)}
-        bounds |= {"max_drop": (0.001, 0.99), "confidence": (0.5, 0.9999), "max_kl": (1e-6, 1e6)}
-        values = asdict(self)
-        return [
-            f"{name} = {values[name]}; expected {least:g} to {most:g}"
-            for name, (least, most) in bounds.items()
-            if not least <= values[name] <= most
-        ]
+class FileError(ValueError):
+    """A file of a served model is missing, damaged or of another model; the message names it."""
 
 
-@dataclass(frozen=True)
-class RatedTokens:
+class JsonFile(BaseModel):
+    """A JSON file of a served model. Invariant: a reader sees it whole or not at all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    name: ClassVar[str]
+
+    def write(self, directory: Path) -> None:
+        """Write the file into a directory."""
+        write_whole(directory / self.name, self.model_dump_json())
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read the file of a directory.
+
+        Raises:
+            FileError: it cannot be read, or holds something else.
+        """
+        path = directory / cls.name
+        try:
+            return cls.model_validate_json(path.read_bytes(), strict=True)
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise FileError(f"{path} is damaged: {where or 'its text'}: {fault['msg']}") from None
+
+
+class TrainingSettings(BaseModel):
+    """How a version is trained; the descriptions are those of the flags of `srl serve`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: float = Field(3e-4, ge=1e-8, le=1, description="learning rate")
+    rank: int = Field(16, ge=1, le=64, description="rank of the adapters")
+    passes: int = Field(
+        4, ge=1, le=100, description="passes over the new answers of a version; earlier answers take a part of them"
+    )
+    slice_answers: int = Field(
+        16, ge=1, le=1024, description="answers of a slice: one update, after which the state is saved"
+    )
+    kl: float = Field(0.05, ge=0, le=100, description="coefficient of the KL to the model that was given")
+    retain: float = Field(
+        0.0, ge=0, le=1000,
+        description="weight of the KL that holds answers rated good at the version that learned them; 0: none is held",
+    )  # fmt: skip
+    revisits: int = Field(
+        0, ge=0, le=1024, description="prompts of the environments to keep that each slice plays and trains on, too"
+    )
+    gate_prompts: int = Field(256, ge=8, le=100_000, description="held-out prompts of each environment to keep")
+    max_drop: float = Field(
+        0.05, ge=0.001, le=0.99, description="largest drop of the share of right answers that the gate allows"
+    )
+    confidence: float = Field(0.95, ge=0.5, le=0.9999, description="confidence of the gate's interval")
+    max_kl: float = Field(1.0, ge=1e-6, le=1e6, description="largest KL to the active version, nats per token")
+
+
+class ServedSettings(JsonFile):
+    """What holds for all versions of a served model."""
+
+    name: ClassVar[str] = "settings.json"
+
+    model: str  # its directory
+    rank: int
+    context: int  # most tokens of a conversation
+    temperature: float
+    dtype: str = "float32"  # bfloat16: on a card
+
+    @property
+    def is_on_card(self) -> bool:
+        """Return whether server and trainer share a card."""
+        return self.dtype == "bfloat16"
+
+
+class RatedTokens(BaseModel):
     """An answer to train on. Invariant: one log-prob for each token of the answer."""
 
     id: str
@@ -63,58 +107,49 @@ class RatedTokens:
     ids: list[int]
     logps: list[float]
     reward: float  # of its rating
-    rater: str = ""
 
 
-@dataclass(frozen=True)
-class KeptDomain:
+class KeptDomain(BaseModel):
     """A domain that must not be lost: an environment and its settings."""
 
     world: str
     domain: str
-    env_config: Mapping[str, Any]
+    env_config: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Job:
-    """One version to train. Invariant: `answers` is not empty."""
+class Job(JsonFile):
+    """One version to train."""
 
-    version: int
-    model: str
-    parent: str  # directory of the parent's adapter, "" for the model itself
-    context_length: int
-    temperature: float  # at which the answers were sampled
-    seed: int
-    settings: TrainingSettings
-    keep: list[KeptDomain]
-    answers: list[RatedTokens]
-    neutral: float = 0.5  # reward of an answer that is neither good nor bad
+    name: ClassVar[str] = "job.json"
+
+    version: int = 0
+    served: ServedSettings
+    parent: str = ""  # directory of the parent's adapter, "" for the model itself
+    seed: int = 0
+    settings: TrainingSettings = TrainingSettings()
+    keep: list[KeptDomain] = []
+    answers: list[RatedTokens] = []
+    level: float = 0.5  # mean reward of all ratings, one neutral rating among them
     good: float = 0.75  # lowest reward of a good one
-    changed: list[str] = field(default_factory=list)  # ids of answers that the parent remembers with another rating
-    dtype: str = "float32"  # bfloat16: on a card
-
-    def write(self, directory: Path) -> None:
-        """Write job.json."""
-        write_json(directory / JOB, asdict(self))
-
-    @classmethod
-    def read(cls, directory: Path) -> Job:
-        """Read job.json.
-
-        Raises:
-            AdapterError: it cannot be read.
-        """
-        values = dict(read_json(directory / JOB))
-        values["settings"] = TrainingSettings(**values["settings"])
-        values["keep"] = [KeptDomain(**one) for one in values["keep"]]
-        values["answers"] = [RatedTokens(**one) for one in values["answers"]]
-        return cls(**values)
+    changed: list[str] = []  # ids of answers that the parent remembers with another rating
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that it appears whole or not at all.
+class Progress(JsonFile):
+    """How many slices of a version are done, and of how many."""
 
-    Raises:
-        DiskFull: the disk is full; a file that was there stays.
-    """
-    write_whole(path, json.dumps(value))
+    name: ClassVar[str] = "progress.json"
+
+    done: int
+    of: int | None
+
+
+class Result(JsonFile):
+    """What a trainer that has ended says of its version."""
+
+    name: ClassVar[str] = "result.json"
+
+    reasons: list[str]  # of the gates that did not pass
+    verdicts: list[dict[str, Any]]
+    changes: dict[str, dict[str, Any]]
+    metrics: dict[str, float]
+    trained: dict[str, int]  # answer -> slices that trained on it

@@ -23,16 +23,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from rllib_srl.algorithm.resources import card_bytes_here
-from rllib_srl.cli.serving.adapter import AdapterError
-from rllib_srl.cli.serving.card import Place, place_of
+from rllib_srl.cli.serving.card import card_share, dtype_of
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import CONTEXT, Job, KeptDomain, TrainingSettings, write_json
-from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, ServedDirectory
+from rllib_srl.cli.serving.job import CONTEXT, FileError, Job, KeptDomain, ServedSettings, TrainingSettings
+from rllib_srl.cli.serving.served_directory import TOKEN, Running, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.stores import Stores
-from rllib_srl.cli.serving.trainer.trainer import Examiner
+from rllib_srl.cli.serving.store_thread import StoreThread
+from rllib_srl.cli.serving.trainer.trainer import Before, Examiner
 from rllib_srl.cli.serving.training import SEED, Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
@@ -45,24 +47,12 @@ from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
-from rllib_srl.people.schemes import SCHEMES
+from rllib_srl.people.rating import NAMED_SCHEMES
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.storage.event_file import EventFile
 
 MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
-_HELP = {
-    "lr": "learning rate", "rank": "rank of the adapters",
-    "passes": "passes over the new answers of a version; earlier answers take a part of them",
-    "slice_answers": "answers of a slice: one update, after which the state is saved",
-    "kl": "coefficient of the KL to the model that was given",
-    "retain": "weight of the KL that holds answers rated good at the version that learned them; 0: none is held",
-    "revisits": "prompts of the environments to keep that each slice plays and trains on, too",
-    "gate_prompts": "held-out prompts of each environment to keep",
-    "max_drop": "largest drop of the share of right answers that the gate allows",
-    "confidence": "confidence of the gate's interval",
-    "max_kl": "largest KL to the active version, nats per token",
-}  # fmt: skip
 
 
 def parser_of() -> argparse.ArgumentParser:
@@ -76,16 +66,17 @@ def parser_of() -> argparse.ArgumentParser:
     text = "new ratings that start the training of a version; 0: no training (default: 32)"
     parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
     text = "values and rewards of ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
-    parser.add_argument("--scheme", choices=SCHEMES, default="", help=text)
+    parser.add_argument("--scheme", choices=NAMED_SCHEMES, default="", help=text)
     text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
     add_debug(parser)
     group = parser.add_argument_group("training")
-    for name, default in vars(TrainingSettings()).items():
+    for name, field in TrainingSettings.model_fields.items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-        text = f"{_HELP[name]} (default: {default})"
-        group.add_argument(*flags, dest=name, type=type(default), default=default, metavar="VALUE", help=text)
+        text = f"{field.description} (default: {field.default})"
+        kind = type(field.default)
+        group.add_argument(*flags, dest=name, type=kind, default=field.default, metavar="VALUE", help=text)
     return parser
 
 
@@ -100,12 +91,14 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
     Raises:
         ValueError: all errors of the command line, one per line.
     """
-    settings = TrainingSettings(**{name: getattr(arguments, name) for name in _HELP})
-    faults, keep = settings.faults(), []
+    settings, faults, keep = TrainingSettings(), list[str](), list[KeptDomain]()
+    try:
+        settings = TrainingSettings(**{name: getattr(arguments, name) for name in TrainingSettings.model_fields})
+    except ValidationError as error:
+        faults += [f"{one['loc'][0]} = {one['input']}: {one['msg']}" for one in error.errors()]
     for text in arguments.keep:
         try:
-            world = world_named(text)
-            keep.append(KeptDomain(world.world, world.domain, dict(world.env_config)))
+            keep.append(KeptDomain(**vars(world_named(text))))
         except ValueError as error:
             faults.append(f"--keep: {error}")
     names = [one.domain for one in keep]
@@ -123,34 +116,40 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
     return settings, keep
 
 
-async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir: Path, place: Place) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status."""
-    settings, keep = training_of(arguments)
-    fixed = served.settings()
+async def run(arguments: argparse.Namespace, served: ServedDirectory, job: Job, share: float) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status.
+
+    Args:
+        arguments: of the command line.
+        served: the directory, locked.
+        job: of any version.
+        share: of the card that vLLM reserves.
+    """
+    fixed, model_dir = job.served, Path(job.served.model)
     tokenizer = load_tokenizer(model_dir)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
-    how = (fixed["context"], fixed["rank"])
-    server = VLLMServer(model_dir, *how, served.log, has_template, place.dtype, place.share)
-    most = arguments.max_tokens or min(MAX_TOKENS, fixed["context"] // 2)
+    server = VLLMServer(model_dir, fixed.context, fixed.rank, served.log, has_template, fixed.dtype, share)
+    most = arguments.max_tokens or min(MAX_TOKENS, fixed.context // 2)
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP
-    usual = Sampling(fixed["temperature"], most, stop, end_ids, shows_tools, place.is_card)
-    stores = Stores(served, arguments.scheme)
-    serving = Serving(server, served, stores, lambda is_busy: training.on_busy(is_busy))
-    training = Training(served, stores, serving, settings, keep, arguments.train_after)
+    usual = Sampling(fixed.temperature, most, stop, end_ids, shows_tools, fixed.is_on_card)
+    db = StoreThread(served.path, arguments.scheme)
+    serving = Serving(server, served, db, lambda is_busy: training.on_busy(is_busy))
+    training = Training(served, db, serving, job.settings, job.keep, arguments.train_after)
     listening = listen("127.0.0.1", arguments.port)
     access = Access(served.token(), port=int(listening.getsockname()[1]))
-    gateway = Gateway(access, served.path.resolve().name, serving, stores, training, usual)
-    address = served.path / SERVER
+    gateway = Gateway(access, served.path.resolve().name, serving, db, training, usual)
+    address = served.path / Running.name
     address.unlink(missing_ok=True)  # of one that was killed
+    (served.version(0).parent / Before.name).unlink(missing_ok=True)  # what environments read may have changed
     try:
         async with Server(gateway.app, listening, STOP_TIMEOUT_S) as http:
             print(f"starting vLLM on {model_dir.name} ...", file=sys.stderr, flush=True)
             with _explained(served):
                 await serving.start()
             url = f"http://127.0.0.1:{http.port}"
-            write_json(address, {"url": f"{url}/v1", "pid": os.getpid()})
+            Running(url=f"{url}/v1", pid=os.getpid()).write(served.path)
             print(f"serving {url}/v1  version {serving.number}  token in {served.path / TOKEN}")
             print(f"page {url}/?token={access.token}", flush=True)
             try:
@@ -160,7 +159,7 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, model_dir:
     finally:
         training.kill()
         await server.stop()
-        stores.close()
+        db.close()
 
 
 @contextmanager
@@ -172,7 +171,7 @@ def _explained(served: ServedDirectory) -> Iterator[None]:
     """
     try:
         yield
-    except (AdapterError, WeightSyncError) as error:
+    except (FileError, WeightSyncError) as error:
         how = f"go back to its parent: srl versions {served.path} --rollback"
         raise ValueError(f"the active version is not served, since it fails its check: {error}; {how}") from error
 
@@ -207,16 +206,18 @@ def serve(arguments: argparse.Namespace) -> int:
     context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
-    job = Job(0, str(model_dir), "", context, arguments.temperature, SEED, settings, keep, [])
+    how: dict[str, Any] = {"model": str(model_dir.absolute()), "rank": settings.rank, "context": context}
+    fixed = ServedSettings(**how, temperature=arguments.temperature)
+    job = Job(served=fixed, seed=SEED, settings=settings, keep=keep)
     Examiner(job)  # its errors, now
-    place = place_of(job, card_bytes_here(), bool(arguments.train_after))
+    share = card_share(job, card_bytes_here(), bool(arguments.train_after))
+    job = job.model_copy(update={"served": fixed.model_copy(update={"dtype": dtype_of(share)})})
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
     served = ServedDirectory(arguments.out)
-    fixed = {"model": str(model_dir.absolute()), "rank": arguments.rank, "context": context}
-    served.fix_settings({**fixed, "temperature": arguments.temperature, "dtype": place.dtype})
+    served.fix_settings(job.served)
     with served.locked():
-        return asyncio.run(run(arguments, served, model_dir, place))
+        return asyncio.run(run(arguments, served, job, share))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@
           token           of the HTTP interface
           server.json     address of the server that is running
           lock            held while it runs
-          conversations.db  ratings.db  versions.db  versions/0001/...  engine.log
+          served.db  versions/0001/...  engine.log
 
     ask(served, "/status", 5)                                what its server says
     ask(served, "/rollback", 900, {"reason": "it is rude"})  what it did
@@ -23,14 +23,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from rllib_srl.cli.serving.adapter import AdapterError, read_json
-from rllib_srl.cli.serving.job import write_json
+from rllib_srl.cli.serving.job import FileError, JsonFile, ServedSettings
 
-SETTINGS, SERVER, TOKEN, LOCK, LOG = "settings.json", "server.json", "token", "lock", "engine.log"
-MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
+SETTINGS, TOKEN, LOCK, LOG = ServedSettings.name, "token", "lock", "engine.log"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback is reached without a proxy
 AGAIN = "try again in a minute"
 
@@ -68,27 +66,22 @@ class ServedDirectory:
         """Return the directory of a version."""
         return self.path / "versions" / f"{number:04d}"
 
-    def fix_settings(self, settings: Mapping[str, Any]) -> None:
+    def fix_settings(self, settings: ServedSettings) -> None:
         """Write the settings that hold for all versions, or check that they are those of before.
 
         Raises:
             DirectoryError: a setting differs, or the directory holds something else.
+            FileError: the settings of before are damaged.
         """
         if not self.exists:
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise DirectoryError(f"--out {self.path} is not empty; expected a new directory, or one of srl serve")
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_json(self.path / SETTINGS, dict(settings))
-        before = self.settings()
-        for name, value in settings.items():
-            if before.get(name) != value:
-                raise DirectoryError(
-                    f"{name} = {value}; expected {before.get(name)}, as --out {self.path} has been served before"
-                )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that hold for all versions."""
-        return dict(read_json(self.path / SETTINGS))
+            settings.write(self.path)
+        for name, before in ServedSettings.read(self.path):
+            if (value := getattr(settings, name)) != before:
+                where = f"as --out {self.path} has been served before"
+                raise DirectoryError(f"{name} = {value}; expected {before}, {where}")
 
     def token(self) -> str:
         """Return the token, made when it is first asked for."""
@@ -117,6 +110,15 @@ class ServedDirectory:
             yield
 
 
+class Running(JsonFile):
+    """The server that runs in a directory."""
+
+    name: ClassVar[str] = "server.json"
+
+    url: str  # with /v1
+    pid: int
+
+
 class Address(NamedTuple):
     """Where a server answers, and its token."""
 
@@ -131,10 +133,10 @@ def address_of(served: ServedDirectory) -> Address:
         NoServer: none is ready.
     """
     try:
-        found = read_json(served.path / SERVER)
-        os.kill(int(found["pid"]), 0)
-        return Address(str(found["url"]), served.token())
-    except (AdapterError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
+        found = Running.read(served.path)
+        os.kill(found.pid, 0)
+        return Address(found.url, served.token())
+    except (FileError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
         raise NoServer(f"the server is starting, or none runs; {AGAIN}") from None
 
 

@@ -15,15 +15,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rllib_srl.cli.serving import adapter
-from rllib_srl.cli.serving.canary import check, continuations
+from rllib_srl.cli.serving.canary import Canary, check
 from rllib_srl.cli.serving.served_directory import ServedDirectory
-from rllib_srl.cli.serving.stores import Stores
+from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.people.lineage.versions import LineageError, Version
+from rllib_srl.people.rating_store import RatingsError
+from rllib_srl.people.served_store import LineageError, Version
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +42,17 @@ class Serving:
     """The version that answers. Invariant: `number` was verified on the engine that is running, while `is_ready`."""
 
     def __init__(
-        self, server: VLLMServer, served: ServedDirectory, stores: Stores, on_busy: Callable[[bool], None]
+        self, server: VLLMServer, served: ServedDirectory, db: StoreThread, on_busy: Callable[[bool], None]
     ) -> None:
         """Serve with an engine.
 
         Args:
             server: not started.
             served: directory of the model.
-            stores: of the served model.
+            db: its store.
             on_busy: called with whether any answer is under way, when that changes.
         """
-        self.server, self._served, self._stores, self._on_busy = server, served, stores, on_busy
+        self.server, self._served, self._db, self._on_busy = server, served, db, on_busy
         self.number, self.is_ready, self.num_restarts = 0, False, 0
         self._under_way: Counter[int] = Counter()
         self._changing = asyncio.Lock()
@@ -66,12 +68,12 @@ class Serving:
 
         Raises:
             ServerError: the engine does not start.
-            AdapterError, WeightSyncError: the active version fails its check; nothing is served.
+            FileError, WeightSyncError: the active version fails its check; nothing is served.
         """
         async with self._changing:
             self.is_ready, self._loaded = False, set()
             await self.server.start()
-            active = await self._stores.run(self._stores.lineage.active)
+            active = await self._db.run(self._db.store.active)
             if active is not None:
                 await self._verified(active)
             self.number = active.number if active else 0
@@ -101,40 +103,36 @@ class Serving:
         """Verify a candidate and make it the active version; the one before answers until then.
 
         Raises:
-            AdapterError, WeightSyncError, ServerError, LineageError: it is not verified or no child of the active
+            FileError, WeightSyncError, ServerError, LineageError: it is not verified or no child of the active
                 version; nothing has changed.
         """
         async with self._changing:
             gap = await self._verified(candidate)
             try:
                 reason = f"it passed all gates; canary gap {gap}"
-                await self._stores.run(self._stores.lineage.activate, candidate.number, reason)
-            except (LineageError, OSError):
+                await self._db.run(self._db.store.activate, candidate.number, reason)
+            except (LineageError, RatingsError, OSError):
                 await self._unload(candidate.number)
                 raise
             await self._switch(candidate.number)
             return gap
 
-    async def roll_back(self, reason: str, number: int | None = None) -> tuple[int, int]:
-        """Make the parent of the active version answer again; return the numbers of both.
-
-        Args:
-            reason: why.
-            number: of the version that is meant; None: the active one.
+    async def roll_back(self, reason: str, number: int | None = None) -> dict[str, Any]:
+        """Make the parent of the active version answer again; return what `ServedStore.roll_back` does.
 
         Raises:
             LineageError: there is nothing to roll back, or another version is active than was meant.
-            AdapterError, WeightSyncError, ServerError: the parent is not verified; nothing has changed.
+            FileError, WeightSyncError, ServerError: the parent is not verified; nothing has changed.
         """
         async with self._changing:
-            lineage = self._stores.lineage
-            await self._stores.run(lineage.check_active, number)
-            active = await self._stores.run(lineage.active)
+            store = self._db.store
+            await self._db.run(store.check_active, number)
+            active = await self._db.run(store.active)
             if active is not None and active.parent and active.parent not in self._loaded:
-                await self._verified(await self._stores.run(lineage.version, active.parent))
-            numbers = await self._stores.run(lineage.roll_back, reason, number)
-            await self._switch(numbers[1])
-            return numbers
+                await self._verified(await self._db.run(store.version, active.parent))
+            done = await self._db.run(store.roll_back, reason, number)
+            await self._switch(done["active"])
+            return done
 
     async def watch(self) -> None:
         """Start the engine again whenever it has ended.
@@ -164,7 +162,7 @@ class Serving:
         """Load a version and compare it with what its trainer computed; on failure it is not loaded."""
         directory = self._served.version(version.number)
         await asyncio.to_thread(adapter.verify, directory, version.files)
-        expected = continuations(adapter.read_json(directory / adapter.CANARY))
+        expected = (await asyncio.to_thread(Canary.read, directory)).continuations
         await self.server.load(name_of(version.number), directory)
         self._loaded.add(version.number)
         try:

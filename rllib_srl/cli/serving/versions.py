@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.episodes import printable
-from rllib_srl.cli.serving.served_directory import MOST_NAMED, DirectoryError, InUse, ServedDirectory, ask
-from rllib_srl.cli.serving.stores import Stores
+from rllib_srl.cli.serving.served_directory import DirectoryError, InUse, ServedDirectory, ask
 from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.people.served_store import FILE, ServedStore
 
-TIMEOUT_S = 900.0
+TIMEOUT_S = 900.0  # for the server: answers of the version that goes may take long to end
+MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -45,13 +46,10 @@ def versions(arguments: argparse.Namespace) -> int:
     if arguments.reason and not arguments.rollback:
         raise DirectoryError("--reason is for --rollback")
     if arguments.rollback:
-        print(printable(str(roll_back(served, arguments.reason or "rolled back by hand"))))
+        print(printable(in_words(roll_back(served, arguments.reason or "rolled back by hand"))))
         return 0
-    stores = Stores(served)
-    try:
-        rows = stores.now(lambda: rows_of(stores))
-    finally:
-        stores.close()
+    with ServedStore(served.path / FILE) as store:
+        rows = store.rows()
     if arguments.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -59,26 +57,7 @@ def versions(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def rows_of(stores: Stores) -> list[dict[str, Any]]:
-    """Return all versions, with the number of their ratings, and of those that changed or were withdrawn.
-
-    It belongs into the thread of the stores.
-    """
-    lineage = stores.lineage
-    stale, withdrawn = stores.stale_versions(), lineage.withdrawn()
-    return [
-        {
-            **vars(one),
-            "num_ratings": len(uses := lineage.uses(one.number)),
-            "num_stale_ratings": stale.get(one.number, 0),
-            "num_withdrawn_ratings": len(withdrawn & set(uses.items())),
-            "history": lineage.history(one.number),
-        }
-        for one in lineage.all()
-    ]
-
-
-def print_rows(rows: list[dict[str, Any]]) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the versions as a table."""
     shown = [["version", "parent", "state", "since", "ratings", "gate", "reason"]]
     for row in rows:
@@ -95,56 +74,28 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     print(f"version {active} is active" + ("" if active else ": the model that was given"))
 
 
-@dataclass(frozen=True)
-class Rollback:
-    """What a rollback has done. Invariant: `withdrawn` has the ids of the first `MOST_NAMED` of the answers."""
-
-    before: int  # the version that was rolled back
-    after: int  # the one that is active
-    num_withdrawn: int  # ratings that only the first one had used
-    withdrawn: list[str]
-
-    def __str__(self) -> str:
-        num, named = self.num_withdrawn, ", ".join(self.withdrawn)
-        text = "1 rating is withdrawn" if num == 1 else f"{num} ratings are withdrawn"
-        if num:
-            text += f": {named}" + (f" and {num - len(self.withdrawn)} more" if num > len(self.withdrawn) else "")
-        return f"version {self.before} was rolled back; version {self.after} is active; {text}"
-
-
-def roll_back(
-    served: ServedDirectory, reason: str, number: int | None = None, timeout_s: float = TIMEOUT_S
-) -> Rollback:
-    """Roll back, through the server if one runs.
-
-    Args:
-        served: its directory.
-        reason: why.
-        number: of the version that is meant; None: the active one.
-        timeout_s: for the server; answers of the version that goes may take long to end.
+def roll_back(served: ServedDirectory, reason: str) -> dict[str, Any]:
+    """Roll the active version back, through the server if one runs; return what `ServedStore.roll_back` does.
 
     Raises:
-        RuntimeError: the lineage or the server refuses; the message says why.
+        RuntimeError: there is nothing to roll back.
         DirectoryError: the server refuses, or cannot be asked.
     """
     try:
-        with served.locked():
-            stores = Stores(served)
-            try:
-                before, after = stores.now(lambda: stores.lineage.roll_back(reason, number))
-                withdrawn = stores.now(lambda: stores.lineage.withdrawn_by(before))
-                in_training = stores.now(stores.lineage.in_training)
-                if in_training is not None:
-                    why = f"version {before}, from which it was trained, was rolled back"
-                    stores.now(lambda: stores.lineage.reject(in_training.number, why, None, True))
-            finally:
-                stores.close()
-    except InUse:  # a server holds the directory
-        body = {"reason": reason, **({} if number is None else {"version": number})}
-        found = ask(served, "/rollback", timeout_s, body)
-        num, named = found["num_withdrawn_ratings"], found["withdrawn_ratings"]
-        return Rollback(found["rolled_back"], found["active"], num, named)
-    return Rollback(before, after, len(withdrawn), withdrawn[:MOST_NAMED])
+        with served.locked(), ServedStore(served.path / FILE) as store:
+            return store.roll_back(reason)
+    except InUse:  # by a server
+        return ask(served, "/rollback", TIMEOUT_S, {"reason": reason})
+
+
+def in_words(done: Mapping[str, Any]) -> str:
+    """Return what a rollback has done."""
+    withdrawn = done["withdrawn_ratings"]
+    text = "1 rating is withdrawn" if len(withdrawn) == 1 else f"{len(withdrawn)} ratings are withdrawn"
+    if withdrawn:
+        more = f" and {len(withdrawn) - MOST_NAMED} more" if len(withdrawn) > MOST_NAMED else ""
+        text += f": {', '.join(withdrawn[:MOST_NAMED])}{more}"
+    return f"version {done['rolled_back']} was rolled back; version {done['active']} is active; {text}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import TrainingSettings
+from rllib_srl.cli.serving.job import ServedSettings, TrainingSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.stores import Stores
+from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
@@ -25,7 +25,7 @@ from rllib_srl.cli.shared.access import Access
 from rllib_srl.envs.agents.web import Server, listen
 
 TOKEN = "a-token-of-the-tests-0123456789"
-FIXED = {"model": "small", "rank": 8, "context": 64, "temperature": 1.0, "dtype": "float32"}
+FIXED = ServedSettings(model="small", rank=8, context=64, temperature=1.0)
 
 
 def choice_of(token, logp, name, text):
@@ -124,8 +124,8 @@ class SmallEngine(VLLMServer):
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, stores, serving, training, served, gateway, port, client):
-        self.engine, self.stores, self.serving, self.training = engine, stores, serving, training
+    def __init__(self, engine, db, serving, training, served, gateway, port, client):
+        self.engine, self.db, self.serving, self.training = engine, db, serving, training
         self.served, self.gateway, self.port, self.client = served, gateway, port, client
 
     def ask(self, question="Which?", token=TOKEN, **more):
@@ -147,22 +147,22 @@ class Parts:
 async def served_with(directory, after=0, shows_tools=False, scheme=""):
     served = ServedDirectory(directory / "served")
     served.fix_settings(FIXED)
-    stores, engine = Stores(served, scheme), SmallEngine(directory / "e.sock")
+    db, engine = StoreThread(served.path, scheme), SmallEngine(directory / "e.sock")
     parts = []
-    serving = Serving(engine, served, stores, lambda is_busy: parts[0].on_busy(is_busy))
-    parts.append(training := Training(served, stores, serving, TrainingSettings(), [], after))
+    serving = Serving(engine, served, db, lambda is_busy: parts[0].on_busy(is_busy))
+    parts.append(training := Training(served, db, serving, TrainingSettings(), [], after))
     listening = listen("127.0.0.1", 0)
     access = Access(TOKEN, port=listening.getsockname()[1])
     usual = Sampling(1.0, 16, (), (), shows_tools, False)
-    gateway = Gateway(access, "small", serving, stores, training, usual)
+    gateway = Gateway(access, "small", serving, db, training, usual)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
         async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=200) as client:
             await serving.start()
-            yield Parts(engine, stores, serving, training, served, gateway, http.port, client)
+            yield Parts(engine, db, serving, training, served, gateway, http.port, client)
     finally:
         await engine.stop()
-        stores.close()
+        db.close()
 
 
 def run(directory, body, limit_s=240, **how):

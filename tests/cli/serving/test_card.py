@@ -6,7 +6,6 @@ import fcntl
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.cli.serving import card
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, check
-from rllib_srl.cli.serving.card import Place, needs_of, place_of
-from rllib_srl.cli.serving.job import Job, KeptDomain, TrainingSettings
+from rllib_srl.cli.serving.card import card_share, needs_of
+from rllib_srl.cli.serving.job import Job, KeptDomain, ServedSettings
 from rllib_srl.cli.serving.trainer.process import TURN, UP, TrainerProcess, take_turns
 from rllib_srl.cli.serving.trainer.rated_run import rated_config
 from rllib_srl.cli.serving.vllm_server import VLLMServer
@@ -32,12 +31,8 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def job():
-    keep = [KeptDomain("compare", "compare", {})]
-    return Job(1, str(local_model("tiny")), "", 512, 1.0, 0, TrainingSettings(), keep, [])
-
-
-def test_without_a_card_all_is_on_the_cpu_in_float32(job):
-    assert place_of(job, None) == Place("float32", 0.0) and not Place().is_card
+    served = ServedSettings(model=str(local_model("tiny")), rank=16, context=512, temperature=1.0, dtype="bfloat16")
+    return Job(served=served, keep=[KeptDomain(world="compare", domain="compare")])
 
 
 def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
@@ -45,18 +40,17 @@ def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
     monkeypatch.setattr(card.ModelShape, "of", lambda _: SHAPES["1.5B"])
     server, trainer = needs_of(job)
     assert trainer.parts["its engine"] == 2 * SHAPES["1.5B"].num_parameters + 32 * 512 * SHAPES["1.5B"].kv_bytes
-    place = place_of(job, 24 * GIB)
-    left = 0.97 - trainer.total / (24 * GIB)
-    assert place.dtype == "bfloat16" and 0 <= left - place.share < 0.01 and server.total < place.share * 24 * GIB
-    assert place_of(job, 24 * GIB, is_trained=False).share == 0.9
+    share, left = card_share(job, 24 * GIB), 0.97 - trainer.total / (24 * GIB)
+    assert 0 <= left - share < 0.01 and server.total < share * 24 * GIB
+    assert card_share(job, 24 * GIB, is_trained=False) == 0.9 and card_share(job, None) == 0
     with pytest.raises(PlacementError, match=r"needs .* GiB .*and its trainer .*card of 16 GiB.*--train-after 0"):
-        place_of(job, 16 * GIB)
+        card_share(job, 16 * GIB)
 
 
 def test_a_model_of_unknown_sizes_is_refused_on_a_card(job, monkeypatch):
     monkeypatch.setattr(card.ModelShape, "of", lambda _: None)
     with pytest.raises(PlacementError, match="expected a config.json with a Llama-like model's sizes"):
-        place_of(job, 80 * GIB)
+        card_share(job, 80 * GIB)
 
 
 def test_the_doctor_says_whether_a_model_fits():
@@ -68,7 +62,7 @@ def test_the_doctor_says_whether_a_model_fits():
 def test_the_trainers_run_is_valid_on_a_card(job, monkeypatch):
     monkeypatch.setattr(config_module, "num_gpus_here", lambda: 1.0)
     monkeypatch.setattr(config_module, "card_bytes_here", lambda: 24 * GIB)
-    config = rated_config(replace(job, dtype="bfloat16"), Path())
+    config = rated_config(job, Path())
     config.validate()
     assert (config.compute_dtype, config.num_gpus_per_learner, config.num_learners) == ("bfloat16", 0.5, 0)
     assert config.engine_settings()["device"] == "cuda" and config.engine_settings()["dtype"] == "bfloat16"

@@ -14,8 +14,7 @@ import time
 import pytest
 
 from rllib_srl.cli.serving.dialogue import ServedDialogue, pressed
-from rllib_srl.cli.serving.job import write_json
-from rllib_srl.cli.serving.served_directory import SERVER, TOKEN, DirectoryError, ServedDirectory, address_in
+from rllib_srl.cli.serving.served_directory import TOKEN, DirectoryError, Running, ServedDirectory, address_in
 from tests.cli.serving import small_engine
 from tests.cli.serving.small_engine import run, served_with
 
@@ -30,7 +29,7 @@ def test_a_conversation_is_sent_whole_and_its_last_answer_is_rated(tmp_path):
     async def talk():
         async with served_with(tmp_path) as parts:
             (parts.served.path / TOKEN).write_text(small_engine.TOKEN)
-            write_json(parts.served.path / SERVER, {"url": f"http://127.0.0.1:{parts.port}/v1", "pid": os.getpid()})
+            Running(url=f"http://127.0.0.1:{parts.port}/v1", pid=os.getpid()).write(parts.served.path)
             text = "+\nWhich?\n-\nAnd now?\n+\n=9\n=none\n/reset\nAgain?\n"
             out, notes = await asyncio.to_thread(talked, parts.served, text)
             assert out == [" 93"] * 3
@@ -42,7 +41,7 @@ def test_a_conversation_is_sent_whole_and_its_last_answer_is_rated(tmp_path):
             said = [[one["role"] for one in body["messages"]] for body in parts.engine.bodies]
             first = ["system", "user"]
             assert said == [first, [*first, "assistant", "user"], first] and parts.engine.bodies[0]["max_tokens"] == 8
-            free = await parts.stores.run(parts.stores.free_ratings)
+            free = await parts.db.run(parts.db.store.free_ratings)
             assert list(free.values()) == ["bad"]  # of the first answer
 
     asyncio.run(asyncio.wait_for(talk(), 120))
@@ -118,6 +117,6 @@ def test_in_a_terminal_one_key_rates(tmp_path):
         await asyncio.to_thread(talk, f"http://127.0.0.1:{parts.port}/?token={small_engine.TOKEN}")
         said = [one["messages"][-1]["content"] for one in parts.engine.bodies]
         assert said == ["Which?", "É una", "-5?"]
-        assert sorted((await parts.stores.run(parts.stores.free_ratings)).values()) == ["4", "bad"]
+        assert sorted((await parts.db.run(parts.db.store.free_ratings)).values()) == ["4", "bad"]
 
     run(tmp_path, body)

@@ -1,4 +1,4 @@
-"""What is measured of a served model: by hand, from real stores, and through the gateway."""
+"""What is measured of a served model: by hand, from a real store, and through the gateway."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_a_server_says_what_it_has_measured(tmp_path):
             await reply.aread()
         for name, value in zip(names, ("good", "bad", "none"), strict=True):
             await parts.rate(name, rating=value)
-        stores = parts.stores
+        store = parts.db.store
         verdicts = [{"gate": "kept", "outcome": "passed"}, {"gate": "drift", "outcome": "bad"}]
 
         def train():
             for uses in ({"a/0": "good"}, {"b/0": "bad", "a/0": "good"}):
-                number = stores.lineage.begin(uses, {}).number
-                stores.lineage.finish(number, {}, {"verdicts": verdicts})
-                stores.lineage.activate(number)
+                number = store.begin(uses, {}).number
+                store.finish(number, {}, {"verdicts": verdicts})
+                store.activate(number)
 
-        await stores.run(train)
+        await parts.db.run(train)
         found = (await parts.send("GET", "/v1/figures")).json()
         answers = found["answers"]
         assert answers["num"] == 4 and 0 < answers["latency_p50_s"] <= answers["latency_p95_s"]

@@ -11,33 +11,34 @@ import sys
 import threading
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 
 import pytest
 
 from rllib_srl.cli.serving import adapter
-from rllib_srl.cli.serving.adapter import AdapterError, checksums
-from rllib_srl.cli.serving.canary import Continuation
-from rllib_srl.cli.serving.job import Job
+from rllib_srl.cli.serving.adapter import checksums
+from rllib_srl.cli.serving.canary import Canary, Continuation
+from rllib_srl.cli.serving.job import FileError, Job, Result
 from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.engine.sync import WeightSyncError
-from rllib_srl.people.lineage.conversations import HAS_SECRET
+from rllib_srl.people.conversation import HAS_SECRET
 from scripts.broken_requests import may_wait, request_of, with_other_bytes
 from tests.cli.serving.small_engine import TOKEN, run
 
 RATING = '{"rating": "good", "rater": "ann"}'
-CANARY = [Continuation([1, 2], [3, 4, 5, 6, 7, 8, 9], [-0.5] * 7), Continuation([2], [4] * 7, [-0.25] * 7)]
+CANARY = Canary(
+    continuations=[Continuation([1, 2], [3, 4, 5, 6, 7, 8, 9], [-0.5] * 7), Continuation([2], [4] * 7, [-0.25] * 7)]
+)
 
 
 async def candidate(parts, uses):
     """Store a candidate with files that have the right checksums."""
-    lineage = parts.stores.lineage
-    version = await parts.stores.run(lineage.begin, uses, {})
+    lineage = parts.db.store
+    version = await parts.db.run(lineage.begin, uses, {})
     directory = parts.served.version(version.number)
     directory.mkdir(parents=True)
     for name in adapter.FILES:
-        (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
-    return await parts.stores.run(lineage.finish, version.number, checksums(directory), {})
+        (directory / name).write_text(CANARY.model_dump_json())
+    return await parts.db.run(lineage.finish, version.number, checksums(directory), {})
 
 
 def trainer_that_ends_with(about):
@@ -45,9 +46,9 @@ def trainer_that_ends_with(about):
 
     def start(directory, **how):
         for name in adapter.FILES:
-            (directory / name).write_text(json.dumps([asdict(one) for one in CANARY]))
-        result = {"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, "is_passed": True, "reasons": []}
-        (directory / "result.json").write_text(json.dumps({**result, **about}))
+            (directory / name).write_text(CANARY.model_dump_json())
+        result = {"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, "reasons": []}
+        Result(**{**result, **about}).write(directory)
         return subprocess.Popen([sys.executable, "-c", ""], process_group=0, **how)
 
     return start
@@ -60,12 +61,12 @@ def test_an_answer_is_logged_with_its_tokens_and_shows_none(tmp_path):
         assert reply.status_code == 200 and value["choices"][0]["message"]["content"] == " 93"
         assert "token_ids" not in json.dumps(value) and "prompt_token_ids" not in value
         assert reply.headers["X-SRL-Version"] == "0" and value["system_fingerprint"] == "version-0"
-        logged = await parts.stores.run(parts.stores.conversations.find, value["id"])
+        logged = await parts.db.run(parts.db.store.find, value["id"])
         assert (logged.tokens.prompt_ids, logged.tokens.ids, logged.tokens.logps) == ([1, 2], [5, 6], [-0.5, -0.25])
         assert logged.answer == " 93" and logged.finish_reason == "stop"
         (sent,) = parts.engine.bodies
         assert sent["model"] == "v0" and sent["temperature"] == 1.0 and sent["return_token_ids"] is True
-        assert os.stat(parts.served.path / "conversations.db").st_mode & 0o777 == 0o600
+        assert os.stat(parts.served.path / "served.db").st_mode & 0o777 == 0o600
 
     run(tmp_path, body)
 
@@ -79,7 +80,7 @@ def test_a_stream_has_the_same_text_and_is_logged_before_it_ends(tmp_path):
                     value = json.loads(line[6:])
                     text, name = text + value["choices"][0]["delta"]["content"], value["id"]
                     if value["choices"][0].get("finish_reason"):
-                        assert (await parts.stores.run(parts.stores.conversations.find, name)).tokens.ids == [5, 6]
+                        assert (await parts.db.run(parts.db.store.find, name)).tokens.ids == [5, 6]
                 assert "token_ids" not in line
                 last = line or last
         assert text == " 93" and last == "data: [DONE]" and reply.headers["X-SRL-Conversation"] == name
@@ -93,7 +94,7 @@ def test_a_secret_reaches_neither_the_log_nor_training(tmp_path):
         shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
         assert shown["untrainable"] == HAS_SECRET and "AKIA" not in json.dumps(shown)
         assert (await parts.rate(name, rating="good")).json()["is_trained_on"] is False
-        assert await parts.stores.run(parts.stores.free_ratings) == {}
+        assert await parts.db.run(parts.db.store.free_ratings) == {}
 
     run(tmp_path, body)
 
@@ -107,7 +108,7 @@ def test_ratings_are_idempotent_change_and_are_counted_once(tmp_path):
         assert [one["is_changed"] for one in replies] == [True, False, True, True]
         assert (await parts.send("GET", f"/v1/conversations/{name}")).json()["rating"] == "none"
         await asyncio.gather(*(parts.rate(name, rating=value, rater=value) for value in ("good", "bad")))
-        assert await parts.stores.run(parts.stores.free_ratings) in ({f"{name}/0": "good"}, {f"{name}/0": "bad"})
+        assert await parts.db.run(parts.db.store.free_ratings) in ({f"{name}/0": "good"}, {f"{name}/0": "bad"})
 
     run(tmp_path, body)
 
@@ -120,11 +121,11 @@ def test_a_scheme_has_its_own_values_and_rewards(tmp_path):
         assert (await parts.rate(name, rating="bad 2", rater="ann")).json()["reward"] == -0.4
         shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
         assert (shown["rating"], shown["reward"]) == ("bad 2", -0.4)
-        version = await parts.training._begin(await parts.stores.run(parts.stores.free_ratings))
-        job = await parts.training._job(version)
-        assert ([one.reward for one in job.answers], job.neutral) == ([-0.4], 0.0)
+        version = await parts.training._begun()
+        job = await parts.db.run(parts.training._job, version)
+        assert ([one.reward for one in job.answers], job.level) == ([-0.4], -0.2)
 
-    run(tmp_path, body, scheme="hybrid")
+    run(tmp_path, body, scheme="hybrid", after=1)
 
 
 def test_without_the_token_there_is_nothing_to_read(tmp_path):
@@ -150,7 +151,7 @@ def test_bad_requests_have_clear_answers(tmp_path):
             (await parts.ask(messages=[{"role": "tool", "content": "7", "tool_call_id": "1"}]), 400, "shows no tools"),
             (await parts.rate("chatcmpl-none", rating="good"), 404, "is not a conversation of this server"),
             (await parts.rate(name, rating="great"), 400, "rating = 'great'; expected good, bad, 1 to 5"),
-            (await parts.rate(name, rating=True), 400, "rating is a bool"),
+            (await parts.rate(name, rating=True), 400, "rating"),
             (await parts.rate(name, rating=6), 400, "rating = '6'"),
             (await parts.rate(name, value="good"), 400, "expected"),
             (await parts.rate(name, rating="good", rater="x" * 101), 400, "at most 100 characters"),
@@ -175,7 +176,7 @@ def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_a
         assert parts.serving.num_restarts == 2  # half an answer is none
         assert "the engine failed in mid-answer" in text and "[DONE]" not in text
         (name,) = {json.loads(line[6:])["id"] for line in text.split("\n") if line.startswith('data: {"id"')}
-        logged = await parts.stores.run(parts.stores.conversations.find, name)
+        logged = await parts.db.run(parts.db.store.find, name)
         assert (logged.finish_reason, logged.tokens, logged.answer) == ("cut", None, " 9")
         parts.engine.fault = ""
         assert (await parts.ask()).status_code == 200 and parts.serving.num_under_way == parts.serving.num_restarts == 0
@@ -183,14 +184,15 @@ def test_failures_of_the_engine_are_clear_and_an_answer_that_was_cut_is_logged_a
     run(tmp_path, body)
 
 
-async def limit(parts, store, more):
-    """Let an SQLite file of the stores grow by so many pages and no further; None: as it likes."""
+async def limit(parts, more):
+    """Let the SQLite file of the model grow by so many pages and no further; None: as it likes."""
 
     def set_limit():
-        (num,) = store._db.execute("PRAGMA page_count").fetchone()
-        store._db.execute(f"PRAGMA max_page_count = {2**30 if more is None else num + more}").fetchall()
+        database = parts.db.store._db
+        (num,) = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {2**30 if more is None else num + more}").fetchall()
 
-    await parts.stores.run(set_limit)
+    await parts.db.run(set_limit)
 
 
 async def until_full(send):
@@ -209,7 +211,7 @@ def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_pat
     """SQLite itself is full, at a limit of its pages."""
 
     async def body(parts):
-        conversations, ratings = parts.stores.conversations, parts.stores.ratings
+        store = parts.db.store
 
         async def shown(name):
             return (await parts.send("GET", f"/v1/conversations/{name}")).json()
@@ -218,32 +220,29 @@ def test_a_full_database_refuses_loses_nothing_and_works_again_with_room(tmp_pat
             return parts.ask(f"Which is number {number}? {'x' * 1000}")
 
         names = [(await ask(number)).json()["id"] for number in range(30)]
-        await limit(parts, conversations, 2)
+        await limit(parts, 2)
         more = [one["id"] for one in await until_full(ask)]
         text = (await parts.ask("y" * 50_000, stream=True)).text
         assert "disk full" in text and "[DONE]" not in text
-        assert more and await parts.stores.run(conversations.num) == 30 + len(more)
+        assert await parts.db.run(store.num_conversations) == 30 + len(more)
 
         values = ["good", "bad", "4"]
-        await limit(parts, ratings, 2)
+        await limit(parts, 2)
         rated = await until_full(lambda n: parts.rate(names[n], rating=values[n % 3]))
         assert 0 < len(rated) < 30
         for number, name in enumerate(names + more):  # all that was acknowledged is there, and no more
             value = values[number % 3] if number < len(rated) else "none"
             assert (await shown(name))["rating"] == value and (await shown(name))["answer"] == " 93"
         free = {f"{names[n]}/0": values[n % 3] for n in range(len(rated))}
-        assert await parts.stores.run(parts.stores.free_ratings) == free
+        assert await parts.db.run(store.free_ratings) == free
 
-        for store in (conversations, ratings):
-            await limit(parts, store, None)
+        await limit(parts, None)
         name = (await ask(99)).json()["id"]
         for one in (name, names[len(rated)]):
             assert (await parts.rate(one, rating="5")).json()["is_changed"] is True
         free |= {f"{one}/0": "5" for one in (name, names[len(rated)])}
-        assert await parts.stores.run(parts.stores.free_ratings) == free
-        assert await parts.stores.run(conversations.num) == 31 + len(more)
-        for store in (conversations, ratings):
-            assert await parts.stores.run(store._read, "PRAGMA integrity_check") == [("ok",)]
+        assert await parts.db.run(store.free_ratings) == free
+        assert await parts.db.run(store._read, "PRAGMA integrity_check") == [("ok",)]
 
     run(tmp_path, body)
 
@@ -252,10 +251,10 @@ def test_a_stream_that_cannot_be_logged_is_one_reply(tmp_path, monkeypatch):
     from rllib_srl.storage.disk import DiskFull
 
     def full(*_):
-        raise DiskFull("disk full: cannot write conversations.db")
+        raise DiskFull("disk full: cannot write served.db")
 
     async def body(parts):
-        monkeypatch.setattr(parts.stores.conversations, "log", full)
+        monkeypatch.setattr(parts.db.store, "log", full)
         parts.engine.fault = "cut"
         said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Which?"}], "stream": True}).encode()
         async with raw(parts) as (reader, writer):
@@ -280,7 +279,7 @@ def test_a_client_that_stops_reading_does_not_hold_up_training(tmp_path, monkeyp
             while parts.serving.num_under_way and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(0.05)
             assert parts.serving.num_under_way == 0
-        assert await parts.stores.run(parts.stores.conversations.num) == 1
+        assert await parts.db.run(parts.db.store.num_conversations) == 1
 
     run(tmp_path, body)
 
@@ -295,7 +294,7 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
         await parts.serving.push(await candidate(parts, {"b/0": "good"}))
         assert parts.engine.loaded == ["v2"]  # the one before was unloaded
         reply = (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).json()
-        assert reply == {"rolled_back": 2, "active": 1, "num_withdrawn_ratings": 1, "withdrawn_ratings": ["b/0"]}
+        assert reply == {"rolled_back": 2, "active": 1, "withdrawn_ratings": ["b/0"]}
         assert (await parts.ask()).headers["X-SRL-Version"] == "1" and parts.engine.loaded == ["v1"]
         states = [one["state"] for one in (await parts.send("GET", "/v1/versions")).json()["versions"]]
         assert states == ["active", "rolled_back"]
@@ -307,19 +306,19 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
     reason = "kept compare: fell by 9.0 points [4.0, 14.0], limit 5.0"
     change = {"change": -0.09, "num": 256, "before": 0.8, "after": 0.71}
-    about = {"is_passed": False, "reasons": [reason, "drift: KL 2"], "changes": {"compare": change}}
+    about = {"reasons": [reason, "drift: KL 2"], "changes": {"compare": change}}
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with(about))
 
     async def body(parts):
-        lineage = parts.stores.lineage
+        lineage = parts.db.store
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
         task = asyncio.create_task(parts.training.run())
         name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="bad")
-        while [one.state for one in await parts.stores.run(lineage.all)] != ["active", "rejected"]:
+        while [one.state for one in await parts.db.run(lineage.versions)] != ["active", "rejected"]:
             await asyncio.sleep(0.3)  # the trainer is stopped while an answer is under way
             assert (await parts.ask()).headers["X-SRL-Version"] == "1"
-        version = await parts.stores.run(lineage.version, 2)
+        version = await parts.db.run(lineage.version, 2)
         assert (version.state, version.parent, version.reason) == ("rejected", 1, f"{reason}; drift: KL 2")
         assert version.metrics["changes"] == {"compare": change} and version.files == {}
         while parts.served.version(2).exists():
@@ -327,11 +326,11 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
         assert sorted(one.name for one in parts.served.version(1).iterdir()) == sorted(adapter.FILES)
         assert parts.engine.loaded == ["v1"] and not parts.training.is_paused
         assert (await parts.ask()).headers["X-SRL-Version"] == "1"
-        assert await parts.stores.run(parts.stores.free_ratings) == {}  # used up, unless it is changed
+        assert await parts.db.run(parts.db.store.free_ratings) == {}  # used up, unless it is changed
         listed = (await parts.send("GET", "/v1/versions")).json()["versions"]
         assert [one["state"] for one in listed] == ["active", "rejected"]
         await asyncio.sleep(0.1)  # no second try
-        assert len(await parts.stores.run(lineage.all)) == 2
+        assert len(await parts.db.run(lineage.versions)) == 2
         task.cancel()
 
     run(tmp_path, body, after=1)
@@ -343,7 +342,7 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with({}))
 
     async def body(parts):
-        lineage = parts.stores.lineage
+        lineage = parts.db.store
         taught = (await parts.ask("Before?")).json()["id"]
         await parts.rate(taught, rating="good")
         await parts.serving.push(await candidate(parts, {f"{taught}/0": "good"}))
@@ -360,12 +359,12 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
             "stale_versions": [],
         }  # fmt: skip
         uses = {f"{names[0]}/0": "bad", f"{names[1]}/0": "2"}
-        assert await parts.stores.run(parts.stores.free_ratings) == uses  # and not what version 1 learned from
+        assert await parts.db.run(parts.db.store.free_ratings) == uses  # and not what version 1 learned from
         task = asyncio.create_task(parts.training.run())
         while parts.serving.number != 2:
             await asyncio.sleep(0.01)
-        version = await parts.stores.run(lineage.version, 2)
-        assert version.parent == 0 and await parts.stores.run(lineage.uses, 2) == uses
+        version = await parts.db.run(lineage.version, 2)
+        assert version.parent == 0 and await parts.db.run(lineage.uses, 2) == uses
         job = Job.read(parts.served.version(2))
         assert {one.id: (one.version, one.reward) for one in job.answers} == {names[0]: (1, 0.0), names[1]: (1, 0.25)}
         assert all((one.ids, one.logps) == ([5, 6], [-0.5, -0.25]) for one in job.answers)
@@ -381,10 +380,10 @@ def test_no_answer_comes_from_a_version_that_fails_its_check(tmp_path, how):
         if how == "checksum":
             (parts.served.version(1) / adapter.WEIGHTS).write_text("changed")
         parts.engine.canary_shift = 0.5
-        with pytest.raises(AdapterError if how == "checksum" else WeightSyncError):
+        with pytest.raises(FileError if how == "checksum" else WeightSyncError):
             await parts.serving.push(version)
         assert parts.engine.loaded == [] and (await parts.ask()).headers["X-SRL-Version"] == "0"
-        assert (await parts.stores.run(parts.stores.lineage.version, 1)).state == "candidate"
+        assert (await parts.db.run(parts.db.store.version, 1)).state == "candidate"
 
     run(tmp_path, body)
 
@@ -421,7 +420,7 @@ def test_an_engine_that_ended_is_started_again_with_the_active_version(tmp_path,
 def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypatch):
     async def body(parts):
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
-        lineage, begun, released = parts.stores.lineage, threading.Event(), threading.Event()
+        lineage, begun, released = parts.db.store, threading.Event(), threading.Event()
         roll_back = lineage.roll_back
 
         def slow(*given):
@@ -437,7 +436,7 @@ def test_a_rollback_whose_client_has_gone_is_done_to_its_end(tmp_path, monkeypat
         released.set()
         while parts.engine.loaded:
             await asyncio.sleep(0.01)
-        assert await parts.stores.run(lineage.active) is None and parts.serving.number == 0
+        assert await parts.db.run(lineage.active) is None and parts.serving.number == 0
         assert (await parts.ask()).headers["X-SRL-Version"] == "0"
 
     run(tmp_path, body)
@@ -449,7 +448,7 @@ def test_a_candidate_that_the_engine_does_not_take_waits_for_a_new_engine_or_a_p
 
     async def body(parts):
         async def state():
-            return (await parts.stores.run(parts.stores.lineage.version, 1)).state
+            return (await parts.db.run(parts.db.store.version, 1)).state
 
         await candidate(parts, {"a/0": "good"})
         parts.engine.is_dead, parts.engine.load_fault = True, "vLLM does not answer"
@@ -492,7 +491,7 @@ def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
         await parts.rate(name, rating="good")
         await parts.serving.push(await candidate(parts, {f"{name}/0": "good"}))
         assert (await parts.rate(name, rating="bad")).json()["stale_versions"] == [1]
-        assert await parts.stores.run(parts.stores.free_ratings) == {f"{name}/0": "bad"}
+        assert await parts.db.run(parts.db.store.free_ratings) == {f"{name}/0": "bad"}
 
     run(tmp_path, body)
 

@@ -60,7 +60,7 @@ def test_an_answer_says_whether_it_can_be_trained_on(tmp_path):
             reply = raw.parse()
             assert [one.message.content for one in reply.choices] == [" 93"] * fields.get("n", 1)
             assert raw.headers["X-SRL-Trained"] == marked
-            stored = await parts.stores.run(parts.stores.conversations.find, reply.id)
+            stored = await parts.db.run(parts.db.store.find, reply.id)
             assert (stored.tokens is not None) == (marked == "yes")
             assert stored.untrainable == marked.partition("reason=")[2]
             assert (reply.choices[0].logprobs is not None) == ("logprobs" in fields)
@@ -84,7 +84,7 @@ def test_tools_there_and_back_and_in_a_stream(tmp_path):
         messages = [*ASKED["messages"], message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "5"}]
         last = await completions.create(model="m", messages=messages, tools=TOOLS)
         assert (last.choices[0].message.content, last.choices[0].finish_reason) == ("5", "stop")
-        stored = await parts.stores.run(parts.stores.conversations.find, last.id)
+        stored = await parts.db.run(parts.db.store.find, last.id)
         assert '"name": "add"' in stored.messages[1]["content"] and stored.tokens is not None
         assert parts.engine.bodies[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 2}'
 

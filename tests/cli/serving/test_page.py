@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from rllib_srl.people.lineage.conversations import Conversation, Tokens
+from rllib_srl.people.conversation import Conversation, Tokens
+from rllib_srl.people.served_store import FILE, ServedStore
 from scripts.page.browser import CHROMIUM
 from scripts.page.hands import PHONE, WIDE, PageHands
 from tests.cli.serving.small_engine import TOKEN, run
@@ -25,7 +26,7 @@ def conversation(number, question, answer="A pear.", version=0, why=""):
 
 async def fill(parts):
     """Write version 1 (active), version 2 (rejected), and four conversations, one of them rated."""
-    stores = parts.stores
+    store = parts.db.store
 
     def write():
         said = [
@@ -35,15 +36,14 @@ async def fill(parts):
             conversation(4, "Name a colour.", "Red.", 1),
         ]
         for one in said:
-            stores.conversations.log(one)
-        stores.ratings.rate(said[0].as_answer(), "good", "ann")
-        lineage = stores.lineage
-        lineage.begin({"chatcmpl-0001/0": "good"}, {"lr": 0.001})
-        lineage.finish(1, {"adapter": "ab" * 32}, {"metrics": {"reuse/kl": 0.0125}})
-        lineage.activate(1, "it passed all gates; canary gap 1e-06 nats")
-        lineage.reject(lineage.begin({"x/0": "bad"}, {}).number, f"kept compare: {EVIL}", {"verdicts": [LOST]})
+            store.log(one)
+        store.rate(said[0].as_answer(), "good", "ann")
+        store.begin({"chatcmpl-0001/0": "good"}, {"lr": 0.001})
+        store.finish(1, {"adapter": "ab" * 32}, {"metrics": {"reuse/kl": 0.0125}})
+        store.activate(1, "it passed all gates; canary gap 1e-06 nats")
+        store.reject(store.begin({"x/0": "bad"}, {}).number, f"kept compare: {EVIL}", {"verdicts": [LOST]})
 
-    await stores.run(write)
+    await parts.db.run(write)
     parts.serving.number = 1
 
 
@@ -105,9 +105,9 @@ def test_conversations_come_newest_first_with_search_and_pages(tmp_path):
 
         def log():
             for number in range(100, 150):
-                parts.stores.conversations.log(conversation(number, f"Question {number}"))
+                parts.db.store.log(conversation(number, f"Question {number}"))
 
-        await parts.stores.run(log)
+        await parts.db.run(log)
         seen, query = [], "?q=question"
         while query:
             page = await found(query)
@@ -142,7 +142,8 @@ def at_the_page(tmp_path, do, is_filled=True, **how):
 
 
 def values(parts):
-    return {one.answer.group_id: (one.value, one.rater) for one in parts.stores.now(parts.stores.ratings.all)}
+    with ServedStore(parts.served.path / FILE) as store:
+        return {one.answer.group_id: (one.value, one.rater) for one in store.all()}
 
 
 @pytest.mark.slow

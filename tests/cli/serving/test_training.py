@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 
 from rllib_srl.cli.serving import adapter
-from rllib_srl.cli.serving.adapter import AdapterError
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
-from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens, TrainingSettings
+from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens, ServedSettings, TrainingSettings
 from rllib_srl.cli.serving.trainer import trainer
 from rllib_srl.cli.serving.trainer.process import TrainerProcess, start_trainer
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of, parent_checkpoint
@@ -28,16 +26,26 @@ GOOD, BAD = ([222, 352, 200], [-0.0001, -0.25, -0.0001]), ([222, 276, 200], [-0.
 
 
 def job_of(num=8, **settings):
-    answers = [
-        RatedTokens(f"c{i}", 0, PROMPT, *(GOOD if i % 2 else BAD), reward=float(i % 2)) for i in range(num)
-    ]
+    answers = [rated(f"c{i}", *(GOOD if i % 2 else BAD), reward=float(i % 2)) for i in range(num)]
     usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3, "rank": 4}
-    kept = [KeptDomain("compare", "compare", {"num_shots": 0})]
-    return Job(1, str(local_model("tiny")), "", 128, 1.0, 3, TrainingSettings(**{**usual, **settings}), kept, answers)
+    kept = [KeptDomain(world="compare", domain="compare", env_config={"num_shots": 0})]
+    served = ServedSettings(model=str(local_model("tiny")), rank=4, context=128, temperature=1.0)
+    return Job(
+        version=1, served=served, seed=3, settings=TrainingSettings(**usual | settings), keep=kept, answers=answers
+    )
+
+
+def rated(name, ids, logps, reward, version=0, prompt_ids=PROMPT):
+    return RatedTokens(id=name, version=version, prompt_ids=prompt_ids, ids=ids, logps=logps, reward=reward)
+
+
+def named(answers, name, version):
+    """Return answers under other names, of another version."""
+    return [one.model_copy(update={"id": f"{name}.{one.id}", "version": version}) for one in answers]
 
 
 def test_a_rated_answer_is_a_group_of_one_episode():
-    group = group_of(RatedTokens("c", 2, [1, 2], [3, 4], [-0.5, 1e-6], 0.75), 5, 0.75)
+    group = group_of(rated("c", [3, 4], [-0.5, 1e-6], 0.75, 2, [1, 2]), 5, 0.75)
     assert (group.group_id, group.prompt.prompt_id) == ("5.c", "c")
     assert group.loss_mask_N.tolist() == [False, False, True, True] and group.rewards_G.tolist() == [0.75]
     assert group.behaviour_logp_N.tolist() == [0, 0, -0.5, 0] and group.versions_G2.tolist() == [[2, 2]]
@@ -47,7 +55,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
     job_of().write(tmp_path)
     assert Job.read(tmp_path) == job_of()
     (tmp_path / "job.json").write_text("{")
-    with pytest.raises(AdapterError, match="job.json cannot be read"):
+    with pytest.raises(FileError, match="job.json is damaged"):
         Job.read(tmp_path)
 
 
@@ -57,10 +65,10 @@ def test_changed_files_are_found(tmp_path):
     files = adapter.checksums(tmp_path)
     adapter.verify(tmp_path, files)
     (tmp_path / adapter.CONFIG).write_text("{}")
-    with pytest.raises(AdapterError, match="adapter_config.json was changed"):
+    with pytest.raises(FileError, match="adapter_config.json was changed"):
         adapter.verify(tmp_path, files)
     (tmp_path / adapter.CANARY).unlink()
-    with pytest.raises(AdapterError, match="canary.json cannot be read"):
+    with pytest.raises(FileError, match="canary.json cannot be read"):
         adapter.verify(tmp_path, files)
 
 
@@ -102,10 +110,10 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     job_of().write(whole)
     trainer.train(whole)
     result = json.loads((whole / "result.json").read_text())
-    assert result["is_passed"] and result["metrics"]["num_slices"] == 4 and result["metrics"]["num_nonfinite"] == 0
+    assert not result["reasons"] and result["metrics"]["num_slices"] == 4 and result["metrics"]["num_nonfinite"] == 0
     assert result["changes"]["compare"]["num"] == 8 and (whole.parent / "before.json").exists()
     assert [one.name for one in whole.glob("checkpoint_*")] == ["checkpoint_000004"]
-    assert len(json.loads((whole / "canary.json").read_text())) == 6
+    assert len(json.loads((whole / "canary.json").read_text())["continuations"]) == 6
     assert sum(result["trained"].values()) == 16  # 4 draws of 4
 
     first = run_of(job_of(), cut)
@@ -131,9 +139,10 @@ def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_pat
     """Versions 1 to 4: what is in the memory, by value, as recorded when it was answered."""
     parent, drawn, liked = "", [], []
     for number in (1, 2, 3):
-        answers = [replace(one, id=f"v{number}.{one.id}", version=number - 1) for one in job_of(4).answers]
+        answers = named(job_of(4).answers, f"v{number}", number - 1)
         changed = ["v1.c0"] if number == 3 else []
-        job = replace(job_of(passes=4, lr=1e-5), version=number, parent=parent, answers=answers, changed=changed)
+        about = {"version": number, "parent": parent, "answers": answers, "changed": changed}
+        job = job_of(passes=4, lr=1e-5).model_copy(update=about)
         run = run_of(job, tmp_path / f"{number:04d}")
         liked.append(preference(run))
         while run.num_done < run.num_slices:
@@ -151,8 +160,8 @@ def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_pat
     assert old.behaviour_logp_N[-3:].tolist() == pytest.approx(GOOD[1])
 
     # Version 3 is rolled back: version 4 starts from version 2, weights and memory, and trains on the rest.
-    answers = [replace(one, id=f"v4.{one.id}", version=2) for one in job_of(4).answers]
-    job = replace(job_of(), version=4, parent=str(tmp_path / "0002"), answers=answers)
+    about = {"version": 4, "parent": str(tmp_path / "0002"), "answers": named(job_of(4).answers, "v4", 2)}
+    job = job_of().model_copy(update=about)
     run = run_of(job, tmp_path / "0004")
     assert {one.prompt.prompt_id.partition(".")[0] for one in stored_groups(run)} == {"v1", "v2", "v4"}
     run.close()
@@ -162,7 +171,7 @@ def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_pat
 def test_a_rating_trains_in_eight_versions(tmp_path, ray_here):
     """A single good rating has an advantage, too. One run stands for those of nine versions."""
     jobs = [
-        replace(job_of(passes=1), version=number, answers=[replace(job_of().answers[1], id=f"v{number}")])
+        job_of(passes=1).model_copy(update={"version": number, "answers": [rated(f"v{number}", *GOOD, 1.0)]})
         for number in range(1, 10)
     ]
     run = run_of(jobs[0], tmp_path / "0001")
@@ -178,7 +187,7 @@ def test_a_rating_trains_in_eight_versions(tmp_path, ray_here):
 
 
 def test_a_parent_without_its_memory_is_no_parent(tmp_path):
-    with pytest.raises(AdapterError, match="has no checkpoint, so its memory is lost"):
+    with pytest.raises(FileError, match="has no checkpoint, so its memory is lost"):
         parent_checkpoint(str(tmp_path))
 
 
@@ -236,8 +245,8 @@ def test_later_versions_hold_what_was_rated_good_and_play_what_must_be_kept(tmp_
     assert {g.prompt.prompt_id for g in held if g.prompt.env_id == "served"} == {"c1", "c3"}
     first.close()
 
-    answers = [replace(one, id=f"v2.{one.id}", version=1) for one in job_of(4).answers]
-    job = replace(job_of(4, retain=1.0), version=2, parent=str(tmp_path / "0001"), answers=answers)
+    about = {"version": 2, "parent": str(tmp_path / "0001"), "answers": named(job_of(4).answers, "v2", 1)}
+    job = job_of(4, retain=1.0).model_copy(update=about)
     second = run_of(job, tmp_path / "0002")
     asked = []
     learners = second.algo.learners

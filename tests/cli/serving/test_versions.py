@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from rllib_srl.cli.serving.served_directory import ServedDirectory
-from rllib_srl.cli.serving.stores import Stores
 from rllib_srl.cli.serving.versions import main
+from rllib_srl.people.served_store import FILE, ServedStore
 from tests.cli.serving.small_engine import FIXED
 
 
 def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypatch):
     served = ServedDirectory(tmp_path / "served")
     served.fix_settings(FIXED)
-    stores = Stores(served)
     change = {"before": 0.5, "after": 0.75}
-
-    def fill():
-        number = stores.lineage.begin({"c0\u001b[2J/0": "good"}, {}).number
-        stores.lineage.finish(number, {}, {"changes": {"own\u009b1m": change}})
-        stores.lineage.activate(number)
-        stores.lineage.begin({"c1/0": "good"}, {})
-
-    stores.now(fill)
-    stores.close()
+    with ServedStore(served.path / FILE) as store:
+        number = store.begin({"c0\u001b[2J/0": "good"}, {}).number
+        store.finish(number, {}, {"changes": {"own\u009b1m": change}})
+        store.activate(number)
+        store.begin({"c1/0": "good"}, {})
     reason = "rude \u001b[2J\u202e\nversion 7 is active"
     assert main([str(served.path), "--rollback", "--reason", reason]) == 0
     assert main([str(served.path)]) == 0

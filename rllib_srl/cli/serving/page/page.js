@@ -247,7 +247,7 @@ function rollback(one) {
     trying(async () => {
       const done = await api("rollback", { version: one.number, reason: reason.value });
       by("said").textContent = `Version ${done.rolled_back} was rolled back; version ${done.active} answers; `
-        + `${count(done.num_withdrawn_ratings, "rating")} withdrawn.`;
+        + `${count(done.withdrawn_ratings.length, "rating")} withdrawn.`;
     }).finally(look);
   });
   return form;

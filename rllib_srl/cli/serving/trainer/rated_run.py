@@ -1,16 +1,15 @@
 """Train a version: an `SRL` run in one process that trains on rated answers from its memory.
 
     parent's checkpoint ──> weights, optimiser, memory ──> minus changed and old ratings, plus new ones
-    each iteration          a draw of rated answers ──> advantages (rated_baseline.py) ──> one update ──> checkpoint
+    each iteration          a draw of rated answers ──> reward - level of all ratings ──> one update ──> checkpoint
     last checkpoint         is the version: its child starts from it, a rollback leaves it
 
 Rated answers are groups of one episode that earlier versions wrote, stored as not played. They train by reuse: the
 ratio is to the log-probs recorded when they were sampled, clipped, and an answer from which the policy has moved too
 far leaves the memory (`replay_max_logp_gap`). A rating trains in its own version and, less often, in the `MAX_AGE - 1`
-versions after it. With `retain` later versions hold what was rated good at the version that learned it; with
-`revisits` each iteration plays prompts of the domains to keep, too.
-
-Source: Xu and Ding 2025 (SPO), arXiv 2509.13232 (a baseline for single answers).
+versions after it. The level, from which the advantage is measured, is the mean of all ratings and a neutral one. With
+`retain` later versions hold what was rated good at the version that learned it; with `revisits` each iteration plays
+prompts of the domains to keep, too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,18 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.cli.serving.adapter import AdapterError, write_adapter
-from rllib_srl.cli.serving.job import Job, KeptDomain, RatedTokens
-from rllib_srl.cli.serving.trainer.rated_baseline import Rated, RatedEstimator, histories_of, prompt_name
+from rllib_srl.cli.serving.adapter import write_adapter
+from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.learner.group.retention import Retention
-from rllib_srl.people.lineage.conversations import SERVED
+from rllib_srl.people.conversation import SERVED
 from rllib_srl.storage.checkpoints import checkpoints_in
 from rllib_srl.storage.memory_directory import MEMORY
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.types import Group, GroupMeta, History, Prompt, StopReason
 
 MAX_AGE = 8  # versions in which a rating trains
 WAIT_S = 7 * 86400.0  # for anything; the time in which the trainer is stopped counts, too
@@ -49,28 +48,24 @@ _BAD = ("num_nonfinite_gradients", "num_nonfinite_logps")
 
 
 class RatedAnswers(SRLCallback):
-    """Lets a run train on rated answers, and keeps with its checkpoints what they are and which were trained on."""
+    """Lets a run train on rated answers, and keeps with its checkpoints which of them were trained on."""
 
     num_revisits = 0  # prompts of domains to keep that each iteration plays
 
     def __init__(self) -> None:
         """Start without versions."""
         self.begun: list[tuple[int, int]] = []  # version and its first iteration, this one and its ancestors
-        self.ratings: dict[str, Rated] = {}  # answer -> its rating, of these versions
         self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
         self.trained: Counter[str] = Counter()  # answer -> iterations of this version
 
-    def new(self) -> frozenset[str]:
-        """Return the keys of the answers that this version was begun with."""
-        version = self.begun[-1][0]
-        return frozenset(Prompt(SERVED, name).key for name, one in self.ratings.items() if one.since == version)
-
     def begin(self, version: int, iteration: int) -> None:
-        """Begin a version after an iteration; forget the ratings of one that is too old."""
+        """Begin a version after an iteration; forget one that is too old."""
         self.begun = [*self.begun[1 - MAX_AGE :], (version, iteration)]
-        known = {number for number, _ in self.begun}
-        self.ratings = {name: one for name, one in self.ratings.items() if one.since in known}
         self.metrics, self.trained = {NUM_BAD: 0.0}, Counter()
+
+    def is_new(self, group: GroupMeta) -> bool:
+        """Return whether a group is a rated answer with which this version was begun."""
+        return group.prompt.env_id == SERVED and group.group_id.startswith(f"{self.begun[-1][1]}.")
 
     def change_plan(self, *, algorithm: Any, plan: Plan, **kwargs: Any) -> Plan:
         """Play nothing by itself."""
@@ -89,14 +84,34 @@ class RatedAnswers(SRLCallback):
 
     def get_state(self) -> dict[str, Any]:
         """Return everything."""
-        ratings = {name: asdict(one) for name, one in self.ratings.items()}
-        return {"begun": self.begun, "ratings": ratings, "metrics": self.metrics, "trained": dict(self.trained)}
+        return {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
         self.begun, self.metrics = [(v, i) for v, i in state["begun"]], dict(state["metrics"])
-        self.ratings = {name: Rated(**one) for name, one in state["ratings"].items()}
         self.trained = Counter(state["trained"])
+
+
+class RatedEstimator(AdvantageEstimator):
+    """Judges rated answers by the level of all ratings, apart from what is played beside them."""
+
+    level = 0.5  # mean of all ratings
+
+    def estimate(
+        self,
+        groups: Sequence[GroupMeta],
+        rewards: Sequence[np.ndarray],
+        kl: Sequence[np.ndarray] | None,
+        reused: Sequence[GroupMeta],
+        histories: Sequence[History] = (),
+    ) -> AdvantageBatch:
+        """Return what is trained on, as `AdvantageEstimator.estimate`; rated answers have a scale of their own."""
+        history = History(domain_mean=self.level)
+        rated = super().estimate([], [], None, [replace(one, history=history) for one in reused])
+        played = super().estimate(groups, rewards, kl, [], histories)
+        counts = {name: number + rated.counts[name] for name, number in played.counts.items()}
+        advantages = played.advantages + rated.advantages
+        return AdvantageBatch(played.groups + rated.groups, advantages, played.played, counts)
 
 
 class RatedRetention(Retention):
@@ -109,8 +124,7 @@ class RatedRetention(Retention):
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
         """Draw the answers that the update holds."""
-        new = self._noted.new()
-        return [one for one in super().draw(groups, now) if one.prompt.key not in new]
+        return [one for one in super().draw(groups, now) if not self._noted.is_new(one)]
 
     def add_to(
         self,
@@ -121,10 +135,9 @@ class RatedRetention(Retention):
         oldest: int,
     ) -> None:
         """Set the part of each shard, as `Retention.add_to`; good answers that are new give targets by another pass."""
-        new, oldest_G2 = self._noted.new(), np.full((1, 2), oldest)
-        rated = [one for one in trained if one.prompt.key in new]
-        as_played = [(replace(one, origin="fresh", versions_G2=oldest_G2), ()) for one in rated]
-        others = [one for one in trained if one.prompt.key not in new]
+        as_fresh: dict[str, Any] = {"origin": "fresh", "versions_G2": np.full((1, 2), oldest)}
+        as_played = [(replace(one, **as_fresh), ()) for one in trained if self._noted.is_new(one)]
+        others = [one for one in trained if not self._noted.is_new(one)]
         super().add_to(shards, held, [*stored, *as_played], others, oldest)
 
 
@@ -140,26 +153,24 @@ class RatedRun:
         self.engine = self.algo.env_runner.engine
         (self._noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
         self._noted.num_revisits = job.settings.revisits
-        loss = self.algo.config.loss_settings()
-        how = partial(histories_of, prior_weight=loss.prior_weight, neutral=job.neutral)
-        self.algo.advantage_estimator = RatedEstimator(loss, self.ratings, how)
+        self.algo.advantage_estimator = estimator = RatedEstimator(self.algo.config.loss_settings())
+        estimator.level = job.level
         self.algo.retention = self.algo.make_retention(partial(RatedRetention, self._noted))
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
 
         Raises:
-            AdapterError: the parent has no checkpoint.
+            FileError: the parent has no checkpoint.
             CheckpointError: a checkpoint is damaged.
         """
-        job = self._job
-        if job.parent:
-            self.algo.restore_from_path(parent_checkpoint(job.parent))
+        if self._job.parent:
+            self.algo.restore_from_path(parent_checkpoint(self._job.parent))
         self._parent_logps = self._logps()
         if own := checkpoints_in(self._directory):
             self.algo.restore_from_path(own[-1])
         else:
-            self.remember(job)
+            self.remember(self._job)
 
     def remember(self, job: Job) -> None:
         """Begin the version of a job: bring the ratings in the memory up to date."""
@@ -167,20 +178,11 @@ class RatedRun:
         if len(noted.begun) == MAX_AGE:
             memory.remove(before=noted.begun[1][1])
         noted.begin(job.version, now)
-        gone = [*job.changed, *(one.id for one in job.answers)]
-        memory.remove([Prompt(SERVED, name).key for name in gone])
-        for name in gone:
-            noted.ratings.pop(name, None)
-        for one in job.answers:
-            noted.ratings[one.id] = Rated(prompt_name(one.prompt_ids), one.rater, one.reward, job.version)
+        memory.remove([Prompt(SERVED, name).key for name in [*job.changed, *(one.id for one in job.answers)]])
         groups = [group_of(one, now, job.good) for one in job.answers]
         visits = memory.add([GroupMeta.of(group, group) for group in groups], now, is_played=False)
         if refused := {name: visit.refused for name, visit in visits.items() if visit.refused}:
             raise ValueError(f"the memory refused {len(refused)} rated answers, such as {next(iter(refused.items()))}")
-
-    def ratings(self) -> dict[str, Rated]:
-        """Return the ratings of this version and of its ancestors, by answer."""
-        return self._noted.ratings
 
     @property
     def num_slices(self) -> int:
@@ -227,7 +229,7 @@ class RatedRun:
     def write(self, directory: Path) -> None:
         """Write the adapter."""
         rank = self._job.settings.rank
-        write_adapter(self.learner.model, directory, rank, 2.0 * rank, Path(self._job.model).name)
+        write_adapter(self.learner.model, directory, rank, 2.0 * rank, Path(self._job.served.model).name)
 
     def close(self) -> None:
         """End the run; what it keeps is its newest checkpoint."""
@@ -241,19 +243,19 @@ def parent_checkpoint(parent: str) -> Path:
     """Return the newest checkpoint in the directory of a parent.
 
     Raises:
-        AdapterError: it has none.
+        FileError: it has none.
     """
     found = checkpoints_in(Path(parent))
     if not found:
-        raise AdapterError(f"{parent} has no checkpoint, so its memory is lost; expected one to train from")
+        raise FileError(f"{parent} has no checkpoint, so its memory is lost; expected one to train from")
     return found[-1]
 
 
 def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
     """Return the settings of a run in one process whose environments are domains to keep: on a card in bfloat16."""
-    on_card = job.dtype == "bfloat16"
-    values: dict[str, Any] = {"worlds": {one.world: dict(one.env_config) for one in domains}, "model": job.model}
-    values |= {"engine": {"name": "transformers"}, "compute_dtype": job.dtype, "max_episode_tokens": job.context_length}
+    served, on_card = job.served, job.served.is_on_card
+    values: dict[str, Any] = {"worlds": {one.world: dict(one.env_config) for one in domains}, "model": served.model}
+    values |= {"engine": {"name": "transformers"}, "compute_dtype": served.dtype, "max_episode_tokens": served.context}
     values |= {"num_env_runners": 0, "num_learners": 0, "replay_revisit_fraction": 0.0}
     values |= dict.fromkeys(("num_gpus_per_learner", "num_gpus_per_env_runner"), 0.5 if on_card else 0)
     # The shares of the card were computed before the start (card.py); Ray does not know of vLLM's.
@@ -266,9 +268,10 @@ def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
 def rated_config(job: Job, directory: Path) -> Any:
     """Return the config of a version's run, not yet validated."""
     settings, values = job.settings, shared_settings(job, job.keep if job.settings.revisits else job.keep[:1])
-    values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.temperature, "seed": job.seed}
+    values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.served.temperature}
     values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
+    values["seed"] = job.seed
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
     values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_retain": settings.retain}
     values |= {"replay_domains": [SERVED]} if settings.revisits else {}  # what is played is not reused

@@ -12,22 +12,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_srl.cli.serving.adapter import CANARY, read_json
-from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Continuation
-from rllib_srl.cli.serving.job import PROGRESS, RESULT, Job, KeptDomain, write_json
-from rllib_srl.cli.serving.trainer.grading_key import grading_key
+from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Canary, Continuation
+from rllib_srl.cli.serving.job import Job, JsonFile, KeptDomain, Progress, Result
 from rllib_srl.cli.serving.trainer.process import UP, take_turns
 from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, WAIT_S, RatedRun, shared_settings
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.cli.shared.settings import build_config
-from rllib_srl.common.environments import environment_id
+from rllib_srl.common.environments import environment_id, grading_digest
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine import Engine, Sampling, canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -40,10 +37,18 @@ from rllib_srl.rollout.player import Limits, play
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import RIGHT, Prompt, passed
 
-BEFORE = "before.json"  # answers of version 0, beside the versions
 GATE_DEADLINE_S = WAIT_S  # for a domain
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
+
+
+class Before(JsonFile):
+    """Answers of version 0, beside the versions: of one start of the server, while they are graded the same."""
+
+    name: ClassVar[str] = "before.json"
+
+    grading: dict[str, str]  # domain -> digest of what grades its answers
+    answers: dict[str, Answers]
 
 
 class Examiner:
@@ -56,6 +61,7 @@ class Examiner:
             ValueError: an environment has too few.
         """
         self._job, self._configs, self.prompts = job, {}, dict[str, list[Prompt]]()
+        self.grading = dict[str, str]()  # domain -> digest of what grades its answers
         least = gates.least_prompts(job.settings.max_drop, job.settings.confidence)
         for domain in job.keep:
             config = self._configs[domain.domain] = kept_config(job, domain)
@@ -64,16 +70,12 @@ class Examiner:
             (given,) = config.world_configs().values()
             source = PromptSource({env_id: creator}, {env_id: given}, {env_id: 1.0}, job.seed)
             prompts = self.prompts[domain.domain] = source.heldout(job.settings.gate_prompts)
+            self.grading[domain.domain] = grading_digest(source.environments[env_id], domain.env_config)
             if len(prompts) < least:
                 why = f"since fewer cannot exclude a drop of max_drop = {job.settings.max_drop:g}"
                 found = f"--keep {domain.world} has {len(prompts)} held-out prompts"
                 raise ValueError(f"{found}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
             self._configs[domain.domain] = (config, {env_id: partial(creator, given)})
-
-    def grading(self) -> dict[str, str]:
-        """Return for each domain a key of how its answers are generated and graded."""
-        limits = {name: _limits_of(config, self._job.context_length) for name, (config, _) in self._configs.items()}
-        return {one.domain: grading_key(one, limits[one.domain]) for one in self._job.keep}
 
     def answers(self, engine: Engine) -> dict[str, Answers]:
         """Return for each domain which prompts are answered right; episodes lost to infrastructure are left out.
@@ -81,7 +83,7 @@ class Examiner:
         Raises:
             RuntimeError: so many are lost that nothing can be said about the policy.
         """
-        tokenizer = load_tokenizer(local_model(self._job.model))
+        tokenizer = load_tokenizer(local_model(self._job.served.model))
         found: dict[str, Answers] = {}
         for name, prompts in self.prompts.items():
             config, worlds = self._configs[name]
@@ -114,11 +116,6 @@ class Examiner:
         return found
 
 
-def _limits_of(config: Any, context_length: int) -> dict[str, Any]:
-    names = ("prompt_format", "max_turns", "max_turn_tokens", "max_episode_tokens")
-    return {"right": RIGHT, "context_length": context_length, **{name: str(getattr(config, name)) for name in names}}
-
-
 def kept_config(job: Job, domain: KeptDomain) -> Any:
     """Return a valid config that plays one domain."""
     config = build_config({**shared_settings(job, [domain]), "replay_capacity": 0})
@@ -130,38 +127,41 @@ def train(directory: Path) -> None:
     """Do the job of a version's directory."""
     job = Job.read(directory)
     examiner = Examiner(job)
-    if job.dtype == "bfloat16":
+    if job.served.is_on_card:
         take_turns(directory)
     start_ray(verbose=False)
     (directory / UP).touch()
     with closing(RatedRun(job, directory)) as run:
-        before = answers_before(job, examiner, run.engine, directory.parent / BEFORE)
+        before = answers_before(examiner, run.engine, directory.parent)
         run.start()
         while run.num_done < run.num_slices:
             run.step()
-            write_json(directory / PROGRESS, {"done": run.num_done, "of": run.num_slices})
+            Progress(done=run.num_done, of=run.num_slices).write(directory)
         last = {**run.metrics, "kl": run.kl()}
         last[NUM_BAD] += not np.isfinite(last["kl"])
         after = examiner.answers(run.engine)
         verdicts, changes = judged(job, examiner, before, after, last)
         run.write(directory)
-        write_json(directory / CANARY, [asdict(one) for one in canary_of(run, job)])
+        Canary(continuations=canary_of(run, job)).write(directory)
         counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.trained)}
-    reasons = lines_of(verdicts)
-    result = {"is_passed": not reasons, "reasons": reasons, "verdicts": verdicts_of(verdicts), "trained": run.trained}
-    write_json(directory / RESULT, {**result, "changes": changes_of(changes), "metrics": {**last, **counts}})
+    Result(
+        reasons=lines_of(verdicts),
+        verdicts=verdicts_of(verdicts),
+        changes=changes_of(changes),
+        metrics=last | counts,
+        trained=run.trained,
+    ).write(directory)
 
 
-def answers_before(job: Job, examiner: Examiner, engine: Engine, path: Path) -> dict[str, Answers]:
-    """Return the answers of version 0, played once and then read from `path` while prompts and grading are the same."""
-    wanted = {name: sorted(prompt.key for prompt in prompts) for name, prompts in examiner.prompts.items()}
-    key = {"model": job.model, "prompts": wanted, "grading": examiner.grading()}
-    if path.exists():
-        kept = read_json(path)
-        if all(kept.get(name) == value for name, value in key.items()):
-            return dict(kept["answers"])
+def answers_before(examiner: Examiner, engine: Engine, directory: Path) -> dict[str, Answers]:
+    """Return the answers of version 0, played once and then read from the directory while their grading is the same.
+
+    The server removes them when it starts, since data that environments read from files may have changed.
+    """
+    if (directory / Before.name).exists() and (kept := Before.read(directory)).grading == examiner.grading:
+        return kept.answers
     found = examiner.answers(engine)  # the engine has just read the model's own files
-    write_json(path, {**key, "answers": found})
+    Before(grading=examiner.grading, answers=found).write(directory)
     return found
 
 
@@ -181,8 +181,8 @@ def judged(
 
 def canary_of(run: RatedRun, job: Job) -> list[Continuation]:
     """Return the candidate's own continuations of the fixed prompts: tokens of its engine, log-probs of the learner."""
-    tokenizer = load_tokenizer(local_model(job.model))
-    prompts = [ids[:PROMPT_TOKENS] for ids in canary_sequences(tokenizer, job.context_length - NUM_TOKENS)]
+    tokenizer = load_tokenizer(local_model(job.served.model))
+    prompts = [ids[:PROMPT_TOKENS] for ids in canary_sequences(tokenizer, job.served.context - NUM_TOKENS)]
     turns = run.engine.generate(prompts, Sampling(max_tokens=NUM_TOKENS, temperature=0.0, runs_to_limit=True))
     sequences = [[*prompt, *turn.token_ids.tolist()] for prompt, turn in zip(prompts, turns, strict=True)]
     logps = run.learner.scorer.score(sequences)

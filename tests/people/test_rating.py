@@ -7,7 +7,7 @@ from statistics import pvariance
 import numpy as np
 import pytest
 
-from rllib_srl.people.schemes import Moving
+from rllib_srl.people.rating import Moving
 
 
 def test_a_moving_mean_and_variance_by_hand():
