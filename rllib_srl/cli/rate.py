@@ -32,7 +32,7 @@ from rllib_srl.cli.shared.display import table
 from rllib_srl.people.rating import NAMED_SCHEMES, Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
-from rllib_srl.people.stored_answers import StoredAnswers, check_run
+from rllib_srl.people.stored_answers import UNUSED, WAITS, StoredAnswers, check_run
 from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.disk import writing
 
@@ -133,8 +133,8 @@ def print_list(store: RatingStore, answers: StoredAnswers) -> None:
 def rows_in_words(ratings: Iterable[Rating], answers: StoredAnswers) -> Iterator[list[str]]:
     """Yield the cells of `LISTED` for each rating that was not taken back, or whose taking back is of interest."""
     for one in ratings:
-        state = answers.state_of(one.answer, one.seq).text
-        if one.is_given or "stale" in state or "waits" in state:
+        state = answers.state_of(one.answer, one.seq)
+        if one.is_given or state == WAITS:
             yield [*map(printable, cells(one)), state]
 
 
@@ -161,9 +161,8 @@ def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:
 def row_of(one: Rating, answers: StoredAnswers) -> dict[str, Any]:
     """Return a rating as a row of the exported file."""
     about = {name: value for name, value in vars(one.answer).items() if name not in ("group_id", "episode")}
-    state = answers.state_of(one.answer, one.seq)
     given = {"rating": one.value, "reward": one.reward, "rater": one.rater, "rated_at": one.rated_at}
-    return {"id": one.answer.answer_id, **given, **about, "is_unused": state.is_unused}
+    return {"id": one.answer.answer_id, **given, **about, "is_unused": answers.state_of(one.answer, one.seq) == UNUSED}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,23 +9,13 @@ nothing. Ratings of answers that were not found are fed again once their group i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from rllib_srl.people.rating import Rating
-from rllib_srl.people.rating_store import RatingsError, RatingStore
+from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup
-
-
-class Memory(Protocol):
-    """The operations of `ReplayClient` that the feed calls."""
-
-    def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
-        """Apply ratings."""
-
-    def rated_until(self, source: str) -> tuple[int, list[str]]:
-        """Return how far ratings were applied, and the groups whose answers were not found."""
 
 
 class RatingFeed:
@@ -38,7 +28,6 @@ class RatingFeed:
         """Use the file at `path`, which need not exist."""
         self._path = path
         self._store: RatingStore | None = None
-        self._inode = 0
         self._position: int | None = None
         self._again: set[str] = set()  # ids of groups to feed again
         self._known: set[str] = set()  # ids of groups with ratings
@@ -59,7 +48,7 @@ class RatingFeed:
         """Note groups that were stored; those with ratings are fed again."""
         self._again |= self._known.intersection(group_ids) if self._known else set()
 
-    def apply(self, memory: Memory, now: int) -> dict[str, int]:
+    def apply(self, memory: ReplayClient, now: int) -> dict[str, int]:
         """Apply what is new; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
 
         Args:
@@ -94,18 +83,8 @@ class RatingFeed:
             self._store = None
 
     def _opened(self) -> RatingStore | None:
-        """Return the open file; None if there is none. A file that was replaced is opened anew."""
-        try:
-            inode = self._path.stat().st_ino
-        except FileNotFoundError:
-            self.close()
-            return None
-        except OSError as error:
-            raise RatingsError(f"ratings {self._path} cannot be read: {error.strerror}") from error
-        if self._store is None or inode != self._inode:
-            self.close()
-            self._store, self._inode = RatingStore(self._path), inode
-            self._position = None
+        if self._store is None and self._path.exists():
+            self._store = RatingStore(self._path)
         return self._store
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,12 @@ from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.tools.describe import Decode, turns
 from rllib_srl.types import Group
 
+WAITS = "waits for the next iteration of the run"
+UNUSED = "unused: the answer is not in the memory"
+
 
 class NotARun(ValueError):
     """A path is not the directory of a run with a memory."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What has become of a rating, in words; `is_unused` if its answer is gone and the rating has no effect."""
-
-    text: str
-    is_unused: bool = False
 
 
 class StoredAnswers:
@@ -72,16 +66,16 @@ class StoredAnswers:
                 return self._answer(group, int(episode))
         return None
 
-    def state_of(self, answer: Answer, seq: int) -> State:
-        """Return what has become of the rating of an answer whose last change is `seq`."""
+    def state_of(self, answer: Answer, seq: int) -> str:
+        """Return what has become of the rating of an answer whose last change is `seq`, in words."""
         rated = self._rated
         if rated.position < seq:
-            return State("waits for the next iteration of the run")
+            return WAITS
         if answer.group_id in rated.unused:
-            return State("unused: the answer is not in the memory", is_unused=True)
+            return UNUSED
         if str(answer.episode) in rated.applied.get(answer.group_id, {}):
-            return State("applied" if self._is_stored(answer) else "applied; its group has left the memory")
-        return State("taken back")
+            return "applied" if self._is_stored(answer) else "applied; its group has left the memory"
+        return "taken back"
 
     # --- parts -----------------------------------------------------------------------------------
 

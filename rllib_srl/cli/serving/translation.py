@@ -30,37 +30,13 @@ NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "rep
 _CALLS = CALL_FORMATS["native"]()
 
 
-class _Strict(BaseModel):
+class ResponseFormat(BaseModel):
+    """The form of an answer; vLLM checks a schema."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-
-class NamedFunction(_Strict):
-    """The function that must be called."""
-
-    name: str
-
-
-class NamedChoice(_Strict):
-    """A `tool_choice` that names a tool."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-class JSONSchema(_Strict):
-    """The form of an answer."""
-
-    name: str
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(_Strict):
-    """`response_format`; a `json_schema` has its schema."""
-
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JSONSchema | None = None
+    json_schema: dict[str, Any] | None = None
 
 
 class ServedRequest(ChatRequest):
@@ -74,7 +50,7 @@ class ServedRequest(ChatRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None  # type: ignore[assignment]
+    tool_choice: str | dict[str, Any] | None = None  # type: ignore[assignment]
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     min_p: float | None = Field(default=None, ge=0, le=1)
@@ -88,7 +64,7 @@ class ServedRequest(ChatRequest):
     @property
     def must_call(self) -> bool:
         """Return whether the answer must be a call of a tool."""
-        return self.tool_choice not in (None, "auto", "none")
+        return self.tool_choice not in (None, "auto", "none")  # "required", or one that is named
 
     @property
     def may_call(self) -> bool:
@@ -152,11 +128,10 @@ def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[s
         body["seed"] = asked.seed
     if asked.has_form:
         assert asked.response_format is not None
-        body["response_format"] = asked.response_format.model_dump(exclude_none=True, by_alias=True)
+        body["response_format"] = asked.response_format.model_dump(exclude_none=True)
     if asked.tools:  # of free answers the calls are read here, as those of agents are
         body["tools"] = [one.model_dump(exclude_none=True) for one in asked.tools]
-        choice = asked.tool_choice.model_dump() if isinstance(asked.tool_choice, NamedChoice) else asked.tool_choice
-        body["tool_choice"] = choice if asked.must_call else "none"
+        body["tool_choice"] = asked.tool_choice if asked.must_call else "none"
     if asked.stream and not asked.may_call:
         body["stream_options"] = {"include_usage": True}
     changed = {"temperature": (temperature, usual.temperature), "top_p": (top_p, 1.0), "top_k": (max(top_k, 0), 0)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -15,7 +16,6 @@ from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens, S
 from rllib_srl.cli.serving.trainer import trainer
 from rllib_srl.cli.serving.trainer.process import TrainerProcess, start_trainer
 from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of, parent_checkpoint
-from rllib_srl.engine import make_engine
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.replay.payloads import decode
@@ -191,14 +191,34 @@ def test_a_parent_without_its_memory_is_no_parent(tmp_path):
         parent_checkpoint(str(tmp_path))
 
 
-@pytest.mark.slow
-def test_a_gate_that_loses_its_episodes_is_no_verdict(monkeypatch):
-    """As if the trainer had been stopped for longer than the deadline."""
+def batch_of(examiner, num):
+    """Return a batch of an engine that answers the first prompts of `compare` right, and loses the rest."""
+    prompts = examiner.prompts["compare"]
+    groups = [SimpleNamespace(prompt=one, is_right_G=lambda: np.array([True])) for one in prompts[:num]]
+    return SimpleNamespace(groups=groups, errors=["compare: timeout"] * (len(prompts) - num))
+
+
+def test_a_gate_that_loses_its_episodes_is_no_verdict():
     examiner = trainer.Examiner(job_of())
-    engine = make_engine("transformers", local_model("tiny"), dtype="float32", seed=0, context_length=128, device="cpu")
-    monkeypatch.setattr(trainer, "GATE_DEADLINE_S", 0.0)
-    with pytest.raises(RuntimeError, match="8 of 8 held-out episodes of compare were lost"):
-        examiner.answers(engine)
+    assert len(examiner.answers(lambda *_, **__: [batch_of(examiner, 8)])["compare"]) == 8
+    with pytest.raises(RuntimeError, match="1 of 8 held-out episodes of compare were lost.*compare: timeout"):
+        examiner.answers(lambda *_, **__: [batch_of(examiner, 7)])
+
+
+def test_answers_of_version_0_are_played_again_once_they_are_graded_otherwise(tmp_path):
+    played = []
+
+    def examiner(grading, is_right):
+        def answers(play):
+            played.append(grading)
+            return {"compare": {"a": is_right}}
+
+        return SimpleNamespace(grading={"compare": grading}, answers=answers)
+
+    for grading, is_right in (("lax", True), ("lax", True), ("strict", False)):
+        found = trainer.answers_before(examiner(grading, is_right), None, tmp_path)
+        assert found == {"compare": {"a": is_right}}
+    assert played == ["lax", "strict"]
 
 
 @pytest.mark.slow

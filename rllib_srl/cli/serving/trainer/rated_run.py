@@ -29,7 +29,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.cli.serving.adapter import write_adapter
-from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens
+from rllib_srl.cli.serving.job import FileError, Job, RatedTokens
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.curriculum.curriculum import Plan
@@ -251,29 +251,28 @@ def parent_checkpoint(parent: str) -> Path:
     return found[-1]
 
 
-def shared_settings(job: Job, domains: Sequence[KeptDomain]) -> dict[str, Any]:
-    """Return the settings of a run in one process whose environments are domains to keep: on a card in bfloat16."""
-    served, on_card = job.served, job.served.is_on_card
-    values: dict[str, Any] = {"worlds": {one.world: dict(one.env_config) for one in domains}, "model": served.model}
+def rated_config(job: Job, directory: Path) -> Any:
+    """Return the config of a version's run in one process, not yet validated: on a card in bfloat16.
+
+    Its environments are the domains to keep: for revisits, and for the gates.
+    """
+    served, settings, domains = job.served, job.settings, [one.model_dump() for one in job.keep]
+    values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora": {"rank": settings.rank}}
+    if domains:
+        weights = {one.domain: 1.0 for one in job.keep}
+        values |= {"stream": {"domains": domains, "schedule": [[0, weights]]}}
     values |= {"engine": {"name": "transformers"}, "compute_dtype": served.dtype, "max_episode_tokens": served.context}
-    values |= {"num_env_runners": 0, "num_learners": 0, "replay_revisit_fraction": 0.0}
-    values |= dict.fromkeys(("num_gpus_per_learner", "num_gpus_per_env_runner"), 0.5 if on_card else 0)
-    # The shares of the card were computed before the start (card.py); Ray does not know of vLLM's.
-    if on_card:
+    values |= {"num_env_runners": 0, "num_learners": 0, "temperature": served.temperature, "seed": job.seed}
+    values |= dict.fromkeys(("num_gpus_per_learner", "num_gpus_per_env_runner"), 0.5 if served.is_on_card else 0)
+    if served.is_on_card:  # its shares were computed before the start (card.py); Ray does not know of vLLM's
         values |= {"engine": {"name": "transformers", "max_num_seqs": NUM_PLAYED}}
         values |= {"check_resources": False, "colocate": False, "activation_checkpointing": True}
-    return values | dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
-
-
-def rated_config(job: Job, directory: Path) -> Any:
-    """Return the config of a version's run, not yet validated."""
-    settings, values = job.settings, shared_settings(job, job.keep if job.settings.revisits else job.keep[:1])
-    values |= {"lr": settings.lr, "lora": {"rank": settings.rank}, "temperature": job.served.temperature}
+    values |= dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
     values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
-    values["seed"] = job.seed
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
-    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_retain": settings.retain}
+    values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_revisit_fraction": 0.0}
+    values |= {"replay_retain": settings.retain}
     values |= {"replay_domains": [SERVED]} if settings.revisits else {}  # what is played is not reused
     values |= dict.fromkeys(("replay_max_age", "replay_max_uses"), 10**6)  # `RatedRun` removes what is too old
     # What people rate is stored whatever it is: secrets were left out when it was logged.

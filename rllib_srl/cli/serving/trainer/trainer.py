@@ -12,32 +12,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from rllib_srl.algorithm.evaluation import GREEDY, Play
 from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Canary, Continuation
-from rllib_srl.cli.serving.job import Job, JsonFile, KeptDomain, Progress, Result
+from rllib_srl.cli.serving.job import Job, JsonFile, Progress, Result
 from rllib_srl.cli.serving.trainer.process import UP, take_turns
-from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, WAIT_S, RatedRun, shared_settings
+from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, RatedRun, rated_config
 from rllib_srl.cli.shared.cluster import start_ray
-from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.environments import environment_id, grading_digest
 from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.engine import Engine, Sampling, canary_sequences
+from rllib_srl.engine import Sampling, canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.people import gates
 from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
-from rllib_srl.rollout.env_calls import EnvCalls
-from rllib_srl.rollout.episodes import LiveEpisode
-from rllib_srl.rollout.player import Limits, play
-from rllib_srl.rollout.transcript import make_transcript
-from rllib_srl.types import RIGHT, Prompt, passed
+from rllib_srl.types import Prompt
 
-GATE_DEADLINE_S = WAIT_S  # for a domain
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
 Answers = dict[str, bool]  # key of a prompt -> whether its greedy answer was right
 
@@ -52,75 +46,50 @@ class Before(JsonFile):
 
 
 class Examiner:
-    """Plays held-out prompts of the domains to keep, greedily, with weights of the learner."""
+    """Plays held-out prompts of the domains to keep, greedily, the same ones at each call."""
 
     def __init__(self, job: Job) -> None:
-        """Construct the environments and draw their held-out prompts, the same ones at each call.
+        """Construct the environments and draw their held-out prompts.
 
         Raises:
-            ValueError: an environment has too few.
+            ValueError: a setting is wrong, or an environment has too few.
         """
-        self._job, self._configs, self.prompts = job, {}, dict[str, list[Prompt]]()
-        self.grading = dict[str, str]()  # domain -> digest of what grades its answers
-        least = gates.least_prompts(job.settings.max_drop, job.settings.confidence)
-        for domain in job.keep:
-            config = self._configs[domain.domain] = kept_config(job, domain)
-            env_id = environment_id(domain.world, domain.domain)
-            (creator,) = config.world_creators().values()
-            (given,) = config.world_configs().values()
-            source = PromptSource({env_id: creator}, {env_id: given}, {env_id: 1.0}, job.seed)
-            prompts = self.prompts[domain.domain] = source.heldout(job.settings.gate_prompts)
-            self.grading[domain.domain] = grading_digest(source.environments[env_id], domain.env_config)
-            if len(prompts) < least:
-                why = f"since fewer cannot exclude a drop of max_drop = {job.settings.max_drop:g}"
-                found = f"--keep {domain.world} has {len(prompts)} held-out prompts"
+        self.prompts: dict[str, list[Prompt]] = {one.domain: [] for one in job.keep}
+        self.grading: dict[str, str] = {}  # domain -> digest of what grades its answers
+        if not job.keep:
+            return
+        config, settings = rated_config(job, Path()), job.settings
+        config.validate()
+        worlds = (config.world_creators(), config.world_configs(), config.mixture_weights())
+        source = PromptSource(*worlds, job.seed, config.task_stream())
+        for prompt in source.heldout(settings.gate_prompts * len(job.keep)):
+            self.prompts[prompt.domain].append(prompt)
+        least = gates.least_prompts(settings.max_drop, settings.confidence)
+        for one in job.keep:
+            environment = source.environments[environment_id(one.world, one.domain)]
+            self.grading[one.domain] = grading_digest(environment, one.env_config)
+            if (num := len(self.prompts[one.domain])) < least:
+                why = f"since fewer cannot exclude a drop of max_drop = {settings.max_drop:g}"
+                found = f"--keep {one.world} has {num} held-out prompts"
                 raise ValueError(f"{found}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
-            self._configs[domain.domain] = (config, {env_id: partial(creator, given)})
 
-    def answers(self, engine: Engine) -> dict[str, Answers]:
+    def answers(self, play: Play) -> dict[str, Answers]:
         """Return for each domain which prompts are answered right; episodes lost to infrastructure are left out.
 
         Raises:
             RuntimeError: so many are lost that nothing can be said about the policy.
         """
-        tokenizer = load_tokenizer(local_model(self._job.served.model))
-        found: dict[str, Answers] = {}
-        for name, prompts in self.prompts.items():
-            config, worlds = self._configs[name]
-            episodes = [LiveEpisode(prompt, f"{name}/{number}", 0) for number, prompt in enumerate(prompts)]
-            calls = EnvCalls(num_workers=1, timeout_s=config.env_timeout_s)
-            found[name], error = {}, ""
-            try:
-                for episode in play(
-                    episodes,
-                    engine=engine,
-                    worlds=worlds,
-                    transcript=make_transcript(config.prompt_format, tokenizer, config.max_turns),
-                    sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=0.0),
-                    limits=Limits(config.max_turns, config.max_turn_tokens, config.max_episode_tokens),
-                    calls=calls,
-                    deadline_s=GATE_DEADLINE_S,
-                ):
-                    about = episode.custom_data
-                    if about["stop_reason"].is_infrastructure:
-                        error = about["error"]
-                    else:
-                        reward_G = np.array([episode.get_return()], np.float32)
-                        is_right = bool(passed(reward_G, about["pass_reward"], RIGHT)[0])
-                        found[name][about["prompt"].key] = is_right
-            finally:
-                calls.close()
-            if (lost := len(prompts) - len(found[name])) > MAX_LOST * len(prompts):
-                why = f"{lost} of {len(prompts)} held-out episodes of {name} were lost"
-                raise RuntimeError(f"{why}, the last one by: {error or 'a failure'}; expected at most {MAX_LOST:.0%}")
+        batches = list(play([one for prompts in self.prompts.values() for one in prompts], "gates", **GREEDY))
+        found: dict[str, Answers] = {domain: {} for domain in self.prompts}
+        for group in [group for batch in batches for group in batch.groups]:
+            found[group.prompt.domain][group.prompt.key] = bool(group.is_right_G()[0])
+        errors = [error for batch in batches for error in batch.errors]
+        for domain, prompts in self.prompts.items():
+            if (lost := len(prompts) - len(found[domain])) > MAX_LOST * len(prompts):
+                why = f"{lost} of {len(prompts)} held-out episodes of {domain} were lost"
+                by = errors[-1] if errors else "a failure"
+                raise RuntimeError(f"{why}, the last one by: {by}; expected at most {MAX_LOST:.0%}")
         return found
-
-
-def kept_config(job: Job, domain: KeptDomain) -> Any:
-    """Return a valid config that plays one domain."""
-    config = build_config({**shared_settings(job, [domain]), "replay_capacity": 0})
-    config.validate()
-    return config
 
 
 def train(directory: Path) -> None:
@@ -132,14 +101,14 @@ def train(directory: Path) -> None:
     start_ray(verbose=False)
     (directory / UP).touch()
     with closing(RatedRun(job, directory)) as run:
-        before = answers_before(examiner, run.engine, directory.parent)
+        before = answers_before(examiner, run.algo.play, directory.parent)
         run.start()
         while run.num_done < run.num_slices:
             run.step()
             Progress(done=run.num_done, of=run.num_slices).write(directory)
         last = {**run.metrics, "kl": run.kl()}
         last[NUM_BAD] += not np.isfinite(last["kl"])
-        after = examiner.answers(run.engine)
+        after = examiner.answers(run.algo.play)
         verdicts, changes = judged(job, examiner, before, after, last)
         run.write(directory)
         Canary(continuations=canary_of(run, job)).write(directory)
@@ -153,14 +122,14 @@ def train(directory: Path) -> None:
     ).write(directory)
 
 
-def answers_before(examiner: Examiner, engine: Engine, directory: Path) -> dict[str, Answers]:
+def answers_before(examiner: Examiner, play: Play, directory: Path) -> dict[str, Answers]:
     """Return the answers of version 0, played once and then read from the directory while their grading is the same.
 
     The server removes them when it starts, since data that environments read from files may have changed.
     """
     if (directory / Before.name).exists() and (kept := Before.read(directory)).grading == examiner.grading:
         return kept.answers
-    found = examiner.answers(engine)  # the engine has just read the model's own files
+    found = examiner.answers(play)
     Before(grading=examiner.grading, answers=found).write(directory)
     return found
 
