@@ -57,28 +57,34 @@ class TrainingSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lr: float = Field(3e-4, ge=1e-8, le=1, description="learning rate")
-    rank: int = Field(16, ge=1, le=64, description="rank of the adapters")
+    lr: float = Field(default=3e-4, ge=1e-8, le=1, description="learning rate")
+    rank: int = Field(default=16, ge=1, le=64, description="rank of the adapters")
     passes: int = Field(
-        4, ge=1, le=100, description="passes over the new answers of a version; earlier answers take a part of them"
-    )
+        default=4, ge=1, le=100,
+        description="passes over the new answers of a version; earlier answers take a part of them",
+    )  # fmt: skip
     slice_answers: int = Field(
-        16, ge=1, le=1024, description="answers of a slice: one update, after which the state is saved"
+        default=16, ge=1, le=1024, description="answers of a slice: one update, after which the state is saved"
     )
-    kl: float = Field(0.05, ge=0, le=100, description="coefficient of the KL to the model that was given")
+    kl: float = Field(default=0.05, ge=0, le=100, description="coefficient of the KL to the model that was given")
     retain: float = Field(
-        0.0, ge=0, le=1000,
+        default=0.0, ge=0, le=1000,
         description="weight of the KL that holds answers rated good at the version that learned them; 0: none is held",
     )  # fmt: skip
     revisits: int = Field(
-        0, ge=0, le=1024, description="prompts of the environments to keep that each slice plays and trains on, too"
+        default=0, ge=0, le=1024,
+        description="prompts of the environments to keep that each slice plays and trains on, too",
+    )  # fmt: skip
+    gate_prompts: int = Field(
+        default=256, ge=8, le=100_000, description="held-out prompts of each environment to keep"
     )
-    gate_prompts: int = Field(256, ge=8, le=100_000, description="held-out prompts of each environment to keep")
     max_drop: float = Field(
-        0.05, ge=0.001, le=0.99, description="largest drop of the share of right answers that the gate allows"
+        default=0.05, ge=0.001, le=0.99, description="largest drop of the share of right answers that the gate allows"
     )
-    confidence: float = Field(0.95, ge=0.5, le=0.9999, description="confidence of the gate's interval")
-    max_kl: float = Field(1.0, ge=1e-6, le=1e6, description="largest KL to the active version, nats per token")
+    confidence: float = Field(default=0.95, ge=0.5, le=0.9999, description="confidence of the gate's interval")
+    max_kl: float = Field(
+        default=1.0, ge=1e-6, le=1e6, description="largest KL to the active version, nats per token"
+    )
 
 
 class ServedSettings(JsonFile):

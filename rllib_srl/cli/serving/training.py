@@ -208,7 +208,7 @@ class Training:
         sums = scheme.neutral + sum(reward * num for reward, num in counts.items())
         answers = []
         for one, rating in store.rated(version.number):
-            assert one.tokens is not None
+            assert one.tokens is not None and rating.reward is not None
             answers.append(RatedTokens(id=one.id, version=one.version, reward=rating.reward, **vars(one.tokens)))
         return Job(
             version=version.number,
