@@ -53,7 +53,7 @@ CREATE TABLE uses (
 CREATE TABLE changes (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, version INTEGER NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL,
     reason TEXT NOT NULL);
-CREATE INDEX uses_by_answer ON uses (answer);
+CREATE INDEX uses_by_answer ON uses (answer, value);
 CREATE UNIQUE INDEX one_active ON versions (state) WHERE state = 'active';
 CREATE UNIQUE INDEX one_training ON versions (state) WHERE state = 'training';
 """
@@ -62,10 +62,11 @@ _OF_VERSION = ("number", "parent", "state", "begun_at", "changed_at", "settings"
 _AT_ONCE = 100  # conversations that a search reads at once
 _TODAY = "(SELECT a.id, a.group_id, r.value, r.seq FROM answers a JOIN ratings r ON r.seq = a.newest)"
 _FREE = f"""
-SELECT t.id, t.value FROM {_TODAY} t JOIN conversations c ON c.id = t.group_id
-WHERE t.value != '{TAKEN_BACK}' AND c.tokens IS NOT NULL AND NOT EXISTS (
+SELECT t.id, t.value FROM {_TODAY} t
+WHERE t.value != '{TAKEN_BACK}' AND NOT EXISTS (
     SELECT 1 FROM uses u JOIN versions v ON v.number = u.version
-    WHERE u.answer = t.id AND u.value = t.value AND v.state != '{STALE}')
+    WHERE u.answer = t.id AND u.value = t.value AND v.state != '{STALE}'
+) AND EXISTS (SELECT 1 FROM conversations c WHERE c.id = t.group_id AND c.tokens IS NOT NULL)
 ORDER BY t.seq"""
 _STALE = f"SELECT u.version, count(*) FROM uses u JOIN {_TODAY} t ON t.id = u.answer WHERE t.value != u.value"
 _WITHDRAWN = f"""
@@ -113,6 +114,7 @@ class ServedStore(RatingStore):
     """
 
     tables, content = RatingStore.tables + _TABLES, "conversations, ratings and versions"
+    _free: tuple[list[int], dict[str, str]] = ([], {})  # `seen` and free ratings of the last call
 
     def __enter__(self) -> ServedStore:
         return self
@@ -313,8 +315,13 @@ class ServedStore(RatingStore):
     # --- ratings of versions -----------------------------------------------------------------------
 
     def free_ratings(self) -> dict[str, str]:
-        """Return the ratings that can be trained on and are not used up: answer id -> value, in their order."""
-        return dict(self._read(_FREE))
+        """Return the ratings that can be trained on and are not used up: answer id -> value, in their order.
+
+        They are read again only after a change: the page asks every two seconds.
+        """
+        if self._free[0] != (seen := self.seen()):
+            self._free = (seen, dict(self._read(_FREE)))
+        return dict(self._free[1])
 
     def uses(self, number: int) -> dict[str, str]:
         """Return the ratings that a version was trained on: answer id -> value."""
