@@ -1,14 +1,10 @@
 """Gates: tests that decide whether a trained model may replace the model it was trained from.
 
     answers to the same held-out prompts, before and after ──paired_change──> Change
-    Health, Change ──gate──> Verdict(outcome, reason)
-                             passed   bad (several in a row lead to an action)   harmful (leads to an action at once)
+    Change, KL, counts ──gate──> Verdict(outcome, reason)
 
-Gates during training fail only if harm is significant; gates before delivery pass only if harm is excluded. A result
-that is inconclusive with the number of prompts lets training continue, but not delivery:
-
-    during training    `sanity`, `drift`                   fail on significant harm
-    before delivery    `kept`                              pass on excluded harm
+    sanity, drift    numbers are finite, and the policy has not moved too far
+    kept             harm is excluded in a domain; a result that is inconclusive does not pass
 
 All domains must pass. Testing more domains thus makes a false pass less likely, and no correction for multiple tests is
 needed (an intersection-union test).
@@ -20,7 +16,7 @@ Berger 1982, Technometrics 24 (tests that must all pass).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -72,17 +68,6 @@ class Change:
         """Return "0.812 -> 0.795, -1.7 points [-3.0, -0.3] on 1000 prompts"."""
         span = f"{100 * self.change:+.1f} points [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
         return f"{self.before:.3f} -> {self.after:.3f}, {span} on {self.num} prompts"
-
-
-@dataclass(frozen=True)
-class Health:
-    """Health metrics of a period of training. Invariant: counts are at least 0."""
-
-    num_nonfinite: int  # non-finite log-probs and gradients, which were skipped
-    kl: float  # KL to the old model at the start of the last update, nats per token; NaN without an update
-    num_lost: int  # held-out episodes that infrastructure ended, in the domain that lost the largest share
-    num_asked: int  # held-out episodes of that domain, at least 1
-    broken: str = ""  # error that stopped training, "" without one
 
 
 def paired_change(before: Mapping[Key, bool], after: Mapping[Key, bool], confidence: float) -> Change:
@@ -171,35 +156,17 @@ def paired_score(num: int, num_lost: int, num_gained: int, difference: float) ->
     return gap / math.sqrt(variance)
 
 
-def sanity(health: Health, max_lost: float) -> Verdict:
-    """Test whether training and evaluation ran without errors.
-
-    Args:
-        health: metrics of the period.
-        max_lost: largest share of held-out episodes that infrastructure may end, in [0, 1].
-    """
-    lost = health.num_lost / health.num_asked
-    if health.broken:
-        return Verdict("sanity", Outcome.HARMFUL, f"training failed: {health.broken}")
-    if health.num_nonfinite:
-        return Verdict("sanity", Outcome.BAD, f"{health.num_nonfinite} log-probs or gradients were not finite")
-    if lost > max_lost:
-        text = f"{lost:.1%} of held-out episodes were lost; expected at most {max_lost:.1%}"
-        return Verdict("sanity", Outcome.BAD, text)
-    return Verdict("sanity", Outcome.PASSED, f"all numbers finite, {lost:.1%} of held-out episodes lost")
+def sanity(num_nonfinite: int) -> Verdict:
+    """Test that no log-prob and no gradient was not finite."""
+    if num_nonfinite:
+        return Verdict("sanity", Outcome.BAD, f"{num_nonfinite} log-probs or gradients were not finite")
+    return Verdict("sanity", Outcome.PASSED, "all numbers finite")
 
 
-def drift(health: Health, max_kl: float) -> Verdict:
-    """Test the policy's KL divergence from the old model.
-
-    Args:
-        health: metrics of the period; a KL of NaN (no update) passes.
-        max_kl: largest KL, nats per token, above 0.
-    """
-    if math.isnan(health.kl):
-        return Verdict("drift", Outcome.PASSED, "no update yet")
-    text = f"KL {health.kl:.3g} nats per token; limit {max_kl:g}"
-    return Verdict("drift", Outcome.BAD if health.kl > max_kl else Outcome.PASSED, text)
+def drift(kl: float, max_kl: float) -> Verdict:
+    """Test the policy's KL divergence from the old model, nats per token."""
+    text = f"KL {kl:.3g} nats per token; limit {max_kl:g}"
+    return Verdict("drift", Outcome.PASSED if kl <= max_kl else Outcome.BAD, text)
 
 
 def kept(domain: str, change: Change, max_drop: float) -> Verdict:
@@ -228,12 +195,6 @@ def least_prompts(max_drop: float, confidence: float) -> int:
 
     z = float(stats.norm.ppf((1 + confidence) / 2))
     return math.floor(z**2 * (1 - max_drop) / max_drop) + 1
-
-
-def most_lost(asked: Mapping[str, Sized], answered: Mapping[str, Sized]) -> tuple[int, int]:
-    """Return (lost, played) held-out episodes of the domain with the largest share of lost episodes."""
-    counts = [(len(prompts) - len(answered[domain]), len(prompts)) for domain, prompts in asked.items()]
-    return max(counts, key=lambda pair: pair[0] / pair[1])
 
 
 def verdicts_of(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:

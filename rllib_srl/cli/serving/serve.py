@@ -129,7 +129,7 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, job: Job, 
     tokenizer = load_tokenizer(model_dir)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     end_ids = make_transcript("chat", tokenizer, max_turns=1).end_ids if has_template else ()
-    server = VLLMServer(model_dir, fixed.context, fixed.rank, served.log, has_template, fixed.dtype, share)
+    server = VLLMServer(fixed, served.log, has_template, share)
     most = arguments.max_tokens or min(MAX_TOKENS, fixed.context // 2)
     shows_tools = has_template and "tools" in str(tokenizer.chat_template)
     stop = () if has_template else PLAIN_STOP

@@ -167,7 +167,7 @@ class Serving:
         self._loaded.add(version.number)
         try:
             found = await self.server.continuations(name_of(version.number), expected)
-            return check(expected, found, version.number, self.server.dtype)
+            return check(expected, found, version.number, self.server.settings.dtype)
         except (WeightSyncError, ServerError):
             await self._unload(version.number)
             raise

@@ -1,6 +1,6 @@
 """vLLM's own OpenAI-compatible server as a child process, on a Unix socket that only this user can open.
 
-    server = VLLMServer(model_dir, context_length, log)
+    server = VLLMServer(settings, log, has_template)
     await server.start()                              until it answers
     await server.load("v3", directory)                an adapter, while requests run
     await server.continuations("v3", expected)        for the canary
@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation
+from rllib_srl.cli.serving.job import ServedSettings
 from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.kept_process import start_kept
 
@@ -65,30 +66,16 @@ class ServerError(RuntimeError):
 class VLLMServer:
     """One server process. Invariant: between `start` and `stop` it runs, or `has_ended` is true."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        context_length: int,
-        rank: int,
-        log: Path,
-        has_template: bool,
-        dtype: str = "float32",
-        share: float = 0.0,
-    ) -> None:
+    def __init__(self, settings: ServedSettings, log: Path, has_template: bool, share: float = 0.0) -> None:
         """Prepare a server.
 
         Args:
-            model_dir: of the model.
-            context_length: most tokens of a prompt and its answer.
-            rank: of the adapters.
+            settings: of the served model.
             log: file for its output.
             has_template: whether the model has a chat template; else `PLAIN_TEMPLATE` is used.
-            dtype: in which it computes; adapters on a card need bfloat16.
             share: of the card that it reserves; 0 without one.
         """
-        self.dtype, self._share = dtype, share
-        self._model_dir, self._context_length, self._rank = model_dir, context_length, rank
-        self._log, self._has_template = log, has_template
+        self.settings, self._log, self._has_template, self._share = settings, log, has_template, share
         self._process: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
         self._client: httpx.AsyncClient | None = None
@@ -243,11 +230,12 @@ class VLLMServer:
 
     def flags(self, socket: Path, template: Path) -> list[str]:
         """Return the flags of vLLM's server."""
-        flags = ["--model", str(self._model_dir), "--served-model-name", BASE, "--uds", str(socket)]
-        flags += ["--dtype", self.dtype, "--max-model-len", str(self._context_length)]
+        flags = ["--model", self.settings.model, "--served-model-name", BASE, "--uds", str(socket)]
+        flags += ["--dtype", self.settings.dtype, "--max-model-len", str(self.settings.context)]
         flags += ["--gpu-memory-utilization", f"{self._share:g}"] if self._share else []
         flags += ["--logprobs-mode", "processed_logprobs"]
-        flags += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(rank_of(self._rank))]
+        rank = str(rank_of(self.settings.rank))
+        flags += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", rank]
         flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # for calls that a request demands
         flags += ["--enforce-eager", "--max-num-seqs", str(NUM_REQUESTS), "--disable-uvicorn-access-log"]
         flags += [] if self._has_template else ["--chat-template", str(template)]

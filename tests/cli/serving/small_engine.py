@@ -41,7 +41,7 @@ class SmallEngine(VLLMServer):
     """Answers over the same connection. `fault`: "" or how answers fail; `canary_shift`: nats by which it is off."""
 
     def __init__(self, path):
-        super().__init__(path, 64, 8, path, True)
+        super().__init__(FIXED, path, True)
         self.path, self.fault, self.loaded, self.http = str(path), "", [], None
         self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
         self.load_fault = ""

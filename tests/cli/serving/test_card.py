@@ -70,14 +70,15 @@ def test_the_trainers_run_is_valid_on_a_card(job, monkeypatch):
 
 
 @pytest.mark.engine
-def test_vllm_reads_the_flags_as_they_are_meant(tmp_path):
+def test_vllm_reads_the_flags_as_they_are_meant(job, tmp_path):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     found = {}
     for dtype, share in (("bfloat16", 0.55), ("float32", 0.0)):
-        server = VLLMServer(local_model("tiny"), 512, 16, tmp_path / "log", False, dtype, share)
+        settings = job.served.model_copy(update={"dtype": dtype})
+        server = VLLMServer(settings, tmp_path / "log", False, share)
         flags = server.flags(tmp_path / "socket", tmp_path / "template")
         arguments = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(flags))
         found[dtype] = arguments.create_engine_config()
@@ -126,6 +127,9 @@ def test_on_a_card_a_trainer_waits_before_its_next_forward_pass(tmp_path, sleepe
     model, hooks = AutoModelForCausalLM.from_pretrained(random_llama_dir), modules._global_forward_pre_hooks
     before = dict(hooks)
     trainer = TrainerProcess(sleeper, tmp_path, on_card=True)
+    with (tmp_path / TURN).open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not trainer.hold(True)  # to be tried again
     take_turns(tmp_path)
     try:
         assert trainer.hold(True) and psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED
@@ -141,13 +145,3 @@ def test_on_a_card_a_trainer_waits_before_its_next_forward_pass(tmp_path, sleepe
         hooks.clear()
         hooks.update(before)
         trainer.close()
-
-
-def test_a_trainer_that_looks_at_this_moment_is_asked_again(tmp_path, sleeper):
-    trainer = TrainerProcess(sleeper, tmp_path, on_card=True)
-    with (tmp_path / TURN).open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        assert not trainer.hold(True)
-        fcntl.flock(other, fcntl.LOCK_UN)
-    assert trainer.hold(True)
-    trainer.close()

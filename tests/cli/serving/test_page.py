@@ -13,7 +13,7 @@ from scripts.page.hands import PHONE, WIDE, PageHands
 from tests.cli.serving.small_engine import TOKEN, run
 
 EVIL = "<script>alert(1)</script>"
-ADDRESSES = ("/", "/page.js", "/page.css", "/v1/conversations", "/v1/status", "/nothing")
+ADDRESSES = ("/", "/page.js", "/page.css", "/v1/conversations", "/v1/status", "/metrics", "/nothing")
 LOST = {"gate": "kept", "outcome": "harmful", "reason": f"fell by 9 points {EVIL}", "domain": "compare"}
 
 
@@ -60,12 +60,14 @@ def test_nothing_is_read_without_the_token_which_sets_a_cookie_that_is_enough(tm
                 assert reply.status_code == 401 and "small" not in reply.text and "set-cookie" not in reply.headers
                 assert "in a browser the address that srl serve printed" in reply.json()["error"]["message"]
         assert (await get("/?token=wrong")).status_code == 401
+        for token in ("", TOKEN[:-1], "é"):
+            assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
         reply = await get(f"/?token={TOKEN}")
         assert reply.status_code == 200 and "<title>Served model</title>" in reply.text
         assert reply.headers["set-cookie"] == f"{cookie}={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
-        assert [(await get(address)).status_code for address in ADDRESSES] == [200, 200, 200, 200, 200, 404]
+        assert [(await get(address)).status_code for address in ADDRESSES] == [200, 200, 200, 200, 200, 200, 404]
 
     run(tmp_path, body)
 

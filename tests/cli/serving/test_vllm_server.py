@@ -9,11 +9,13 @@ import torch
 
 from rllib_srl.cli.serving.adapter import write_adapter
 from rllib_srl.cli.serving.canary import Continuation, check
+from rllib_srl.cli.serving.job import ServedSettings
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 
+SETTINGS = ServedSettings(model=str(local_model("tiny")), rank=4, context=128, temperature=1.0)
 PROMPTS = [[361, 27, 492, 570, 578, 27, 222, 276, 258, 352, 596, 222, 299, 32, 200, 360, 27], [222, 352, 200, 360, 27]]
 
 
@@ -42,7 +44,7 @@ def continued(model, prompt, num=8):
 
 def test_a_key_that_the_user_has_for_another_server_does_not_lock_the_gateway_out(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "of-another-server")
-    environment = VLLMServer(tmp_path, 128, 4, tmp_path / "engine.log", has_template=False)._environment()
+    environment = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False)._environment()
     assert "VLLM_API_KEY" not in environment and environment["PATH"]
 
 
@@ -50,7 +52,7 @@ def test_a_directory_too_deep_for_a_socket_is_one_clear_error(tmp_path, monkeypa
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    server = VLLMServer(tmp_path, 128, 4, tmp_path / "engine.log", has_template=False)
+    server = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False)
     with pytest.raises(ServerError, match="expected at most 107, such as TMPDIR=/tmp"):
         asyncio.run(asyncio.wait_for(server.start(), 20))
     assert not list(deep.iterdir()) and not (tmp_path / "engine.log").exists()
@@ -64,7 +66,7 @@ def test_the_server_computes_an_adapter_as_its_trainer_does(tmp_path):
     expected = [continued(model, prompt) for prompt in PROMPTS]
 
     async def body():
-        server = VLLMServer(local_model("tiny"), 128, 4, tmp_path / "engine.log", has_template=False)
+        server = VLLMServer(SETTINGS, tmp_path / "engine.log", has_template=False)
         await server.start()
         try:
             await server.load("v1", tmp_path)

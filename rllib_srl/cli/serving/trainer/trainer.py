@@ -29,7 +29,7 @@ from rllib_srl.engine import Sampling, canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.people import gates
-from rllib_srl.people.gates import Change, Health, Verdict, changes_of, lines_of, most_lost, verdicts_of
+from rllib_srl.people.gates import Change, Verdict, changes_of, lines_of, verdicts_of
 from rllib_srl.types import Prompt
 
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
@@ -109,7 +109,7 @@ def train(directory: Path) -> None:
         last = {**run.metrics, "kl": run.kl()}
         last[NUM_BAD] += not np.isfinite(last["kl"])
         after = examiner.answers(run.algo.play)
-        verdicts, changes = judged(job, examiner, before, after, last)
+        verdicts, changes = judged(job, before, after, last)
         run.write(directory)
         Canary(continuations=canary_of(run, job)).write(directory)
         counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.trained)}
@@ -135,15 +135,12 @@ def answers_before(examiner: Examiner, play: Play, directory: Path) -> dict[str,
 
 
 def judged(
-    job: Job, examiner: Examiner, before: Mapping[str, Answers], after: Mapping[str, Answers], last: Mapping[str, float]
+    job: Job, before: Mapping[str, Answers], after: Mapping[str, Answers], last: Mapping[str, float]
 ) -> tuple[list[Verdict], dict[str, Change]]:
     """Apply the gates to a candidate."""
-    settings, prompts = job.settings, examiner.prompts
-    health = Health(int(last[NUM_BAD]), last["kl"], *most_lost(prompts, after))
-    verdicts = [gates.sanity(health, MAX_LOST), gates.drift(health, settings.max_kl)]
-    if not verdicts[0].is_passed:
-        return verdicts, {}
-    changes = {name: gates.paired_change(before[name], after[name], settings.confidence) for name in prompts}
+    settings = job.settings
+    verdicts = [gates.sanity(int(last[NUM_BAD])), gates.drift(last["kl"], settings.max_kl)]
+    changes = {name: gates.paired_change(before[name], after[name], settings.confidence) for name in after}
     verdicts += [gates.kept(name, change, settings.max_drop) for name, change in changes.items()]
     return verdicts, changes
 
