@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rating": {"iterations": 4, **REUSED, "rate_at": 2},
     "two_learners": {"iterations": 3, **DRAWN, "num_env_runners": 1, "num_learners": 2},
     "resumed": {"iterations": 5, **REUSED, "seed": 2, "resume_at": 3},
-    "vllm": {"iterations": 3, **DRAWN, "engine": {"name": "vllm", "kv_cache_gib": 0.125}, "num_env_runners": 1},
+    "vllm": {"iterations": 3, **DRAWN, "engine": "vllm", "engine_kv_cache_gib": 0.125, "num_env_runners": 1},
     "lag": {"iterations": 4, **DRAWN, "num_env_runners": 1, "max_lag": 1, "slice_s": 0.05},
 }
 SHORT = ("default", "reuse")

@@ -121,7 +121,7 @@ ARMS = {
     "cross_entropy": Arm(OFF, FIT, FIT_WIDER, CrossEntropy),
     "importance": Arm(OFF, FIT, FIT_WIDER, Importance),
     "from_start": Arm(OFF, HOLD, learner=FromStart),
-    "as_acted": Arm({**OFF, "replay_retain": {"top_k": 0}}, HOLD, learner=AsActed),
+    "as_acted": Arm({**OFF, "replay_retain_top_k": 0}, HOLD, learner=AsActed),
     "lwf": Arm({**OFF, "replay_revisit_fraction": 0.1}, {"lr": RATES, "lwf": (0.03, 0.1, 0.3, 1.0)}, FIT_WIDER),
     "srl": Arm(MEMORIES["srl"], {"lr": RATES, "replay_revisit_fraction": SHARES}),
     "joint": Arm({**OFF, "replay_capacity": 0}, PASSES, is_joint=True),
@@ -179,8 +179,6 @@ def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
         stream.append(stage if arm.is_joint else {**stage, "tokens": tokens_of(trial)})
     if "passes_and_clip" in tuned:
         tuned["num_epochs"], tuned["clip_high"] = tuned.pop("passes_and_clip")
-    if isinstance(others := arm.fixed.get("replay_retain"), dict):
-        tuned["replay_retain"] = {"weight": tuned["replay_retain"], **others}
     if "lwf" in tuned:
         tuned["regularisers"] = {"lwf": {"coeff": tuned.pop("lwf")}}
     given = {"domains": stream, "schedule": [[0, dict.fromkeys(tasks, 1.0)]]} if arm.is_joint else stream

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, SOURCES  # noqa: E402
-from rllib_srl.algorithm.settings import FLAT, GROUPS  # noqa: E402
 from rllib_srl.cli.shared.settings import RUN, all_parts, shown  # noqa: E402
-from rllib_srl.common.setting_model import Group, Setting  # noqa: E402
-from rllib_srl.replay.settings import parameters_of, rules  # noqa: E402
+from rllib_srl.common.setting_model import Setting, Settings  # noqa: E402
+from rllib_srl.replay.settings import rules  # noqa: E402
 
 TARGET = ROOT / "docs" / "settings.md"
 INTRODUCTION = """# Settings
@@ -33,21 +32,20 @@ Each setting is an attribute of `SRLConfig`, a flag of `srl train` and a key of 
 its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
 
 A default marked ^ applies if the preset that `loss` names does not set another (see [losses](losses.md)); in
-`SRLConfig` such a setting is "preset" until it is set. A setting marked + has parameters, which are listed
-[below](#parameters). Settings marked \\* belong to RLlib. Other settings of RLlib keep its defaults; `validate()`
-rejects those that have no effect here.
+`SRLConfig` such a setting is "preset" until it is set. "Only with" names the setting that another one belongs to:
+`validate()` rejects a change that nothing would read. Settings marked \\* belong to RLlib. Other settings of RLlib keep
+its defaults; `validate()` rejects those that have no effect here.
 """
-PARAMETERS = """
-## Parameters
+RULES = """
+## Parameters of rules
 
-A setting with parameters takes one value or a dictionary: `replay_spacing="fsrs"`, or
-`replay_spacing={"name": "fixed", "interval": 8}`. Parameters that are left out have their defaults; without the
-first one, the setting keeps its own. On the command line: `--replay_spacing name=fixed interval=8`, or
-`--replay_spacing '{"name": "fixed", "interval": 8}'`. "of" lists the rules that read a parameter, if not all do;
-`validate()` rejects it with any other rule.
+Rules of the memory have their own parameters, which stand in the setting with `_config`:
+`.replay(spacing="fixed", spacing_config={"interval": 8})`, or on the command line
+`--replay_spacing fixed --replay_spacing_config interval=8`.
+
+| setting | rule | parameter | default | meaning |
+|---|---|---|---|---|
 """
-
-
 NAMES = """
 ## Named algorithms and memories
 
@@ -71,27 +69,16 @@ def document() -> str:
         parts += [_row(name, row) for name, row in part.rows.items()]
     parts += [NAMES, *(_named(f"algorithm {name}", values, SOURCES[name]) for name, values in ALGORITHMS.items())]
     parts += [_named(f"replay {name}", values, "") for name, values in MEMORIES.items()]
-    return "".join([*parts, PARAMETERS, *map(_parameters, GROUPS.values())])
+    return "".join([*parts, RULES, *_parameters("spacing"), *_parameters("selection")])
 
 
-def _parameters(group: Group) -> str:
-    """Return the table of the parameters of a setting, and one of each rule with parameters of its own."""
-    if group.name == "replay_reuse_selection":
-        return f"\n### `{group.name}`\n\nAs `replay_selection`.\n"
-    rows = {key: group.table[flat] for key, flat in group.flat.items()}
-    head, *others = [(key, _default(row), row.meaning, " ".join(row.rules)) for key, row in rows.items()]
-    of = group.name.removeprefix("replay_")
-    for rule in rules()[of].own if group.rest else ():  # a parameter that every rule has is marked by none
-        others += [(key, _default(row), row.meaning, rule) for key, row in (parameters_of(of, rule) or {}).items()]
-    merged: dict[tuple[str, str, str], list[str]] = {}
-    for key, default, meaning, readers in others:
-        merged.setdefault((key, default, meaning.replace("|", "\\|")), []).append(readers)
-    lines = [f"\n### `{group.name}`\n\nWritten alone: `{head[0]}`.\n\n| parameter | of | default | meaning |\n"]
-    lines += ["|---|---|---|---|\n"]
-    every = list(rules()[of].own) if group.rest else []
-    merged = {row: [] if readers == every else readers for row, readers in merged.items()}
-    lines += [f"| `{key}` | {' '.join(of)} | {text} | {what} |\n" for (key, text, what), of in merged.items()]
-    return "".join(lines) if others else ""
+def _parameters(name: str) -> Iterator[str]:
+    """Yield a row for each parameter that rules of the memory do not share with all others."""
+    for rule, made in rules()[name].own.items():
+        table = made.table() if isinstance(made, type) and issubclass(made, Settings) else {}
+        for parameter, row in table.items():
+            if parameter != "desired_retention":
+                yield f"| `replay_{name}_config` | {rule} | `{parameter}` | {_default(row)} | {_escaped(row)} |\n"
 
 
 def _named(name: str, values: Mapping[str, Any], source: str) -> str:
@@ -104,9 +91,11 @@ def _default(row: Setting) -> str:
 
 
 def _row(name: str, row: Setting) -> str:
-    mark = " *" if name in FLAT and row.is_rllib else " +" if name in GROUPS else ""
-    meaning = row.meaning.replace("|", "\\|")
-    return f"| `{name}`{mark} | {_default(row)} | {meaning} |\n"
+    return f"| `{name}`{' *' * row.is_rllib} | {_default(row)} | {_escaped(row)} |\n"
+
+
+def _escaped(row: Setting) -> str:
+    return row.meaning.replace("|", "\\|")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,6 @@ import pytest
 
 from rllib_srl.storage.seal_key import VARIABLE
 from tests.engine.small_llama import save_random_llama
-from tests.flat_settings import grouped
 from tests.quick_workers import IMPORTS, VLLM, quick_workers
 from tests.watchdog import (  # noqa: F401
     pytest_configure,
@@ -98,7 +97,7 @@ def build(tmp_path):
     built = []
 
     def of(config, **training):
-        own = config.copy(copy_frozen=False).training(**grouped(training))
+        own = config.copy(copy_frozen=False).training(**training)
         built.append(own.training(log_directory=str(tmp_path / f"log{len(built)}")).build_algo())
         return built[-1]
 

@@ -17,7 +17,6 @@ from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import Group, GroupMeta, Prompt
-from tests.flat_settings import grouped
 from tests.small_worlds import small_config
 
 # Every part of the schedule on, all of which is off by default.
@@ -25,7 +24,7 @@ SCHEDULED: dict[str, Any] = {
     "spacing": "fsrs",
     "selection": "srl",
     "reuse_selection": "srl",
-    "diversity": 0.5,
+    "diversity_coeff": 0.5,
     "max_age": 32,
 }
 
@@ -33,7 +32,7 @@ SCHEDULED: dict[str, Any] = {
 def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:
     """Return `small_config` with 400 prompts and a memory that starts at 4 items; `replay` changes its settings."""
     settings = {"revisit_fraction": 0.25, "reuse_fraction": 0.25, "capacity": 1000, "min_buffer_size": 4}
-    return small_config(model_dir, directory, env, num_prompts=400).replay(**grouped({**settings, **replay}, "replay_"))
+    return small_config(model_dir, directory, env, num_prompts=400).replay(**{**settings, **replay})
 
 
 @dataclass

@@ -40,7 +40,7 @@ SRL: dict[str, Any] = {
     **REVISITS,
     "replay_spacing": "fsrs",
     "replay_selection": "srl",
-    "replay_diversity": {"coeff": 0.5},
+    "replay_diversity_coeff": 0.5,
 }
 
 

@@ -389,9 +389,9 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
     """
     place = Path(path).absolute()
     about = checkpoints.verify_sealed(place)
-    policy, flat = CausalLMModule(model_config=config.model_config), config.flat()
-    if flat.lora_rank:
-        add_adapters(policy.model, flat.adapter_spec(), seed=0)
+    policy = CausalLMModule(model_config=config.model_config)
+    if config.lora_rank:
+        add_adapters(policy.model, config.adapter_spec(), seed=0)
     if about.get("has_learner_shards"):
         load_sharded(place / SHARDS, dict(policy.saved_parameters()), {})
     else:

@@ -65,7 +65,7 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
         known: the errors that `faults_of` found.
     """
     is_memory_known = not any(line.startswith(("replay_", "group_size")) for line in known)
-    faults = list(_of_packages(config.flat(), is_memory_known))
+    faults = list(_of_packages(config, is_memory_known))
     directory = None
     if not any(line.startswith(MODEL_NAMES) for line in known):
         name = config.model_config["model"]
@@ -146,9 +146,9 @@ def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
     if sizes.num_tokens is None:
         return
-    top_k = config.flat().replay_retain_top_k
+    top_k = config.replay_retain_top_k
     if is_integer(top_k, sizes.num_tokens + 1):
-        yield f"replay_retain.top_k = {top_k}; expected at most {sizes.num_tokens}, the vocabulary of the model"
+        yield f"replay_retain_top_k = {top_k}; expected at most {sizes.num_tokens}, the vocabulary of the model"
     if not any(parameter_faults(config.regularisers)):
         yield from size_faults(made(config.regularisers), sizes.num_tokens)
 

@@ -26,7 +26,6 @@ from ray.tune.registry import register_trainable as _register_trainable
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rllib_srl.algorithm.checks import early_faults
-from rllib_srl.algorithm.flat import LONGEST_EPISODE, FlatSettings
 from rllib_srl.algorithm.gpu_memory import fit_awake
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.named import settings_of_name, without_names
@@ -42,18 +41,7 @@ from rllib_srl.algorithm.resources import (
     num_gpus_here,
     warn_of_cpu,
 )
-from rllib_srl.algorithm.settings import (
-    FLAT,
-    GROUPS,
-    NO_ATTRIBUTES,
-    PARTS,
-    SETTINGS,
-    given_names,
-    place_of,
-    rule_of,
-    settings_of,
-    warn_once,
-)
+from rllib_srl.algorithm.settings import LONGEST_EPISODE, NO_ATTRIBUTES, PARTS, SETTINGS, settings_of, warn_once
 from rllib_srl.algorithm.validation import faults_of, warnings_of
 from rllib_srl.common.callbacks import callbacks_of
 from rllib_srl.common.environments import Creator, resolve
@@ -62,6 +50,7 @@ from rllib_srl.common.import_paths import AGENT, LOSS_RULES, MEMORY_RULES, with_
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.setting_model import is_number
 from rllib_srl.curriculum.streams import Stream, make_stream
+from rllib_srl.engine.adapters import AdapterSpec
 from rllib_srl.engine.models import ModelError, described_model, local_model, sizes_of
 from rllib_srl.learner.regularisers.regularisers import made
 from rllib_srl.learner.regularisers.rule import Regulariser
@@ -87,7 +76,9 @@ class SRLConfig(AlgorithmConfig):
     compute_dtype: str
     max_episode_tokens: Any  # None until `validate` chooses
     env_config: dict[str, Any]
-    engine: Any  # a name, or a dictionary of parameters
+    engine: str
+    engine_num_threads: int | None  # chosen by `validate`, as is the next
+    engine_memory_utilization: float | None
     num_gpus_per_env_runner: Any  # None until `validate` chooses, as is the next
     num_gpus_per_learner: Any
     num_learners: Any
@@ -262,35 +253,9 @@ class SRLConfig(AlgorithmConfig):
                 setattr(self, name, value)
         return self
 
-    # --- settings with parameters ---------------------------------------------------------------
-
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a setting.
-
-        Raises:
-            ValueError: it is a parameter of another setting.
-        """
-        if place := place_of(name):
-            raise ValueError(f"{name} = {value!r}; expected {place}")
+        """Set a setting; the files that it names get absolute paths."""
         super().__setattr__(name, with_whole_paths({name: value})[name] if name in _NAME_FILES else value)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a parameter by its flat name; called for missing attributes only."""
-        if (row := FLAT.get(name)) and row.of:
-            return GROUPS[row.group].spread(self.__dict__[row.group])[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def flat(self) -> FlatSettings:
-        """Return these settings with each parameter as an attribute of its own."""
-        return FlatSettings(self)
-
-    def names_given(self) -> dict[str, str]:
-        """Return flat name -> the name under which the user gave this value, where the two differ."""
-        return given_names({name: getattr(self, name) for name in GROUPS})
-
-    def rule_of(self, setting: str) -> Any:
-        """Return the value of the head of a setting with parameters; that of the preset, if it is left to it."""
-        return rule_of(setting, getattr(self, setting), self.loss)
 
     # --- checks -------------------------------------------------------------------------------
 
@@ -338,7 +303,7 @@ class SRLConfig(AlgorithmConfig):
         A learner on a GPU gets a process of its own, because Ray reserves no GPU for the main process: it would give
         the learner's card to an engine, too.
         """
-        counts, size = (self.num_env_runners, self.num_learners), self.flat().engine_tensor_parallel_size
+        counts, size = (self.num_env_runners, self.num_learners), self.engine_tensor_parallel_size
         if not all(isinstance(number, int) for number in (*counts, size)):
             return []  # `faults_of` reports it
         given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
@@ -367,7 +332,7 @@ class SRLConfig(AlgorithmConfig):
         remedy = "expected a GPU for each process, or colocate = False: engine and learner share a GPU without turns"
         if self.max_lag:
             yield f"max_lag = {self.max_lag!r} with {counts}; {remedy}"
-        if self.is_sharded:
+        if self.fsdp:
             yield f"fsdp = True with {counts}; {remedy}"
 
     def _fit_awake(self) -> bool:
@@ -380,36 +345,54 @@ class SRLConfig(AlgorithmConfig):
             return False
         name = self.model_config["model"]
         shape = ModelShape.of(described_model(name) or local_model(name))
-        return shape is not None and fit_awake(shape, self.flat(), card_bytes)
+        return shape is not None and fit_awake(shape, self, card_bytes)
 
     def _settle(self) -> None:
         """Resolve "auto" and None for this machine, so that results and checkpoints contain the values in use."""
         if self.compute_dtype == "auto":
             self.compute_dtype = best_dtype(min(self.num_gpus_per_env_runner, self.num_gpus_per_learner))
-        flat, engine = self.flat(), GROUPS["engine"].given(self.engine)
-        if flat.engine_num_threads is None:
-            engine["num_threads"] = engine_threads(self.num_env_runners * flat.engine_tensor_parallel_size)
-        if flat.engine_memory_utilization is None:
-            engine["memory_utilization"] = engine_memory_share(self.num_gpus_per_env_runner)
-        if flat.engine == "auto":
-            engine["name"] = "vllm" if find_spec("vllm") else "transformers"
-            if engine["name"] == "transformers":
+        if self.engine_num_threads is None:
+            self.engine_num_threads = engine_threads(self.num_env_runners * self.engine_tensor_parallel_size)
+        if self.engine_memory_utilization is None:
+            self.engine_memory_utilization = engine_memory_share(self.num_gpus_per_env_runner)
+        if self.engine == "auto":
+            self.engine = "vllm" if find_spec("vllm") else "transformers"
+            if self.engine == "transformers":
                 logger.warning("vLLM is not installed: using the TransformersEngine, which is exact but slower")
-        self.engine = engine
 
     # --- derived ------------------------------------------------------------------------------
 
     def loss_settings(self) -> LossSettings:
-        """Return the resolved settings of the loss."""
-        return self.flat().loss_settings()
+        """Return the resolved settings of the loss: the user's value, else the preset's, else the default."""
+        return LossSettings.of(self)
 
     def made_regularisers(self) -> dict[str, Regulariser]:
         """Return the regularisers that act, by name."""
         return made(self.regularisers)
 
     def replay_settings(self) -> ReplaySettings:
-        """Return the memory's settings, without their prefix."""
-        return self.flat().replay_settings()
+        """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""
+        prefix = ReplaySettings.prefix
+        values = {name.removeprefix(prefix): getattr(self, name) for name in ReplaySettings.table()}
+        found = ReplaySettings.model_construct(**values)
+        return found.model_copy(update={"min_graded": min(found.min_graded, self.group_size)})
+
+    def may_draw(self, kind: str) -> bool:
+        """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
+        return bool(getattr(self, f"replay_{kind}_fraction"))
+
+    def adapter_spec(self) -> AdapterSpec:
+        """Return the form of the adapters; only with `lora_rank` above 0."""
+        return AdapterSpec.of(self.lora_rank, self.lora_alpha, self.lora_targets)
+
+    def sends_adapter(self) -> bool:
+        """Return whether engines receive the adapters and not whole weights."""
+        return bool(self.lora_rank) and self.lora_send == "adapter"
+
+    @property
+    def longest_episode(self) -> int:
+        """The maximum tokens of an episode; `LONGEST_EPISODE` before `validate` has chosen them."""
+        return int(self.max_episode_tokens or LONGEST_EPISODE)
 
     def task_stream(self) -> Stream | None:
         """Return the stream of domains, None for a fixed mixture."""
@@ -443,7 +426,7 @@ class SRLConfig(AlgorithmConfig):
     @property
     def is_sharded(self) -> bool:
         """Return whether weights are sharded over the learners (`fsdp`)."""
-        return bool(self.flat().fsdp)
+        return bool(self.fsdp)
 
     def model_dir(self) -> Path:
         """Return the directory of the model."""
@@ -458,24 +441,23 @@ class SRLConfig(AlgorithmConfig):
 
     def engine_settings(self) -> dict[str, Any]:
         """Return the arguments of `make_engine` except the model's directory."""
-        flat = self.flat()
         common = {
-            "kind": flat.engine,
+            "kind": self.engine,
             "dtype": self.compute_dtype,
             "seed": self.seed or 0,
             "context_length": self.max_episode_tokens,
-            "max_num_seqs": flat.engine_max_num_seqs,
+            "max_num_seqs": self.engine_max_num_seqs,
         }
-        if flat.sends_adapter():
-            common["adapter"] = flat.adapter_spec()
-        if flat.engine == "transformers":
+        if self.sends_adapter():
+            common["adapter"] = self.adapter_spec()
+        if self.engine == "transformers":
             return common | {"device": "cuda" if self.num_gpus_per_env_runner else "cpu"}
         return common | {
-            "tensor_parallel_size": flat.engine_tensor_parallel_size,
-            "memory_utilization": flat.engine_memory_utilization,
-            "kv_cache_gib": flat.engine_kv_cache_gib,
+            "tensor_parallel_size": self.engine_tensor_parallel_size,
+            "memory_utilization": self.engine_memory_utilization,
+            "kv_cache_gib": self.engine_kv_cache_gib,
             "weight_transfer": self.weight_transfer,
-            "num_threads": None if self.num_gpus_per_env_runner else flat.engine_num_threads,
+            "num_threads": None if self.num_gpus_per_env_runner else self.engine_num_threads,
             "can_sleep": bool(self.colocate),
         }
 
@@ -553,7 +535,6 @@ def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
     for name in unknown:
         other = next((part.method for part in PARTS if part.method and name in part.rows), "")
         home = f"it is a setting of {other}()" if other else ""
-        place = place_of(name) or place_of(f"{part}_{name}")
-        hint = home or (place and f"use {place}") or in_place_of(name, known) or in_place_of(name, SETTINGS)
+        hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
     return "\n".join([f"{part}() got unknown settings:", *lines])

@@ -5,7 +5,7 @@
 
     who has the card            what must fit
     a learner                   the learner at its update
-    an engine                   the engine's need, within engine.memory_utilization of the card
+    an engine                   the engine's need, within engine_memory_utilization of the card
     both (`colocate`)           learner at its update + what a sleeping engine keeps;
                                 learner without optimiser, twice its weights (the self-test) + the engine's share
 
@@ -44,7 +44,7 @@ OPTIMIZER_BYTES = {
 }
 READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
-    *("engine_max_num_seqs", "max_episode_tokens", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
+    *("engine_max_num_seqs", "longest_episode", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
     *("fsdp_gather_dtype", "lora_rank", "lora_send"),
     *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
 )
@@ -72,7 +72,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
 
     Args:
         shape: of the model.
-        config: the settings with flat names (`SRLConfig.flat`).
+        config: an `SRLConfig`.
     """
     num, learners = shape.num_parameters, max(1, config.num_learners)
     parts = learners if config.fsdp else 1
@@ -117,7 +117,7 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
             "weights": width * shape.num_parameters / size,
             "adapters": width * adapters,
             "activations": profile + 4 * config.engine_max_num_seqs * shape.vocab,
-            "KV cache": shape.kv_bytes * config.max_episode_tokens / min(size, shape.num_kv_heads) * width / 2,
+            "KV cache": shape.kv_bytes * config.longest_episode / min(size, shape.num_kv_heads) * width / 2,
             "reserve": RESERVE,
         }
     )
@@ -128,7 +128,7 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
 
     Args:
         shape: of the model.
-        config: the settings with flat names, after `validate`.
+        config: an `SRLConfig` after `validate`.
         card_bytes: memory of each card.
         cached: share of the activations for which there must be room once more, see `CACHED`.
     """
@@ -140,8 +140,8 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
     has_learner, has_engine = bool(config.num_gpus_per_learner), bool(config.num_gpus_per_env_runner)
     if has_engine and engine.total > utilization * card_bytes:
         yield (
-            f"an engine needs {engine} within engine.memory_utilization = {utilization:g} of {card}; expected a higher "
-            "share, a lower max_episode_tokens, or a larger engine.tensor_parallel_size"
+            f"an engine needs {engine} within engine_memory_utilization = {utilization:g} of {card}; expected a higher "
+            "share, a lower max_episode_tokens, or a larger engine_tensor_parallel_size"
         )
     memory = CARD_BYTES if config.replay_settings().searches_on_gpu else 0
     if not has_learner:
@@ -169,7 +169,7 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
 
     Args:
         shape: of the model.
-        config: the settings with flat names, after `validate`; `colocate` is not read.
+        config: an `SRLConfig` after `validate`; `colocate` is not read.
         card_bytes: memory of the card.
     """
     shares = {name: getattr(config, name) for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")}
@@ -210,11 +210,11 @@ def variant(
 
     Args:
         shape: of the model.
-        config: the settings with flat names.
+        config: an `SRLConfig`.
         name: of the variant.
         num_gpus: cards.
         card_bytes: memory of each card.
-        changes: settings that differ, by flat names.
+        changes: settings that differ.
     """
     own = _changed(config, **changes)
     counts = own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size
@@ -229,12 +229,10 @@ def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -
 
     The rank of the adapters is `lora_rank`, 16 if it is 0; all other settings are as given.
     """
-    rank = config.lora_rank or 16
+    rank, places = config.lora_rank or 16, (min(num_gpus, 2), card_bytes)
     found = [
-        variant(shape, config, "full", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=0, num_learners=1),
-        variant(
-            shape, config, f"lora = {rank}", min(num_gpus, 2), card_bytes, fsdp=False, lora_rank=rank, num_learners=1
-        ),
+        variant(shape, config, "full", *places, fsdp=False, lora_rank=0, num_learners=1),
+        variant(shape, config, f"lora_rank = {rank}", *places, fsdp=False, lora_rank=rank, num_learners=1),
     ]
     if num_gpus > 2:
         sharded = {"fsdp": True, "lora_rank": 0, "num_learners": num_gpus - 1}

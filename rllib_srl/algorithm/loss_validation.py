@@ -10,7 +10,7 @@ from typing import Any
 
 from rllib_srl.batch.advantages import ADVANTAGES
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_model import PRESET, Clash, clashes
+from rllib_srl.common.setting_model import PRESET, Clash, clashes, unread
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS
 from rllib_srl.losses.settings import LossSettings
@@ -25,6 +25,7 @@ def faults_of_loss(config: Any) -> Iterator[str]:
     yield from faults
     if not faults:
         loss = LossSettings.of(config)
+        yield from clashes(unread(LossSettings, config, loss), loss)
         for check in (_of_ratios, _of_kl, _of_advantages):
             yield from clashes(check(loss, config), loss, config)
 
@@ -63,8 +64,6 @@ def _of_ratios(loss: LossSettings, config: Any) -> Iterator[Clash]:
     is_double = loss.ratio_anchor == "bypass" and loss.correction not in ("none", "mis_po")
     contained = "'none' or 'mis_po': the ratio to the engine's log-probs already contains the correction"
     yield is_double, "correction ratio_anchor", contained
-    is_free = loss.tis_clip_max is None and not _is_preset(config.correction) and "tis" in loss.correction
-    yield is_free, "tis_clip_max correction", "a number above 0"
 
 
 def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
@@ -77,8 +76,6 @@ def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
     yield is_unrewarded, "kl_in_reward kl_on_reused", "a KL in the loss: it has no reward"
     is_flat = not loss.kl_in_reward and is_k1
     yield is_flat, "kl_in_reward kl_estimator", "another estimator: k1's gradient has mean 0"
-    for name, is_given in (("kl_in_reward", config.kl_in_reward), ("kl_on_reused", is_weighted)):
-        yield bool(is_given) and not loss.kl_coeff, f"{name} kl_coeff", "kl_coeff above 0"
 
 
 def _of_advantages(loss: LossSettings, config: Any) -> Iterator[Clash]:

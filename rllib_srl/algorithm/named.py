@@ -22,7 +22,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
         "replay_revisit_fraction": 0.25,
         "replay_spacing": "fsrs",
         "replay_selection": "srl",
-        "replay_diversity": 0.5,
+        "replay_diversity_coeff": 0.5,
         "replay_retain": 1.0,
     },
 }
@@ -32,7 +32,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "spo": {
         "num_prompts_per_batch": 128,  # one episode each: as many episodes as 16 prompts of 8
         "group_size": 1,
-        "advantage": {"name": "posterior", "scale": "centred", "min_surprise": 0.0},
+        "advantage": "posterior",
+        "surprise_scale": "centred",
+        "min_surprise": 0.0,
         "replay_selection": "contrib.spo",
     },
     "srl": MEMORIES["srl"],

@@ -123,7 +123,7 @@ def gpu_shares(
         return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
     raise PlacementError(
         f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
-        f"of each per GPU (engine.tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
+        f"of each per GPU (engine_tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
         "num_gpus_per_learner"
     )
 

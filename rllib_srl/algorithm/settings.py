@@ -1,8 +1,6 @@
 """All settings of a run: one model for each part, and what is generated from them.
 
-    SETTINGS                name -> `Setting` of each setting that users give, RLlib's included
-    FLAT                    the same with each parameter under its flat name
-    GROUPS["clip_rule"]     a setting with parameters: clip_rule={"name": "dual", "loss_cap": 2.0}
+    SETTINGS["kl_coeff"]    the `Setting` of this name: default, meaning, what it needs
 
 Flags, YAML files, Tune's names, docs/settings.md, the methods of `SRLConfig` and its errors come from `PARTS`. This
 module loads neither Ray nor torch.
@@ -18,8 +16,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from rllib_srl.common.setting_model import PRESET, Pair, Setting, Settings, by, groups_of, public, setting, where
-from rllib_srl.losses.settings import LossSettings, filled
+from rllib_srl.common.setting_model import PRESET, Pair, Setting, Settings, by, setting, where
+from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage.local_paths import local_path
 
@@ -52,9 +50,15 @@ class EnvironmentSettings(Settings):
     env: Any = setting(
         None, 'environment: an installed name (docs/environments.md), or "package.module:Class"', is_rllib=True
     )
-    env_config: Any = setting({}, "settings of the environment", is_rllib=True)
-    worlds: Any = setting(None, "several environments: name -> env_config; None: `env` alone")
-    mixture: Any = setting(None, "name -> sampling weight of each environment among fresh prompts; None: equal weights")
+    env_config: dict[str, Any] | None = setting({}, "settings of the environment", "a mapping", is_rllib=True)
+    worlds: dict[str, dict[str, Any] | None] | None = setting(
+        None, "several environments: name -> env_config; None: `env` alone",
+        "a mapping from the names of environments to their env_config, or None"
+    )
+    mixture: dict[str, Annotated[float, Field(gt=0)]] | None = setting(
+        None, "name -> sampling weight of each environment among fresh prompts; None: equal weights",
+        "a mapping from the names of environments to weights above 0, or None"
+    )
     prompt_order: Literal["mixture", "epochs"] = setting(
         "mixture", '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
         "environments once an epoch)"
@@ -87,25 +91,22 @@ class EnvRunnerSettings(Settings):
     )
     sample_timeout_s: float = setting(1200.0, "timeout of one round of sampling, seconds", is_rllib=True, gt=0)
     engine: Literal["auto", "vllm", "transformers"] = setting(
-        "auto", '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed', of="engine.name",
-        is_head=True
+        "auto", '"vllm", "transformers" (exact but slow), or "auto": vLLM if it is installed'
     )
     engine_tensor_parallel_size: int = setting(
-        1, "GPUs over which one engine splits the model", of="engine.tensor_parallel_size", ge=1
+        1, "GPUs over which one engine splits the model", ge=1
     )
     engine_memory_utilization: float | None = setting(
-        None, "vLLM on a GPU: share of the GPU's memory to reserve, in (0, 1]; None: 0.9, or 0.45 beside a learner",
-        of="engine.memory_utilization", gt=0, le=1
+        None, "vLLM on a GPU: share of the GPU's memory to reserve; None: 0.9, or 0.45 beside a learner", gt=0, le=1
     )
     engine_kv_cache_gib: float = setting(
-        1.0, "vLLM on a CPU: size of the KV cache, GiB", of="engine.kv_cache_gib", gt=0
+        1.0, "vLLM on a CPU: size of the KV cache, GiB", gt=0
     )
     engine_max_num_seqs: int = setting(
-        256, "maximum number of turns that one engine generates at the same time", of="engine.max_num_seqs", ge=1
+        256, "maximum number of turns that one engine generates at the same time", ge=1
     )
     engine_num_threads: int | None = setting(
-        None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores",
-        of="engine.num_threads", ge=1
+        None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores", ge=1
     )
     weight_transfer: Literal["object_store", "nccl", "ipc"] = setting(
         "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
@@ -138,12 +139,14 @@ class EnvRunnerSettings(Settings):
         "above 0: runners play on during updates, docs/rollouts.md", ge=0
     )
     in_flight: int | None = setting(
-        None, "with max_lag: groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
-        "num_prompts_per_batch", ge=2
+        None, "groups that are played or wait to be trained on, at most; None: (max_lag + 1) * "
+        "num_prompts_per_batch", needs="max_lag", ge=2
     )
-    slice_s: float = setting(0.5, "with max_lag: seconds that a runner plays between two chances to load weights", gt=0)
+    slice_s: float = setting(
+        0.5, "seconds that a runner plays between two chances to load weights", needs="max_lag", gt=0
+    )
     late: Literal["memory", "drop"] = setting(
-        "memory", 'with max_lag: groups with more lag are stored and not trained on ("memory"), or dropped ("drop")'
+        "memory", 'groups with more lag are stored and not trained on ("memory"), or dropped ("drop")', needs="max_lag"
     )
     num_transcripts: int = setting(
         2, "groups per runner and iteration that are written to transcripts.jsonl; 0: none", ge=0
@@ -168,8 +171,9 @@ class TrainingSettings(Settings):
         8, "episodes per prompt (G), at least 2 (posterior, none: 1)",
         "an integer of at least 2, or of 1 with advantage = 'posterior' or 'none'", ge=1
     )
-    regularisers: Any = setting(
-        None, "further terms of the loss by name: ewc l2 lwf distill, with parameters, docs/losses.md; None: none"
+    regularisers: dict[str, Any] | None = setting(
+        None, "further terms of the loss by name: ewc l2 lwf distill, with parameters, docs/losses.md; None: none",
+        "a mapping from the names of terms to their parameters, or None"
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'
@@ -186,28 +190,25 @@ class TrainingSettings(Settings):
         "the inputs in host memory, on GPUs"
     )
     fsdp: bool = setting(
-        False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md", of="fsdp.enabled",
-        is_head=True
+        False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md"
     )
     fsdp_gather_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         'format in which a learner gathers the weights of layers from the others: "bfloat16" halves that traffic and '
-        'its memory, with compute_dtype = "bfloat16"; what is stored and summed stays float32', of="fsdp.gather_dtype",
-        rules="True"
+        'its memory, with compute_dtype = "bfloat16"; what is stored and summed stays float32', needs="fsdp"
     )
     lora_rank: int = setting(
-        0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights", of="lora.rank",
-        is_head=True, ge=0
+        0, "rank of LoRA adapters, the only weights trained; 0: no adapters, train all weights", ge=0
     )
-    lora_alpha: float | None = setting(None, "adapters are scaled by alpha / rank; None: by 2", of="lora.alpha", gt=0)
+    lora_alpha: float | None = setting(None, "adapters are scaled by alpha / rank; None: by 2", needs="lora_rank", gt=0)
     lora_targets: Annotated[tuple[str, ...], Strict(False)] = setting(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         "layers that get adapters, by the last part of their names", "names of layers, such as ('q_proj', 'v_proj')",
-        of="lora.targets", min_length=1
+        needs="lora_rank", min_length=1
     )
     lora_send: Literal["adapter", "merged"] = setting(
         "adapter", 'what engines receive: the "adapter", which they apply themselves, or "merged" weights, docs/gpu.md',
-        of="lora.send"
+        needs="lora_rank"
     )
     optimizer_name: Literal["adamw", "sgd", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = setting(
         "adamw", '"adamw", "sgd" or "adamw_8bit"; on GPUs also "paged_adamw" or "paged_adamw_8bit"'
@@ -267,8 +268,8 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> dict[str, Setting]:
-        """The settings that users give."""
-        return public(self.model.table())
+        """Its settings by name."""
+        return self.model.table()
 
 
 PARTS = (
@@ -281,10 +282,9 @@ PARTS = (
     Part("evaluation", "evaluation", EvaluationSettings),
     Part("memory", "replay", ReplaySettings),
 )
-FLAT = {name: row for part in PARTS for name, row in part.model.table().items()}
-GROUPS = groups_of(FLAT)
-SETTINGS = public(FLAT)
+SETTINGS = {name: row for part in PARTS for name, row in part.rows.items()}
 NO_ATTRIBUTES = ("model", "callbacks")  # of SRLConfig: methods of RLlib take them
+LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the model says less
 
 _warned: set[str] = set()
 
@@ -302,65 +302,18 @@ def warn_once(line: str) -> None:
         logger.warning(line)
 
 
-def place_of(name: str) -> str:
-    """Return how users write a parameter, given its flat name: "kl={'coeff': ...}"; "" for other names."""
-    row = FLAT.get(name)
-    if row is None or not row.of or name == row.group:
-        return ""
-    return f"{row.group}={{...}}" if row.parameter == "*" else f"{row.group}={{{row.parameter!r}: ...}}"
-
-
-def rule_of(setting_name: str, value: Any, loss: Any) -> Any:
-    """Return the value of the head of a setting with parameters; that of the preset `loss`, if it is left to it."""
-    group = GROUPS[setting_name]
-    name, rule = group.flat[group.head], group.given(value).get(group.head, group.default(group.head))
-    return filled({name: rule}, loss)[name]
-
-
-def given_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return flat name -> the name under which the user gave a parameter, where the two differ.
-
-    Args:
-        values: settings by name.
-    """
-    names = {}
-    for name, group in ((name, group) for name, group in GROUPS.items() if name in values):
-        value = values[name]
-        for key, flat in group.flat.items():
-            is_plain = key == group.head and (key == "name" or not isinstance(value, Mapping))
-            names[flat] = name if is_plain else f"{name}.{key}"
-        if group.rest:
-            names[group.rest] = name
-    return {flat: given for flat, given in names.items() if flat != given}
-
-
 def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple[dict[str, str], list[str]]:
-    """Return the errors of values by flat name: name -> error of each wrong one, and those of the others together.
+    """Return the errors of values by name: name -> error of each wrong one, and those of the others together.
 
     Values that are left to a preset are not checked.
     """
     wrong: dict[str, str] = {}
     together: list[str] = []
     for part in parts:
-        prefix, rows = part.model.prefix, part.model.table()
+        prefix, rows = part.model.prefix, part.rows
         own = {name: value for name, value in values.items() if name in rows}
         own = {n: v for n, v in own.items() if not (rows[n].is_preset and isinstance(v, str) and v == PRESET)}
         found, others = part.model.found({name.removeprefix(prefix): value for name, value in own.items()})
         wrong |= {prefix + name: prefix + line for name, line in found.items()}
         together += [prefix + line for line in others]
     return wrong, together
-
-
-def folded(values: Mapping[str, Any], earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return settings over earlier ones; a dictionary without its head changes the earlier value.
-
-    Args:
-        values: settings by name.
-        earlier: settings that `values` overrides.
-    """
-    result = dict(earlier or {})
-    for name, value in values.items():
-        is_change = name in GROUPS and isinstance(value, Mapping) and GROUPS[name].head not in value
-        base = GROUPS[name].given(result[name]) if is_change and name in result else {}
-        result[name] = {**base, **value} if is_change else value
-    return result

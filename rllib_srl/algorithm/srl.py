@@ -128,7 +128,7 @@ class SRL(SavedAlgorithm):
         described = self.config.described_model()
         check_build(self.config)
         if described is not None:
-            check_memory(ModelShape.of(described), self.config.flat(), card_bytes_here())
+            check_memory(ModelShape.of(described), self.config, card_bytes_here())
         worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
         self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
         starting.info("starting engine and learner")
@@ -136,7 +136,7 @@ class SRL(SavedAlgorithm):
             super().setup(config)
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
-        loss, admit = self.config.loss_settings(), self.config.flat().replay_admit
+        loss, admit = self.config.loss_settings(), self.config.replay_admit
         trains_all = any(one.trains_all for one in self.config.made_regularisers().values())
         self.advantage_estimator = AdvantageEstimator(loss, trains_all)
         self.report = Report(self.metrics, Path(self.logdir), admit)
@@ -204,8 +204,8 @@ class SRL(SavedAlgorithm):
         both = (self.learners, self.runners, sequences, timeout_s)
         transport: ObjectStoreTransport | VLLMTransport = ObjectStoreTransport(*both)
         if config.weight_transfer != "object_store":
-            transport = VLLMTransport(*both, config.weight_transfer, config.flat().engine_tensor_parallel_size)
-        has_adapters = config.flat().sends_adapter()
+            transport = VLLMTransport(*both, config.weight_transfer, config.engine_tensor_parallel_size)
+        has_adapters = config.sends_adapter()
         return WeightSync(transport, self.runners, config.compute_dtype, timeout_s, has_adapters)
 
     def _setup_logdir(self) -> None:
@@ -353,7 +353,7 @@ class SRL(SavedAlgorithm):
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
-        is_trained_later = not is_dropped and self.config.flat().may_draw("reuse")
+        is_trained_later = not is_dropped and self.config.may_draw("reuse")
         spent = ahead.take_seconds(), ahead.take_waiting_share()
         self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
         if late and not is_dropped and not is_trained_later:
@@ -374,7 +374,7 @@ class SRL(SavedAlgorithm):
         except RatingsError as error:
             self.report.warn(f"new ratings are not applied in this iteration: {error}")
             return
-        if counts.get("num_applied") and not self.config.flat().may_draw("reuse"):
+        if counts.get("num_applied") and not self.config.may_draw("reuse"):
             self.report.warn(
                 "ratings grade prompts but do not train: replay_reuse_fraction is 0; set it above 0, such as 0.25"
             )

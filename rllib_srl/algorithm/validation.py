@@ -5,25 +5,23 @@ Each message has the form "name = value; expected ...". Nothing here starts a pr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
+from copy import copy
 from importlib.util import find_spec
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_srl.algorithm.flat import FlatSettings, values_of
 from rllib_srl.algorithm.loss_validation import faults_of_loss
-from rllib_srl.algorithm.settings import FLAT, GROUPS, errors_of
-from rllib_srl.common.foreign_names import FOREIGN, in_place_of, nearest
-from rllib_srl.common.setting_model import Clash, clashes, is_number, names_any
+from rllib_srl.algorithm.settings import NO_ATTRIBUTES, SETTINGS, errors_of
+from rllib_srl.common.foreign_names import FOREIGN, in_place_of
+from rllib_srl.common.setting_model import Clash, clashes, names_any
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.engine.adapters import MAX_RANK, TABLES
 from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import TORCH, fault_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
-from rllib_srl.replay.settings import parameters_of
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
 USED = frozenset(
@@ -49,29 +47,28 @@ def faults_of(config: Any) -> list[str]:
 
     What goes together is checked with the initial values of settings that are wrong alone, and not reported of these.
     """
-    in_form, given = dict(_parameters(config)), config.names_given()
-    lines = [line for check in (_unknown, _unused) for line in check(config)] + list(in_form.values())
-    found, together = errors_of({name: value for name, value in values_of(config).items() if name not in in_form})
-    lines += [_as_given(line, given) for line in found.values()]
-    wrong = {*in_form, *found}
-    flat = FlatSettings(config, {name: FLAT[name].initial for name in wrong if name in FLAT})
-    together += clashes((row for check in PAIRS for row in check(flat)), flat.loss_settings(), flat)
-    together += [line for check in CHECKS for line in check(flat)]
-    return lines + [_as_given(line, given) for line in together if not names_any(line, wrong)]
+    lines = [*_unknown(config), *_unused(config)]
+    wrong, together = errors_of({name: getattr(config, name) for name in SETTINGS if name not in NO_ATTRIBUTES})
+    if wrong:
+        config = copy(config)
+        vars(config).update({name: SETTINGS[name].initial for name in wrong})
+    together += clashes((row for check in PAIRS for row in check(config)), config.loss_settings(), config)
+    together += [line for check in CHECKS for line in check(config)]
+    return lines + [*wrong.values(), *(line for line in together if not names_any(line, wrong))]
 
 
 def warnings_of(config: Any) -> list[str]:
     """Return a line for each setting of the memory that has little or no effect; the settings are valid."""
-    flat, memory = config.flat(), config.replay_settings()
+    memory = config.replay_settings()
     if not memory.is_on:
         return []
-    may_revisit = flat.may_draw("revisit")
-    reads_history = config.rule_of("advantage") == "posterior" or (
+    may_revisit = config.may_draw("revisit")
+    reads_history = config.loss_settings().advantage == "posterior" or (
         may_revisit and memory.selection not in SELECTIONS.own
     )
     history = "history is read with advantage = 'posterior' or by rules such as replay_selection = 'contrib.mopps'"
     rows = [
-        *((not flat.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses")),
+        *((not config.may_draw("reuse"), name, NO_REUSE) for name in ("reuse_selection", "max_uses")),
         (not may_revisit, "selection", "has no effect with replay_revisit_fraction = 0: no prompt is drawn again"),
         (not reads_history, "history_half_life", f"changes metrics only: {history}"),
         (
@@ -81,41 +78,8 @@ def warnings_of(config: Any) -> list[str]:
             "replay_selection = 'srl' draws what is due",
         ),
     ]
-    given = config.names_given()
     changed = [row for row in rows if row[0] and memory.differing(row[1])]
-    return [_as_given(f"replay_{name} = {getattr(memory, name)!r} {text}", given) for _, name, text in changed]
-
-
-def _parameters(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield (flat name, error message) for parameters that do not exist, or that the chosen rule does not read."""
-    for name, group in GROUPS.items():
-        rule = config.rule_of(name)
-        others = parameters_of(name.removeprefix("replay_"), rule) if group.rest else {}
-        for key, value in group.given(getattr(config, name)).items():
-            shown = f"{name}.{key} = {value!r}"
-            if key in group.flat:
-                if (readers := group.readers(key)) and str(rule) not in readers:
-                    listed = " or ".join(map(repr, readers))
-                    yield group.flat[key], f"{shown}; expected it only with {name} = {listed}, not {rule!r}"
-            elif others is not None and key not in others:
-                known = [each for each in group.flat if rule in (group.readers(each) or [rule]) and each != "name"]
-                known += others
-                hint = f"; did you mean {near}?" if (near := nearest(str(key), known)) else ""
-                yield group.rest or f"{name}.{key}", f"{shown}; expected some of {', '.join(known)}{hint}"
-
-
-def _first_name(line: str) -> str:
-    return re.match(r"\w*", line)[0]  # type: ignore[index]  # it matches any text
-
-
-def _as_given(line: str, given: Mapping[str, str]) -> str:
-    """Return an error message with the names that the user gave in place of flat names."""
-    first = _first_name(line)
-    rest = line[len(first) :]
-    for flat, name in given.items():
-        end = r"\b" if "_" in flat and flat not in GROUPS else r"(?= = )"
-        rest = re.sub(rf"(?<![\w.'\"]){flat}{end}", name, rest)
-    return given.get(first, first) + rest
+    return [f"replay_{name} = {getattr(memory, name)!r} {text}" for _, name, text in changed]
 
 
 def _unknown(config: Any) -> Iterator[str]:
@@ -139,12 +103,12 @@ def _unused(config: Any) -> Iterator[str]:
 
 
 def _group_size(config: Any) -> Iterator[Clash]:
-    is_alone = config.group_size == 1 and config.rule_of("advantage") not in ("posterior", "none")
+    is_alone = config.group_size == 1 and config.loss_settings().advantage not in ("posterior", "none")
     yield is_alone, "group_size", "an integer of at least 2, or advantage = 'posterior' or 'none'"
 
 
 def _pairs(config: Any) -> Iterator[Clash]:
-    episode = config.max_episode_tokens
+    episode = config.longest_episode
     is_long = config.max_turn_tokens >= episode
     yield is_long, "max_turn_tokens", f"less than max_episode_tokens = {episode}, which includes the prompt"
     is_decayed = config.optimizer_name == "sgd" and config.weight_decay
@@ -154,9 +118,6 @@ def _pairs(config: Any) -> Iterator[Clash]:
 def _ahead(config: Any) -> Iterator[Clash]:
     """How far ahead of training prompts are played."""
     if not config.max_lag:
-        for name in ("in_flight", "slice_s", "late"):
-            is_given = getattr(config, name) != FLAT[name].default
-            yield is_given, f"{name} max_lag", "it only with max_lag above 0"
         return
     num, loss = config.num_prompts_per_batch, config.loss_settings()
     is_small = config.in_flight is not None and config.in_flight <= num
@@ -193,7 +154,7 @@ def _adapters_in_vllm(config: Any) -> Iterator[Clash]:
     is_vllm = config.engine == "vllm" or (config.engine == "auto" and find_spec("vllm") is not None)
     if not config.lora_rank or config.lora_send != "adapter" or not is_vllm:
         return
-    remedy = "lora = {'rank': ..., 'send': 'merged'}"
+    remedy = "lora_send = 'merged'"
     is_high, tables = config.lora_rank > MAX_RANK, sorted({*config.lora_targets} & TABLES)
     yield is_high, "lora_rank", f"at most {MAX_RANK}, the highest that vLLM applies, or {remedy}"
     yield tables, "lora_targets", f"layers inside the decoder with vLLM, not {tables}, or {remedy}"
@@ -288,15 +249,6 @@ def _worlds(config: Any) -> Iterator[str]:
     if config.env is not None and not isinstance(config.env, str | type):
         yield f"env = {config.env!r}; expected a name, 'package.module:Class' or a class"
         return
-    for name in ("worlds", "mixture"):
-        value = getattr(config, name)
-        if value is not None and (not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value)):
-            yield f"{name} = {value!r}; expected a mapping from the names of environments"
-            return
-    for name, env_config in {**(config.worlds or {}), "env": config.env_config}.items():
-        if not isinstance(env_config or {}, Mapping):
-            yield f"env_config of {name} = {env_config!r}; expected a mapping"
-            return
     try:
         config.world_creators()
     except ValueError as error:
@@ -305,8 +257,6 @@ def _worlds(config: Any) -> Iterator[str]:
     weights = config.mixture or {}
     if config.mixture is not None and (set(weights) - set(config.world_configs()) or not weights):
         yield f"mixture = {weights!r}; expected weights of some of {sorted(config.world_configs())}"
-    elif any(not is_number(weight) or weight <= 0 for weight in weights.values()):
-        yield f"mixture = {weights!r}; expected weights above 0"
 
 
 def _prompt_order(config: Any) -> Iterator[Clash]:

@@ -164,7 +164,7 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
 
 def without_adapters(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run for a model that was not trained in it."""
-    return {name: value for name, value in values.items() if name != "lora"}
+    return {name: value for name, value in values.items() if not name.startswith("lora_")}
 
 
 def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:

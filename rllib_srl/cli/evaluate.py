@@ -103,7 +103,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
         found = baselines.baselines(config, prompts, algo.seed)
         return {
             "what": str(checkpoint or values["model"]),
-            "engine": config.rule_of("engine"),
+            "engine": config.engine,
             "iteration": algo.iteration,
             "worlds": list(config.world_configs()),
             "dtype": config.compute_dtype,

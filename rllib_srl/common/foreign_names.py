@@ -20,16 +20,16 @@ OURS = {
     "lr": "learning_rate optim.lr actor_learning_rate",
     "group_size": "num_generations rollout.n n_samples_per_prompt",
     "num_prompts_per_batch group_size; prompts per batch, and episodes per prompt": "generation_batch_size",
-    "kl": "beta use_kl_loss kl_loss_coef kl_coef kl_ctrl.kl_coef init_kl_coef",
+    "kl_coeff": "beta use_kl_loss kl_loss_coef kl_coef kl_ctrl.kl_coef init_kl_coef",
     "clip_low clip_high; the ratio stays within 1 - clip_low and 1 + clip_high": "epsilon",
     "clip_low": "epsilon_low clip_ratio_low",
     "clip_high": "epsilon_high clip_ratio_high",
-    "clip_rule; {'name': 'two_sided', 'ratio_cap': ...}": "delta",
+    "clip_delta clip_rule; 'two_sided'": "delta",
     "max_turn_tokens": "max_completion_length max_response_length response_length generate_max_len",
     "max_episode_tokens; prompt and answers together": "max_prompt_length prompt_max_len",
     "max_episode_tokens": "max_length max_seq_length vllm_max_model_length max_model_len",
     "num_prompts_per_batch group_size; memory is bounded by micro_batch_tokens": "per_device_train_batch_size",
-    "engine; {'max_num_seqs': ...}":
+    "engine_max_num_seqs":
         "per_device_eval_batch_size rollout.max_num_seqs max_num_seqs num_envs_per_env_runner",
     "micro_batch_tokens; the whole batch is always one step": "gradient_accumulation_steps",
     "num_epochs; optimiser steps on each batch": "num_iterations",
@@ -45,12 +45,12 @@ OURS = {
     "loss; a preset such as 'grpo', 'dr_grpo' or 'dapo', or aggregation alone": "loss_type",
     "advantage; 'group' divides by the standard deviation, 'mean_only' does not": "scale_rewards",
     "ratio_level": "importance_sampling_level",
-    "rollout_is_correction": "vllm_importance_sampling_correction",
-    "rollout_is_correction; {'tis_clip_max': ...}": "vllm_importance_sampling_cap",
+    "correction": "vllm_importance_sampling_correction",
+    "tis_clip_max": "vllm_importance_sampling_cap",
     "engine; 'vllm' or 'transformers'": "use_vllm",
     "colocate": "vllm_mode",
-    "engine; {'memory_utilization': ...}": "vllm_gpu_memory_utilization gpu_memory_utilization",
-    "engine; {'tensor_parallel_size': ...}": "vllm_tensor_parallel_size tensor_model_parallel_size",
+    "engine_memory_utilization": "vllm_gpu_memory_utilization gpu_memory_utilization",
+    "engine_tensor_parallel_size": "vllm_tensor_parallel_size tensor_model_parallel_size",
     "overlong_penalty": "mask_truncated_completions",
     "grad_clip": "max_grad_norm",
     "optimizer_name": "optim optimizer",
@@ -68,8 +68,8 @@ OURS = {
     "env env_config; env = 'question_file' has held-out questions": "eval_dataset data.val_files",
     "env; the environment computes the reward": "reward_funcs clip_rewards",
     "seed": "data_seed",
-    "lora": "lora_r model.lora_rank",
-    "lora; {'targets': ...}": "lora_target_modules target_modules",
+    "lora_rank": "lora_r model.lora_rank",
+    "lora_targets": "lora_target_modules target_modules",
     "num_prompts_per_batch group_size": "train_batch_size train_batch_size_per_learner",
     "num_prompts_per_batch; an iteration is one batch":
         "min_sample_timesteps_per_iteration min_train_timesteps_per_iteration",
@@ -83,8 +83,8 @@ OURS = {
     "micro_batch_tokens":
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu micro_train_batch_size",
     "clip_low clip_high": "clip_ratio eps_clip eps_clip_low_high clip_param",
-    "clip_rule; {'name': 'dual', 'loss_cap': ...}": "clip_ratio_c",
-    "kl; {'estimator': ...}": "kl_loss_type",
+    "dual_clip clip_rule; 'dual'": "clip_ratio_c",
+    "kl_estimator": "kl_loss_type",
     "aggregation": "loss_agg_mode",
     "loss": "loss_mode",
     "advantage": "adv_estimator advantage_estimator",
@@ -134,6 +134,8 @@ def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
         if rest in known and rest != name:
             return f"use {prefix}{rest}"
     wanted = parts[-1]
+    if longer := [one for one in known if one.startswith(f"{wanted}_")]:
+        return f"use {' or '.join(prefix + one for one in longer[:3])}"
     if near := nearest(wanted, known):
         return f"did you mean {prefix}{near}?"
     near = nearest(wanted, FOREIGN)

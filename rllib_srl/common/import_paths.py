@@ -24,12 +24,12 @@ REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
 FILES = "files"  # setting that lists files of data: paths, or mappings with "data"
 LOAD = "load"  # setting that names what returns an environment of another library
-LOSS_RULES = ("advantage", "clip_rule", "rollout_is_correction", "regularisers")
+LOSS_RULES = ("advantage", "clip_rule", "correction", "regularisers")
 MEMORY_RULES = (
     *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_domains"),
     *("replay_embedding", "replay_eviction", "replay_admit", "replay_on_group"),
 )
-_RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", {"name": ...}, a list, or a mapping with names as keys
+_RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", a list, or a mapping with names as keys
 _WORLDS = ("env", "world", "worlds")  # settings that name environments, `worlds` by its keys
 _CONTRIB = "contrib."
 _NAMES_A_PATH = re.compile(r"path|directory|teacher|\w+_(path|dir)")
@@ -89,7 +89,7 @@ def with_whole_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_users_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run that does not train, without rules that are import paths: such a run calls none."""
-    idle = {"advantage": "group", "clip_rule": "higher", "rollout_is_correction": "none"}  # no bound contradicts them
+    idle = {"advantage": "group", "clip_rule": "higher", "correction": "none"}  # no bound contradicts them
     is_users = {name for name in _RULES if any(_rules_in(settings.get(name)))}
     kept = {name: idle[name] if name in is_users else value for name, value in settings.items() if name in idle}
     return {**{name: value for name, value in settings.items() if name not in is_users}, **kept}
@@ -155,9 +155,8 @@ def _with_rule_paths(given: Any, change: Callable[[str], str]) -> Any:
         return _with_function_path(given, change)
     if isinstance(given, list | tuple):
         return type(given)(_with_rule_paths(one, change) for one in given)
-    if isinstance(given, Mapping):  # regularisers are keys, other rules the value of "name"
-        changed = {name: _with_rule_paths(one, change) if name == "name" else one for name, one in given.items()}
-        return {_with_function_path(str(name), change): one for name, one in changed.items()}
+    if isinstance(given, Mapping):  # regularisers
+        return {_with_function_path(str(name), change): one for name, one in given.items()}
     return given
 
 
@@ -166,7 +165,7 @@ def _rules_in(given: Any) -> Iterator[str]:
         for one in given:
             yield from _rules_in(one)
     elif isinstance(given, Mapping):
-        yield from _rules_in([*given, given.get("name")])
+        yield from _rules_in(list(given))
     elif isinstance(given, str) and ":" in given and not given.startswith(_CONTRIB):
         yield given
 

@@ -93,7 +93,9 @@ class Rules(dict[str, R]):
         has_parameters = isinstance(rule, type) and issubclass(rule, Settings)
         known = list(rule.model_fields) if has_parameters else []
         if unknown := sorted(set(parameters) - set(known)):
-            expected = f"some of {known}" if known else "none: it has no parameters"
+            near = nearest(unknown[0], known)
+            hint = f"; did you mean {near}?" if near else ""
+            expected = f"some of {', '.join(known)}{hint}" if known else "none: it has no parameters"
             raise ValueError(f"{self.kind} {name!r} has no parameters {unknown}; expected {expected}")
         if has_parameters and (faults := rule.faults(parameters)):
             raise ValueError("; ".join(faults))

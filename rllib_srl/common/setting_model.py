@@ -1,14 +1,11 @@
 """A part's settings as one pydantic model: default, range and meaning of each stand once, at its field.
 
     class PartSettings(Settings):
-        adapt: Literal["none", "both"] = setting("none", "fractions that adapt", of="adapt.name", is_head=True)
-        threshold: float = setting(0.1, "least forgetting", of="adapt.threshold", rules="both", gt=0, le=1)
+        clip_rule: Literal["higher", "dual"] = setting("higher", "rule that bounds the ratio")
+        dual_clip: float = setting(3.0, "cap on the loss of a token", needs="clip_rule dual", gt=1)
 
     PartSettings.table()                          name -> `Setting`: flags, documents and Tune's names come from it
-    PartSettings.faults({"threshold": 2})         ["threshold = 2; expected a number in (0, 1]"]
-
-A setting with parameters is a *group*. Users give a dictionary, or the value of its head alone: adapt="both" for
-adapt={"name": "both"}. Inside the package each parameter has its own flat name; `Group.spread` returns values by these.
+    PartSettings.faults({"dual_clip": 1})         ["dual_clip = 1; expected a number above 1"]
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import math
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -34,14 +30,13 @@ Clash = tuple[Any, str, str]  # see `clashes`
 
 
 class Setting(NamedTuple):
-    """A setting or a parameter of one, as its field declares it."""
+    """A setting, as its field declares it."""
 
     default: Any
     meaning: str  # with the unit
     kind: Any = Any  # its annotation
-    of: str = ""  # "group.parameter", where users give it; "": no parameter; "group.*": all other parameters
-    rules: tuple[str, ...] = ()  # values of the group's head that read it; (): all
-    is_head: bool = False  # its value alone stands for the group
+    needs: tuple[str, ...] = ()  # the setting that it belongs to, and the values with which it is read
+    needed: str = ""  # the same as text: "clip_rule = 'dual'"
     is_preset: bool = False  # a named algorithm may set it
     is_rllib: bool = False  # it belongs to RLlib
 
@@ -50,15 +45,9 @@ class Setting(NamedTuple):
         """The value in a new `SRLConfig`."""
         return PRESET if self.is_preset else self.default
 
-    @property
-    def group(self) -> str:
-        """The setting that users give, "" for a setting that is no parameter."""
-        return self.of.partition(".")[0]
-
-    @property
-    def parameter(self) -> str:
-        """The name of the parameter within its group."""
-        return self.of.partition(".")[2]
+    def is_read(self, value: Any) -> bool:
+        """Return whether it acts with a value of the setting that it needs: one of some, or any that is on."""
+        return str(value) in self.needs[1:] if self.needs[1:] else value not in (0, "none")
 
 
 def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any:
@@ -68,11 +57,11 @@ def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any
         default: default value.
         meaning: unit and meaning, as docs/settings.md prints it.
         expected: valid values, for errors; "": said by type and range.
-        given: `of`, `rules` (separated by spaces), `is_head`, `is_preset` and `is_rllib` of `Setting`; and limits of
-            pydantic: ge, gt, le, lt, min_length.
+        given: `needs` (separated by spaces), `is_preset` and `is_rllib` of `Setting`; and limits of pydantic: ge, gt,
+            le, lt, min_length.
     """
     own = {name: given.pop(name) for name in Setting._fields if name in given}
-    own["rules"] = tuple(own.get("rules", "").split())
+    own["needs"] = tuple(own.get("needs", "").split())
     extra: dict[str, Any] = {"row": own, "expected": expected}
     return Field(default, description=meaning, json_schema_extra=extra, **given)
 
@@ -128,14 +117,15 @@ class Settings(BaseModel):
     @classmethod
     @cache
     def table(cls) -> dict[str, Setting]:
-        """Return flat name, with the prefix of this part, -> `Setting`."""
+        """Return name, with the prefix of this part, -> `Setting`."""
         rows = {}
         for name, field in cls.model_fields.items():
             if isinstance(field.json_schema_extra, dict):
                 own: dict[str, Any] = dict(field.json_schema_extra["row"])  # type: ignore[arg-type]
-                own["of"] = own.get("of", "") and cls.prefix + own["of"]
+                own["needed"] = cls._needed(*own["needs"]) if own["needs"] else ""
+                meaning = f"{field.description}{f'; only with {cls.prefix}' if own['needs'] else ''}{own['needed']}"
                 default = field.get_default(call_default_factory=True)
-                rows[cls.prefix + name] = Setting(default, field.description or "", field.annotation, **own)
+                rows[cls.prefix + name] = Setting(default, meaning, field.annotation, **own)
         return rows
 
     @classmethod
@@ -158,7 +148,7 @@ class Settings(BaseModel):
 
     def contradictions(self) -> Iterable[str]:
         """Return the errors of settings that do not go together; each value is within its range."""
-        return ()
+        return clashes(unread(type(self), self, self), self)
 
     def differing(self, *names: str) -> list[str]:
         """Return those of some settings that do not have their default."""
@@ -174,6 +164,13 @@ class Settings(BaseModel):
         if faults := self.faults(vars(self)):
             raise ValueError(f"{type(self).__name__} is invalid:\n  " + "\n  ".join(faults))
         return self
+
+    @classmethod
+    def _needed(cls, name: str, *values: str) -> str:
+        default = cls.model_fields[name].default
+        if values:
+            return f"{name} = {' or '.join(map(repr, values))}"
+        return f"{name} above 0" if is_number(default) else f"{name} other than {default!r}"
 
     @classmethod
     def _is_default(cls, name: str, value: Any) -> bool:
@@ -208,6 +205,20 @@ def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:
             owners = {name: next(one for one in sources if hasattr(one, name)) for name in names.split()}
             first, *others = (f"{name} = {getattr(one, name)!r}" for name, one in owners.items())
             yield f"{first}{' with ' * bool(others)}{' and '.join(others)}; expected {instead}"
+
+
+def unread(model: type[Settings], given: Any, final: Any) -> Iterator[Clash]:
+    """Yield each setting that was changed, and whether the one that it needs rules it out.
+
+    Args:
+        model: of the part.
+        given: object with the settings as they were given.
+        final: the same with the values of presets.
+    """
+    for name, row in ((name.removeprefix(model.prefix), row) for name, row in model.table().items()):
+        if row.needs and getattr(given, name) != row.initial:
+            needed = row.needs[0]
+            yield not row.is_read(getattr(final, needed)), f"{name} {needed}", f"it only with {row.needed}"
 
 
 def is_number(value: Any) -> bool:
@@ -263,52 +274,3 @@ def _range(limits: Mapping[str, float]) -> str:
     if low is None:
         return "" if high is None else f" of at most {high:g}"
     return f" of at least {low:g}" if "ge" in limits else f" above {low:g}"
-
-
-@dataclass(frozen=True)
-class Group:
-    """A setting with parameters. Invariant: `flat` holds the head, first, and every parameter but those of `rest`."""
-
-    name: str
-    head: str  # key of the head, often "name"
-    flat: Mapping[str, str]  # parameter -> flat name
-    table: Mapping[str, Setting]  # the rows of these flat names
-    rest: str = ""  # flat name of the dictionary of all other parameters, "" if there are none
-
-    def given(self, value: Any) -> dict[str, Any]:
-        """Return a value of the setting as a dictionary; one that lacks the head of a switch turns it on."""
-        if not isinstance(value, Mapping):
-            return {self.head: value}
-        is_switch = isinstance(self.table[self.flat[self.head]].default, bool)
-        return {self.head: True, **value} if is_switch else dict(value)
-
-    def spread(self, value: Any) -> dict[str, Any]:
-        """Return the value of each flat name, that of a new config where a value is not given."""
-        given = self.given(value)
-        values = {flat: given.pop(key, self.table[flat].initial) for key, flat in self.flat.items()}
-        return {**values, self.rest: given} if self.rest else values
-
-    def default(self, key: str) -> Any:
-        """Return the value of a parameter in a new config; `NotImplemented`, equal to no value, for one of `rest`."""
-        return self.table[self.flat[key]].initial if key in self.flat else NotImplemented
-
-    def readers(self, key: str) -> tuple[str, ...]:
-        """Return the rules that read a parameter; () if all do."""
-        return self.table[self.flat[key]].rules if key in self.flat else ()
-
-
-def groups_of(table: Mapping[str, Setting]) -> dict[str, Group]:
-    """Return setting -> group for each setting of the table that has parameters."""
-    groups = {}
-    for head, row in table.items():
-        if row.is_head:
-            members = {name: other for name, other in table.items() if other.group == row.group}
-            flat = {row.parameter: head} | {other.parameter: name for name, other in members.items()}
-            rest = flat.pop("*", "")
-            groups[row.group] = Group(row.group, row.parameter, flat, members, rest)
-    return groups
-
-
-def public(table: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings that users give: each group once, with default and meaning of its head."""
-    return {row.group or name: row for name, row in table.items() if row.is_head or not row.of}

@@ -5,7 +5,7 @@
     CrossEntropy    - log q of the answer's tokens: fine-tuning on the policy's own right answers
     Importance      - min(q / p, 1 + clip_high): they are trained on again, off-policy, with the advantage 1
     FromStart       the targets are those of the starting model, which is held beside the policy
-    AsActed         the targets are the log-probs that the engine recorded; needs retain={"top_k": 0}
+    AsActed         the targets are the log-probs that the engine recorded; needs retain_top_k=0
 
 p is the stored policy, q the policy in training. Draw, gate, weight and number of trained tokens are those of
 `replay_retain`; its metrics are still those of the KL.
@@ -100,9 +100,9 @@ class AsActed(GRPOTorchLearner):
         Raises:
             ValueError: log-probs of other tokens are asked for.
         """
-        if top_k := self.config.flat().replay_retain_top_k:
+        if top_k := self.config.replay_retain_top_k:
             raise ValueError(
-                f"replay_retain.top_k = {top_k} with contrib.retained:AsActed; expected 0: the engine records the "
+                f"replay_retain_top_k = {top_k} with contrib.retained:AsActed; expected 0: the engine records the "
                 "log-probs of sampled tokens alone"
             )
 

@@ -2,7 +2,7 @@
 
     replay_selection = "contrib.spo"        or {"name": "contrib.spo", "floor": 0.1}
 
-The rest of SPO is in the core: `advantage={"name": "posterior", "scale": "centred", "min_surprise": 0}`, `group_size=1`
+The rest of SPO is in the core: `advantage="posterior", surprise_scale="centred", min_surprise=0`, `group_size=1`
 (docs/losses.md). Differences from the source: the pass rate is v = (1 + s) / (2 + n), s and n the discounted sum and
 number of the prompt's rewards; the source starts each prompt from eight samples of its first policy, and discounts the
 counts by the KL since the last visit.

@@ -390,7 +390,7 @@ class VLLMEngine:
             self.close()
             raise EngineError(
                 f"vLLM cannot apply adapters to {len(missing)} layers of the model, such as {missing[0]}; expected "
-                "lora = {'rank': ..., 'send': 'merged'}, or other lora targets"
+                "lora_send = 'merged', or other lora_targets"
             )
         if self._is_cpu:
             self._llm.collective_rpc("multiply_by_one_adapter")

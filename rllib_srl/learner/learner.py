@@ -91,7 +91,7 @@ class GRPOTorchLearner(TorchLearner):
         self._is_sharded = config.is_sharded
         self._is_first = not self._is_sharded or torch.distributed.get_rank() == 0
         self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded)
-        gather_dtype = config.flat().fsdp_gather_dtype if config.is_sharded else None
+        gather_dtype = config.fsdp_gather_dtype if config.is_sharded else None
         frozen = partial(Reference.of, self.policy, device, config.compute_dtype, gather_dtype)
         self.reference = frozen() if settings.needs_reference else None
         self.regularisers = None
@@ -104,7 +104,7 @@ class GRPOTorchLearner(TorchLearner):
             own = Training(self.policy, parameters, self.scorer, device, *of_run)
             self.regularisers = Regularisers(named, own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
-        sends_adapter = config.flat().sends_adapter()
+        sends_adapter = config.sends_adapter()
         self._sender = WeightSender(
             self.model, config.compute_dtype, self.scorer.score, self._is_first, sends_adapter=sends_adapter
         )
@@ -115,7 +115,7 @@ class GRPOTorchLearner(TorchLearner):
         is_exact = config.prefix_sharing and is_sharing_exact(self.scorer.score, self.model, config.max_episode_tokens)
         self.can_share_prefixes = bool(is_exact)
         self.retention = None
-        if config.flat().replay_retain:
+        if config.replay_retain:
             from rllib_srl.learner.retention import Conflict
 
             last = self.model.base_model.layers[-1]

@@ -10,7 +10,7 @@
 Adapters (peft):
 
     weight = base + scaling * B @ A          A, B trained; B starts at 0, so the policy starts as the base
-    to the engine                            as they are (`adapter_tensors`), or merged: lora = {"send": "merged"}
+    to the engine                            as they are (`adapter_tensors`), or merged: lora_send = "merged"
     to files                                 merged, under the names of the model without adapters (`policy_weights`)
     reference policy                         the same model with its adapters off (`adapters_off`): no second copy
 
@@ -55,13 +55,12 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
         config: an `SRLConfig`.
         device: device of the learner.
     """
-    flat = config.flat()
-    if flat.lora_rank:
-        add_adapters(policy.model, flat.adapter_spec(), config.seed or 0)
+    if config.lora_rank:
+        add_adapters(policy.model, config.adapter_spec(), config.seed or 0)
     if config.activation_checkpointing:
         policy.checkpoint_activations(offload=config.activation_checkpointing == "offload")
     if config.is_sharded:
-        shard(policy, policy.model, device, flat.fsdp_gather_dtype)
+        shard(policy, policy.model, device, config.fsdp_gather_dtype)
 
 
 # --- adapters -------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class StoredAnswers:
         """
         self._config, self._scorer = config, scorer
         self._shares, self._empty_passes = shares_prefixes, empty_passes
-        self._top_k = int(config.flat().replay_retain_top_k)
+        self._top_k = int(config.replay_retain_top_k)
         self._of_B: dict[int, tuple[str, int]] = {}  # `Episode.index` -> group id and episode, of those that are taken
         self._targets: list[Target] = []
         self._sums: Sums = {}

@@ -37,7 +37,7 @@ rho_t = exp(prox_logp_t - behaviour_logp_t); for an episode R = prod_t rho_t and
 prox = the learner at the start of the update, behaviour = the engine that wrote the token. A micro-batch holds whole
 episodes only, so sums and means over an episode are exact.
 To add a rule, register a function, `CLIP_RULES["mine"] = rule` or `CORRECTIONS["mine"] = rule`, or name its import
-path, `clip_rule="module:rule"` or `rollout_is_correction="module:rule"`.
+path, `clip_rule="module:rule"` or `correction="module:rule"`.
 
 Sources: Schulman et al. 2017, arXiv 1707.06347 eq. 7 (symmetric);
 Yu et al. 2025 (DAPO), arXiv 2503.14476 section 3.1 (higher); Ye et al. 2020, arXiv 1912.09729 eq. 4 (dual);
@@ -198,7 +198,7 @@ def _within(value_N: torch.Tensor, window: tuple[float, float]) -> torch.Tensor:
 
 
 def _capped(rho_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
-    return rho_N if settings.tis_clip_max is None else rho_N.clamp(max=settings.tis_clip_max)
+    return rho_N.clamp(max=settings.tis_clip_max)
 
 
 def _mis(rho: Ratio, settings: LossSettings) -> torch.Tensor:
@@ -220,7 +220,7 @@ def _mis_po(rho: Ratio, settings: LossSettings) -> torch.Tensor:
 
 
 CORRECTIONS: Rules[Callable[[Ratio, LossSettings], torch.Tensor]] = Rules(
-    "rollout_is_correction",
+    "correction",
     {
         "none": lambda rho, settings: torch.ones_like(rho("token")),
         "tis": lambda rho, settings: _capped(rho("token"), settings),

@@ -63,8 +63,7 @@ class LossSettings(Settings):
 
     # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
     advantage: Any = setting(
-        "group", "group mean_only batch leave_one_out posterior none, docs/losses.md", of="advantage.name",
-        is_head=True, is_preset=True
+        "group", "estimator: group mean_only batch leave_one_out posterior none, docs/losses.md", is_preset=True
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
         None, f"preset: {' '.join(PRESETS)}, docs/losses.md; None: no preset; `algorithm` sets sampling and memory, too"
@@ -74,20 +73,16 @@ class LossSettings(Settings):
         "token", '"token", "sequence" (product over an episode), "geometric" (mean)', is_preset=True
     )
     clip_rule: Any = setting(
-        "higher", "symmetric higher dual two_sided cispo sapo none, docs/losses.md", of="clip_rule.name",
-        is_head=True, is_preset=True
+        "higher", "rule: symmetric higher dual two_sided cispo sapo none, docs/losses.md", is_preset=True
     )
     clip_low: float = setting(0.2, "lower clip bound of the ratio is 1 - clip_low", gt=0, le=1, is_preset=True)
     clip_high: float = setting(0.28, "upper clip bound of the ratio is 1 + clip_high", gt=0, is_preset=True)
     dual_clip: float = setting(
-        3.0, "cap on the loss of a token with a negative advantage, in units of |A|, > 1", of="clip_rule.loss_cap",
-        rules="dual", gt=1
+        3.0, "cap on the loss of a token with a negative advantage, in units of |A|", needs="clip_rule dual", gt=1
     )
-    clip_delta: float = setting(
-        4.0, "cap on the ratio itself, > 1 + clip_high", of="clip_rule.ratio_cap", rules="two_sided", gt=1
-    )
+    clip_delta: float = setting(4.0, "cap on the ratio itself, > 1 + clip_high", needs="clip_rule two_sided", gt=1)
     cispo_bounds: Bounds = setting(
-        (0.0, 5.0), "bounds of the ratio itself, not distances from 1", _BOUNDS, of="clip_rule.bounds", rules="cispo",
+        (0.0, 5.0), "bounds of the ratio itself, not distances from 1", _BOUNDS, needs="clip_rule cispo",
         is_preset=True
     )
     # weight of a token
@@ -102,49 +97,44 @@ class LossSettings(Settings):
         "decoupled", 'ratio to "decoupled" (learner at the start) or "bypass" (engine)', is_preset=True
     )
     correction: Any = setting(
-        "tis", "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po", of="rollout_is_correction.name",
-        is_head=True, is_preset=True
+        "tis", "rule: none tis sequence_tis mis sequence_mask geometric_mask mis_po", is_preset=True
     )
-    tis_clip_max: float | None = setting(
-        2.0, "cap on weights of tis, sequence_tis and geometric_mask; None: no tis",
-        of="rollout_is_correction.tis_clip_max", rules="tis sequence_tis geometric_mask", gt=0, is_preset=True
+    tis_clip_max: float = setting(
+        2.0, "cap on the weights", needs="correction tis sequence_tis geometric_mask", gt=0, is_preset=True
     )
     correction_window: Bounds = setting(
-        (0.5, 5.0), "range of ratios kept by mis, sequence_mask and mis_po", _BOUNDS, of="rollout_is_correction.window",
-        rules="mis sequence_mask mis_po", is_preset=True
+        (0.5, 5.0), "range of ratios that are kept", _BOUNDS, needs="correction mis sequence_mask mis_po",
+        is_preset=True
     )
     sequence_window: Bounds = setting(
-        (0.999, 1.002), "range of mean ratios kept by geometric_mask and mis_po", _BOUNDS,
-        of="rollout_is_correction.sequence_window", rules="geometric_mask mis_po", is_preset=True
+        (0.999, 1.002), "range of mean ratios that are kept", _BOUNDS, needs="correction geometric_mask mis_po",
+        is_preset=True
     )
     # entropy and KL terms
     entropy_coeff: float = setting(0.0, "weight of the entropy bonus; 0: none", ge=0)
     kl_coeff: float = setting(
-        0.0, "weight of the KL to the reference policy; 0 loads no reference", of="kl.coeff", is_head=True, ge=0,
-        is_preset=True
+        0.0, "weight of the KL to the reference policy; 0 loads no reference", ge=0, is_preset=True
     )
     kl_estimator: Literal["k1", "k2", "k3", "k3_k2"] = setting(
-        "k3", '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss)', of="kl.estimator", is_preset=True
+        "k3", '"k1" (in the reward), "k2", "k3" or "k3_k2" (in the loss)', is_preset=True
     )
     kl_in_reward: bool | None = setting(
-        None, "True: coeff * KL of an episode is subtracted from its reward, also of k2 and k3; None: of k1 only",
-        of="kl.in_reward"
+        None, "True: kl_coeff * KL of an episode is subtracted from its reward; None: with estimator k1 only",
+        needs="kl_coeff"
     )
     kl_on_reused: Literal["off", "weighted"] = setting(
-        "off", 'KL on reused tokens: "off", or "weighted" by the importance ratio', of="kl.on_reused"
+        "off", 'KL on reused tokens: "off", or "weighted" by the importance ratio', needs="kl_coeff"
     )
     # advantage estimation and reward shaping
     prior_weight: float = setting(
-        2.0, "episodes that the mean reward of the domain counts as in the baseline", of="advantage.prior_weight",
-        rules="posterior", ge=0
+        2.0, "episodes that the mean reward of the domain counts as", needs="advantage posterior", ge=0
     )
     min_surprise: float = setting(
-        0.1, "largest |advantage| of a group below which it is not trained on", of="advantage.min_surprise",
-        rules="posterior", ge=0
+        0.1, "largest |advantage| of a group below which it is left out", needs="advantage posterior", ge=0
     )
     surprise_scale: Literal["rms", "centred", "none"] = setting(
-        "rms", 'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"', of="advantage.scale",
-        rules="posterior"
+        "rms", 'r - baseline is divided by its "rms" over the batch, "centred" first, or "none"',
+        needs="advantage posterior"
     )
     overlong_penalty: float = setting(
         0.0, "maximum length penalty, reached at longest_answer tokens; 0: none", ge=0, is_preset=True
@@ -162,11 +152,9 @@ class LossSettings(Settings):
         values = filled(given, given["loss"])
         of_memory = cls.model_fields.keys() - cls.table().keys()
         values |= {name: getattr(config, f"replay_{name}") for name in of_memory}
-        if values["tis_clip_max"] is None and given["correction"] == PRESET and values["correction"] == "tis":
-            values["correction"] = "none"
         values["kl_in_reward"] = _is_in_reward(values)
         if values["longest_answer"] is None:
-            values["longest_answer"] = min(config.max_turns * config.max_turn_tokens, config.max_episode_tokens)
+            values["longest_answer"] = min(config.max_turns * config.max_turn_tokens, config.longest_episode)
         return cls.model_construct(**values)
 
     @classmethod
@@ -181,6 +169,11 @@ class LossSettings(Settings):
         """Return whether a KL term needs the reference model."""
         return bool(self.kl_coeff)
 
+    def contradictions(self) -> tuple[str, ...]:
+        """Return nothing: `loss_validation.py` knows which values a preset has set."""
+        return ()
+
+
 def filled(given: Mapping[str, Any], preset: Any) -> dict[str, Any]:
     """Return `given` with each `PRESET` replaced by the preset's value, else by the default.
 
@@ -190,8 +183,8 @@ def filled(given: Mapping[str, Any], preset: Any) -> dict[str, Any]:
     """
     values = {name: row.default for name, row in LossSettings.table().items() if row.is_preset}
     values |= PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    is_left = {name: name in values and isinstance(value, str) and value == PRESET for name, value in given.items()}
-    return {name: values[name] if is_left[name] else value for name, value in given.items()}
+    is_left = {name for name, value in given.items() if name in values and isinstance(value, str) and value == PRESET}
+    return {name: values[name] if name in is_left else value for name, value in given.items()}
 
 
 def _is_in_reward(values: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_model import Setting, Settings, by, clashes, setting
+from rllib_srl.common.setting_model import Settings, by, clashes, setting, unread
 
 
 @cache
@@ -81,55 +81,42 @@ class ReplaySettings(Settings):
     revisit_fraction: Share = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]")
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
-        0.0,
-        "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held",
-        of="retain.weight",
-        is_head=True,
-        ge=0,
+        0.0, "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held", ge=0
     )
-    retain_answers: int = setting(16, "stored answers that an update holds", of="retain.answers", ge=1)
+    retain_answers: int = setting(16, "stored answers that an update holds", needs="retain", ge=1)
     retain_top_k: int = setting(
-        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", of="retain.top_k", ge=0
+        16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", needs="retain", ge=0
     )
     retain_window: int = setting(
-        5, "a domain is held unless it was among the fresh prompts of so many last iterations", of="retain.window", ge=1
+        5, "a domain is held unless it was among the fresh prompts of so many last iterations", needs="retain", ge=1
     )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
     min_buffer_size: int = setting(16, "number of items below which nothing is revisited or reused", ge=0)
     spacing: Annotated[str, _rule_of("spacing")] = setting(
-        "none",
-        'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"',
-        of="spacing.name",
-        is_head=True,
+        "none", 'when items are due: none (always) fsrs fixed, docs/memory.md, or "module:rule"'
     )
-    spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule, by name", _BY_NAME, of="spacing.*")
+    spacing_config: dict[str, Any] = setting({}, "parameters of the spacing rule: interval (fixed)", _BY_NAME)
     desired_retention: float = setting(
-        0.9, "predicted recall at which an item becomes due, in (0, 1)", of="spacing.desired_retention", gt=0, lt=1
+        0.9, "predicted recall at which an item becomes due", needs="spacing", gt=0, lt=1
     )
-    iterations_per_day: float = setting(
-        1.0, "training iterations per day of the spacing rule, > 0", of="spacing.iterations_per_day", gt=0
-    )
+    iterations_per_day: float = setting(1.0, "training iterations per day of the spacing rule", needs="spacing", gt=0)
     min_recall_interval: int = setting(1, "minimum iterations between two visits of an item", ge=1)
     pass_reward: float = setting(0.9, "least reward of a success, unless the environment has a `pass_reward`")
     history_half_life: float = setting(
         11.0, "updates of the policy after which the history of a prompt counts half", gt=0
     )
     selection: Annotated[str, _rule_of("selection")] = setting(
-        "uniform",
-        'rule that selects items to revisit (docs/memory.md), or "module:rule"',
-        of="selection.name",
-        is_head=True,
+        "uniform", 'rule that selects items to revisit (docs/memory.md), or "module:rule"'
     )
     reuse_selection: Annotated[str, _rule_of("reuse_selection")] = setting(
-        "uniform",
-        'rule that selects groups to reuse (docs/memory.md), or "module:rule"',
-        of="reuse_selection.name",
-        is_head=True,
+        "uniform", 'rule that selects groups to reuse (docs/memory.md), or "module:rule"'
     )
-    selection_config: dict[str, Any] = setting({}, "parameters of the rule for revisits", _BY_NAME, of="selection.*")
+    selection_config: dict[str, Any] = setting(
+        {}, "parameters of the rule for revisits: temperature (srl), alpha and by (per)", _BY_NAME
+    )
     reuse_selection_config: dict[str, Any] = setting(
-        {}, "parameters of the rule for reuse", _BY_NAME, of="reuse_selection.*"
+        {}, "parameters of the rule for reuse: temperature (srl), alpha, beta and by (per)", _BY_NAME
     )
     domains: Annotated[Any, by(_fault_of_domains)] = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a function'
@@ -140,16 +127,10 @@ class ReplaySettings(Settings):
         1.0, "maximum mean |log ratio| of a reused episode, nats per token; None: no maximum", gt=0
     )
     diversity_coeff: float = setting(
-        0.0,
-        "strength of diversity in intervals of spacing and draws by srl; 0: no effect",
-        of="diversity.coeff",
-        is_head=True,
-        ge=0,
+        0.0, "strength of diversity in intervals of spacing and draws by srl; 0: no effect", ge=0
     )
     diversity_device: Literal["cpu", "gpu"] = setting(
-        "cpu",
-        'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md',
-        of="diversity.device",
+        "cpu", 'where neighbours are searched: "cpu", or "gpu" (the extra faiss-gpu), docs/gpu.md'
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
@@ -222,13 +203,7 @@ class ReplaySettings(Settings):
             (not self.is_on and self.retain, "retain capacity", f"0 {without}, which stores the answers"),
             (not self.is_on and self.local_directory is not None, "local_directory capacity", f"None {without}"),
         ]
-        if not self.retain:
-            parameters = self.differing("retain_answers", "retain_top_k", "retain_window")
-            rows += [(True, name, "it only with retain above 0") for name in parameters]
-        if not self.has_due_dates:
-            dates = "it only with a rule of spacing: items are always due without one"
-            rows += [(True, name, dates) for name in self.differing("desired_retention", "iterations_per_day")]
-        yield from clashes(rows, self)
+        yield from clashes([*rows, *unread(type(self), self, self)], self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every setting in JSON types; a function by its import path."""
@@ -244,21 +219,6 @@ class ReplaySettings(Settings):
 
 def _plain(value: Any) -> Any:
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value.tolist()
-
-
-def parameters_of(setting_name: str, rule: Any) -> dict[str, Setting] | None:
-    """Return the parameters of the rule that a setting chooses, beside those of every rule; None: they are unknown.
-
-    Args:
-        setting_name: "spacing", "selection" or "reuse_selection".
-        rule: its name. The parameters of a user's own rule are unknown.
-    """
-    table = rules()[setting_name]
-    if not isinstance(rule, str) or rule not in table.own or table.is_users(rule):
-        return None
-    own = table.own[rule]
-    rows = own.table() if isinstance(own, type) and issubclass(own, Settings) else {}
-    return {name: row for name, row in rows.items() if name != "desired_retention"}
 
 
 _WITH_PARAMETERS = ("selection", "reuse_selection", "spacing")

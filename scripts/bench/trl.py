@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mine = ours(arguments.num_iterations, settings, arguments.verbose)
     if not mine["seconds"]:
         raise RuntimeError("no iteration had signal; expected some: more --num-iterations")
-    engine = config.flat().engine
+    engine = config.engine
     print(f"ours ({config.compute_dtype}, {engine}): {bench.spread(mine['seconds'])} s an iteration", flush=True)
     other = {}
     for dtype in arguments.dtypes:

@@ -57,12 +57,12 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         .env_runners(max_turn_tokens=8, max_episode_tokens=256)
         .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)
         .training(log_directory=str(directory / "run"), activation_checkpointing=bool(args.random or args.offload))
-        .training(lora=16 if args.lora else 0, optimizer_name=args.optimizer)
+        .training(lora_rank=16 if args.lora else 0, optimizer_name=args.optimizer)
         .replay(revisit_fraction=0.0, reuse_fraction=0.0, capacity=0)
         .debugging(seed=1)
     )
     if args.fsdp:
-        config.training(fsdp={"gather_dtype": "bfloat16"} if args.gather_bf16 else True)
+        config.training(fsdp=True, fsdp_gather_dtype="bfloat16" if args.gather_bf16 else "float32")
     if args.gather_bf16 or args.dtype:
         config.training(compute_dtype=args.dtype or "bfloat16")
     if args.max_lag:
@@ -74,7 +74,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
     if args.offload:
         config.training(activation_checkpointing="offload")
     if args.engine_parallel > 1:
-        config.env_runners(engine={"tensor_parallel_size": args.engine_parallel})
+        config.env_runners(engine_tensor_parallel_size=args.engine_parallel)
     if args.shares:
         config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
         config.learners(num_learners=max(1, args.fsdp))

@@ -11,7 +11,6 @@ import pytest
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
-from tests.flat_settings import grouped
 from tests.replay.groups import a_group
 from tests.small_learner import Recording, learner_group, relative_gap, update
 from tests.small_learner import make_group as a_stored_group
@@ -72,7 +71,7 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
         config = small_config(random_llama_dir, tmp_path / "log").learners(learner_class=Recording)
         config.env_runners(max_episode_tokens=128).training(optimizer_name="sgd", lr=0.0, grad_clip=None)
         given = {"max_logp_gap": None, **beside, name: value}
-        learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, **grouped(given, "replay_")))
+        learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, **given))
         gradients.append(update(learners, [], STORED)[0][0])
         learners.shutdown()
     assert any(np.abs(array).max() > 0 for array in gradients[0].values())

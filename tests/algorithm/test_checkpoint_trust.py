@@ -145,7 +145,7 @@ def test_what_somebody_else_sealed_is_restored_with_trust_or_with_their_key(trai
 @pytest.mark.slow
 def test_adapters_are_read_without_a_pickle_too(config, tmp_path):
     pytest.importorskip("peft")
-    config.training(lora=2, seal_key_file=str(tmp_path / "own.key"), lr=0.1)
+    config.training(lora_rank=2, seal_key_file=str(tmp_path / "own.key"), lr=0.1)
     algo = config.build_algo()
     algo.train()
     algo.save_to_path(tmp_path / "one")

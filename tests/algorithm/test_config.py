@@ -18,7 +18,6 @@ from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import settings as tables
 from rllib_srl.algorithm.resources import engine_threads
 from rllib_srl.algorithm.validation import USED, faults_of
-from tests.flat_settings import grouped
 
 PACKAGE = Path(rllib_srl.__file__).parent
 
@@ -31,10 +30,8 @@ def config(random_llama_dir):
 def test_the_defaults_are_without_fault(config):
     assert faults_of(config) == []
     config.validate()
-    assert config.compute_dtype in ("float32", "bfloat16") and config.flat().engine in ("vllm", "transformers")
+    assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
 
-
-ALONE = {name: row for name, row in tables.FLAT.items() if not row.rules}
 
 # --- faults ---------------------------------------------------------------------------------------
 
@@ -47,7 +44,7 @@ FAULTS = [
     ("engine_memory_utilization", 1.2, "expected a number in (0, 1]"),
     ("clip_high", float("nan"), "clip_high = nan; expected a number above 0"),
     ("sync_timeout_s", float("inf"), "sync_timeout_s = inf; expected a number above 0"),
-    ("tis_clip_max", -2, "rollout_is_correction.tis_clip_max = -2; expected a number above 0, or None"),
+    ("tis_clip_max", -2, "tis_clip_max = -2; expected a number above 0"),
     ("lr", "fast", "lr = 'fast'; expected a number of at least 0, or a schedule"),
     ("seed", -1, "seed = -1; expected an integer of at least 0, or None"),
     ("colocate", "yes", "colocate = 'yes'; expected True or False, or None"),
@@ -59,7 +56,7 @@ FAULTS = [
     ("replay_revisit_fraction", 1.5, "replay_revisit_fraction = 1.5; expected a number in [0, 1]"),
     ("replay_capacity", 0, "replay_revisit_fraction = 0.25 with capacity = 0; expected 0 without a memory"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fixed', 'fsrs', 'none'"),
-    ("replay_selection_config", {"kappa": 3}, "replay_selection.kappa = 3; expected some of"),
+    ("replay_selection_config", {"kappa": 3}, "{'kappa': 3}; selection 'uniform' has no parameters ['kappa']"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
     ("worlds", ["compare"], "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
@@ -67,9 +64,9 @@ FAULTS = [
     ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass': module 'json' has no 'NoSuchClass'"),
     ("env", "no.such.module:Env", "module 'no.such.module' cannot be imported"),
     ("env", len, "expected a name, 'package.module:Class' or a class"),
-    ("env_config", [1], "env_config of env = [1]; expected a mapping"),
+    ("env_config", [1], "env_config = [1]; expected a mapping"),
     ("mixture", {"lookup": 1}, "mixture = {'lookup': 1}; expected weights of some of ['compare']"),
-    ("mixture", {"compare": 0}, "mixture = {'compare': 0}; expected weights above 0"),
+    ("mixture", {"compare": 0}, "mixture = {'compare': 0}; expected a mapping from the names of environments to"),
     ("mixture", ["compare"], "mixture = ['compare']; expected a mapping from the names of environments"),
     ("_model_config", {"model": "./nowhere"}, "model directory ./nowhere does not exist"),
     ("_model_config", {"model": 7}, "model_config['model'] = 7; expected"),
@@ -79,21 +76,21 @@ OF_KIND = {int: (1.5, "an integer"), bool: ("yes", "True or False"), float: ("lo
 
 
 def test_settings_of_a_plain_kind_are_checked_and_all_faults_come_at_once(config):
-    wrong = {name: OF_KIND[row.kind] for name, row in ALONE.items() if row.kind in OF_KIND}
-    wrong |= {name: ("no such", "one of") for name, row in ALONE.items() if get_origin(row.kind) is Literal}
-    for setting, given in grouped({name: value for name, (value, _) in wrong.items()}).items():
-        setattr(config, setting, given)
-    lines, names = faults_of(config), config.names_given()
+    rows = tables.SETTINGS.items()
+    wrong = {name: OF_KIND[row.kind] for name, row in rows if row.kind in OF_KIND}
+    wrong |= {name: ("no such", "one of") for name, row in rows if get_origin(row.kind) is Literal}
+    for name, (value, _) in wrong.items():
+        setattr(config, name, value)
+    lines = faults_of(config)
     assert len(wrong) > 70
     for name, (value, expected) in wrong.items():
-        (line,) = [line for line in lines if line.startswith(f"{names.get(name, name)} = {value!r}; ")]
+        (line,) = [line for line in lines if line.startswith(f"{name} = {value!r}; ")]
         assert f"expected {expected}" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), FAULTS)
 def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expected):
-    for setting, given in grouped({name: value}).items():
-        setattr(config, setting, given)
+    setattr(config, name, value)
     lines = faults_of(config)
     if expected is None:
         assert lines == []
@@ -108,24 +105,24 @@ def test_a_fault_yields_one_line_with_value_and_mend(config, name, value, expect
         ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected 0 learners where all is in"),
         ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
         ({"weight_transfer": "ipc", "engine": "transformers"}, "with engine = 'transformers'; expected 'object_store'"),
-        ({"num_gpus_per_env_runner": 2}, "engine.tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
+        ({"num_gpus_per_env_runner": 2}, "engine_tensor_parallel_size = 1; expected num_gpus_per_env_runner = 2"),
         (
             {"colocate": True, "num_gpus_per_env_runner": 0.6, "num_gpus_per_learner": 0.6},
             "num_gpus_per_env_runner = 0.6 and num_gpus_per_learner = 0.6; expected fractions that sum to at most 1",
         ),
         ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1 with optimizer_name = 'sgd'; expected 0"),
         ({"env": None, "worlds": {"nowhere": {}}}, "worlds: environment 'nowhere' is unknown"),
-        ({"env": None, "worlds": {"compare": 3}}, "env_config of compare = 3; expected a mapping"),
+        ({"env": None, "worlds": {"compare": 3}}, "worlds = {'compare': 3}; expected a mapping from the names of "),
         ({"env": None, "worlds": ["compare"]}, "worlds = ['compare']; expected a mapping from the names of "),
     ],
 )
 def test_settings_that_do_not_fit_each_other(config, settings, expected):
-    assert any(expected in line for line in faults_of(config.update_from_dict(grouped(settings))))
+    assert any(expected in line for line in faults_of(config.update_from_dict(settings)))
 
 
 def test_all_faults_come_at_once(config):
     bad = {"group_size": 1, "temperature": -1, "engine": "gpt", "clip_hihg": 0.3, "train_batch_size": 8, "env": None}
-    config.update_from_dict(grouped(bad)).replay(revisit_fraction=-0.2)
+    config.update_from_dict(bad).replay(revisit_fraction=-0.2)
     with pytest.raises(ValueError) as caught:
         config.validate()
     first, *lines = str(caught.value).splitlines()
@@ -221,13 +218,13 @@ def test_every_setting_is_read_somewhere():
         if path.name not in ("validation.py", "loss_validation.py", "checks.py"):  # to check a setting is not to use it
             nodes = ast.walk(ast.parse(path.read_text()))
             read |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
-    ours = [name for name, row in tables.FLAT.items() if not row.is_rllib and not name.startswith("replay_")]
+    ours = [name for name, row in tables.SETTINGS.items() if not row.is_rllib and not name.startswith("replay_")]
     assert set(ours) <= read
 
 
 def test_the_engine_gets_its_settings(config):
-    engine = {"name": "vllm", "tensor_parallel_size": 2, "memory_utilization": 0.4, "kv_cache_gib": 0.5}
-    config.env_runners(engine={**engine, "max_num_seqs": 7, "num_threads": 3}, max_episode_tokens=99)
+    config.env_runners(engine="vllm", engine_tensor_parallel_size=2, engine_memory_utilization=0.4)
+    config.env_runners(engine_kv_cache_gib=0.5, engine_max_num_seqs=7, engine_num_threads=3, max_episode_tokens=99)
     config.training(compute_dtype="bfloat16").debugging(seed=5)
     from rllib_srl.engine.vllm_engine import VLLMEngine
 

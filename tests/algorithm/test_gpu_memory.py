@@ -21,11 +21,10 @@ from rllib_srl.algorithm.gpu_memory import (
 )
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.algorithm.resources import PlacementError
-from tests.flat_settings import grouped
 
 
 def flat(**settings):
-    return SRLConfig().training(activation_checkpointing=True).update_from_dict(grouped(settings)).flat()
+    return SRLConfig().training(activation_checkpointing=True).update_from_dict(settings)
 
 
 def llama_of(shape, num_layers=None):
@@ -93,14 +92,14 @@ def test_parts_of_a_learner_by_hand():
     assert (sharded["weights"], sharded["optimiser"]) == (num / 2, num)
     assert sharded["gradients"] == num  # and their sum
     assert learner_need(shape, flat(fsdp=True, num_learners=8, kl_coeff=0.1, loss="grpo")).parts["reference"] == num / 2
-    rounded = learner_need(shape, flat(fsdp={"gather_dtype": "bfloat16"}, num_learners=8)).parts
+    rounded = learner_need(shape, flat(fsdp=True, fsdp_gather_dtype="bfloat16", num_learners=8)).parts
     assert rounded["bf16 copies"] == 2 * (num - 32 * shape.layer_parameters)  # layers come in that format
     assert {**rounded, "bf16 copies": 0} == {**sharded, "bf16 copies": 0}  # the head is the largest unit, in fp32
     small = ModelShape(24, 4096, 16384, 32, 32, 1000, True, 128)
-    halves = [learner_need(small, flat(fsdp={"gather_dtype": name}, num_learners=8)).parts["gathered layers"]
+    halves = [learner_need(small, flat(fsdp=True, fsdp_gather_dtype=name, num_learners=8)).parts["gathered layers"]
               for name in ("bfloat16", "float32")]  # fmt: skip
     assert halves == [4 * small.layer_parameters, 8 * small.layer_parameters]
-    lora = learner_need(shape, flat(lora=16)).parts
+    lora = learner_need(shape, flat(lora_rank=16)).parts
     assert (lora["gradients"], lora["optimiser"]) == tuple(n * shape.adapter_parameters(16) for n in (4, 8))
     assert learner_need(shape, flat(optimizer_name="sgd")).parts["optimiser"] == 0
     assert learner_need(shape, flat(loss="grpo", kl_coeff=0.1)).parts["reference"] == 4 * num
@@ -116,7 +115,7 @@ def test_parts_of_an_engine_by_hand():
     need = engine_need(shape, flat(max_episode_tokens=4096)).parts
     assert need["weights"] == 2 * shape.num_parameters
     assert need["KV cache"] == 4096 * 131072  # 32 layers x 8 heads x 128 x 2 x 2 bytes: 128 KiB a token
-    halves = engine_need(shape, flat(engine={"tensor_parallel_size": 2}, max_episode_tokens=4096)).parts
+    halves = engine_need(shape, flat(engine_tensor_parallel_size=2, max_episode_tokens=4096)).parts
     assert halves["weights"] == need["weights"] / 2 and halves["KV cache"] == need["KV cache"] / 2
 
 
@@ -141,22 +140,22 @@ def test_what_fits_on_a_card_fits_on_a_larger_one():
 def test_a_run_that_does_not_fit_is_refused_with_what_to_change():
     config = SRLConfig().env_runners(num_gpus_per_env_runner=1).learners(num_learners=1, num_gpus_per_learner=1)
     with pytest.raises(PlacementError) as caught:
-        check_memory(SHAPES["8B"], config.flat(), 80.0 * GIB)
+        check_memory(SHAPES["8B"], config, 80.0 * GIB)
     message = str(caught.value)
     assert message.startswith("a learner needs 1") and "optimiser 59.8" in message and "on a GPU of 80 GiB" in message
     assert message.endswith(
         "expected activation_checkpointing = True, lora = 16, fsdp = True with num_learners above 1 or "
         "micro_batch_tokens below 4096"
     )
-    check_memory(SHAPES["8B"], config.copy(copy_frozen=False).training(check_resources=False).flat(), 80.0 * GIB)
-    check_memory(SHAPES["8B"], config.flat(), None)  # this machine has no GPU
-    check_memory(None, config.flat(), 1.0)  # a model without these sizes
+    check_memory(SHAPES["8B"], config.copy(copy_frozen=False).training(check_resources=False), 80.0 * GIB)
+    check_memory(SHAPES["8B"], config, None)  # this machine has no GPU
+    check_memory(None, config, 1.0)  # a model without these sizes
 
 
 def test_an_engine_that_does_not_fit_its_share_is_refused():
-    config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=True, lora=16)
+    config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=True, lora_rank=16)
     (line, *_) = memory_faults(SHAPES["8B"], config, 24 * GIB)
-    assert line.startswith("an engine needs 1") and "within engine.memory_utilization = 0.45 of a GPU of 24 GiB" in line
+    assert line.startswith("an engine needs 1") and "within engine_memory_utilization = 0.45 of a GPU of 24 GiB" in line
 
 
 def test_turns_are_advised_where_they_make_room():
@@ -172,7 +171,7 @@ def test_turns_are_advised_where_they_make_room():
 
 
 def test_colocation_counts_both_when_weights_are_tested():
-    config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, engine={"memory_utilization": 0.9})
+    config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, engine_memory_utilization=0.9)
     config.colocate = True
     lines = list(memory_faults(SHAPES["1.5B"], config, 80 * GIB))
     assert lines == [

@@ -42,12 +42,12 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
     assert gpu_shares(4, 1, 2, tensor_parallel_size=2) == GpuShares(2, 1)
 
 
-@pytest.mark.parametrize(("diversity", "num_env_runners", "message"), [
-    ({"device": "cuda"}, 1, "replay_diversity.device = 'cuda'; expected one of 'cpu', 'gpu'"),
-    ({"device": "gpu"}, 0, "expected 'cpu': the memory needs its own process"),
+@pytest.mark.parametrize(("device", "num_env_runners", "message"), [
+    ("cuda", 1, "replay_diversity_device = 'cuda'; expected one of 'cpu', 'gpu'"),
+    ("gpu", 0, "expected 'cpu': the memory needs its own process"),
 ])  # fmt: skip
-def test_a_search_that_cannot_run_on_a_card_is_refused(config, diversity, num_env_runners, message):
-    config.env_runners(num_env_runners=num_env_runners).replay(diversity={"coeff": 0.5, **diversity})
+def test_a_search_that_cannot_run_on_a_card_is_refused(config, device, num_env_runners, message):
+    config.env_runners(num_env_runners=num_env_runners).replay(diversity_coeff=0.5, diversity_device=device)
     assert re.search(message, "\n".join(faults_of(config)))
 
 
@@ -56,7 +56,7 @@ def test_more_processes_than_cards_are_refused_in_one_line():
         gpu_shares(2, 3, 1)
     assert str(caught.value) == (
         "num_env_runners = 3, num_learners = 1 with 2 GPUs; expected at most one of each per GPU "
-        "(engine.tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
+        "(engine_tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
     )
 
 
@@ -80,7 +80,7 @@ def test_one_card_is_colocated_by_default(config, monkeypatch):
     settled(config, monkeypatch, 1)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
     assert config.colocate and config.num_learners == 1  # a process of its own: Ray gives the main process no card
-    assert config.flat().engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
+    assert config.engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("gib", "takes_turns"), [(24, True), (40, True), (80, False)])
@@ -90,7 +90,7 @@ def test_the_engine_stays_awake_where_both_fit(config, monkeypatch, gib, takes_t
     config.training(activation_checkpointing=True)
     settled(config, monkeypatch, 1, gib)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
-    assert config.colocate is takes_turns and config.flat().engine_memory_utilization == 0.45
+    assert config.colocate is takes_turns and config.engine_memory_utilization == 0.45
     settled(config, monkeypatch, 1, gib)
     assert config.colocate is takes_turns  # settled once
 
@@ -104,7 +104,7 @@ def test_a_learner_leaves_room_for_what_torch_keeps(random_llama_dir):
     """135M, 16,640 tokens a pass: 18.9 GiB and half of 14.7 GiB of activations, beside .45 of the card."""
     config = SRLConfig().training(micro_batch_tokens=16640, compute_dtype="bfloat16")
     config.num_gpus_per_env_runner, config.num_gpus_per_learner = 0.6, 0.4
-    fits = [fit_awake(SHAPES["0.1B"], config.flat(), gib * GIB) for gib in (40, 48, 52)]
+    fits = [fit_awake(SHAPES["0.1B"], config, gib * GIB) for gib in (40, 48, 52)]
     assert fits == [False, False, True]  # 18.9 + 7.3 GiB in .52 of the card
 
 
@@ -129,7 +129,7 @@ def test_shares_of_one_card_without_turns(config, monkeypatch):
     config.env_runners(max_lag=1, colocate=False)
     settled(config, monkeypatch, 1)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
-    assert config.colocate is False and config.flat().engine_memory_utilization == 0.45
+    assert config.colocate is False and config.engine_memory_utilization == 0.45
     assert config.engine_settings().get("can_sleep", False) is False
 
 
@@ -155,7 +155,7 @@ def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp)
 def test_two_cards_are_split_and_an_engine_may_fill_its_own(config, monkeypatch):
     settled(config, monkeypatch, 2)
     assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (1, 1, 1)
-    assert not config.colocate and config.flat().engine_memory_utilization == 0.9
+    assert not config.colocate and config.engine_memory_utilization == 0.9
 
 
 def test_the_number_format_is_that_of_the_devices(config, monkeypatch):

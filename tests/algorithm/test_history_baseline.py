@@ -18,8 +18,8 @@ def config(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.6, reuse_fraction=0.25)
     config.environment(env_config={"num_prompts": 16})
     config.replay(history_half_life=HALF_LIFE, max_age=4, reuse_selection="uniform")
-    advantage = {"name": "posterior", "prior_weight": WEIGHT, "min_surprise": LEAST}
-    return config.training(advantage=advantage, group_size=1, num_prompts_per_batch=12)
+    config.training(advantage="posterior", prior_weight=WEIGHT, min_surprise=LEAST)
+    return config.training(group_size=1, num_prompts_per_batch=12)
 
 
 class Visits:
@@ -154,7 +154,7 @@ def decisions(iterations):
 
 @pytest.mark.slow
 def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, build, tmp_path):
-    config.training(advantage={"name": "posterior", "prior_weight": WEIGHT, "min_surprise": 0.8})
+    config.training(min_surprise=0.8)
     algo = build(config)
     first = go(algo, 3)
     algo.save_to_path(tmp_path / "three")

@@ -12,7 +12,6 @@ from rllib_srl.batch.advantages import has_signal
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
 from rllib_srl.types import StopReason
-from tests.flat_settings import grouped
 from tests.small_memory import SCHEDULED, go, memory_config, weights_of
 from tests.small_worlds import watch
 
@@ -25,7 +24,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 @pytest.fixture
 def build(build):
     """Return a function that builds an algorithm with settings of the memory."""
-    return lambda config, **replay: build(config.copy(copy_frozen=False).replay(**grouped(replay, "replay_")))
+    return lambda config, **replay: build(config.copy(copy_frozen=False).replay(**replay))
 
 
 def buffer_of(algo):

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of, warnings_of
-from tests.flat_settings import grouped
 
 
 def of_one(**replay) -> SRLConfig:
     config = SRLConfig().environment("compare").training(group_size=1, advantage="posterior")
-    return config.replay(**grouped(replay, "replay_"))
+    return config.replay(**replay)
 
 
-@pytest.mark.parametrize(
-    ("replay", "start"),
-    [
-        ({"selection": {"name": "per", "alpha": 1.0}}, "replay_selection = 'per' with group_size = 1; expected "),
-    ],
-)
-def test_rules_of_groups_are_refused_with_groups_of_one(replay, start):
-    (line,) = faults_of(of_one(**replay))
-    assert line.startswith(start)
-    assert faults_of(of_one(**replay).training(group_size=2)) == []
+def test_rules_of_groups_are_refused_with_groups_of_one():
+    config = of_one(selection="per", selection_config={"alpha": 1.0})
+    (line,) = faults_of(config)
+    assert line.startswith("replay_selection = 'per' with group_size = 1; expected ")
+    assert faults_of(config.training(group_size=2)) == []
 
 
 def test_groups_of_one_without_the_baseline_from_history_are_one_error():

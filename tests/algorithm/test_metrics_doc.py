@@ -95,7 +95,7 @@ def test_every_documented_metric_is_written_and_every_written_one_documented(ran
             config.evaluation(evaluation_pass_k=2)
             config.callbacks(["contrib.recap", "contrib.forgetting"])
         else:
-            config.training(kl={"coeff": 0.01, "on_reused": "weighted"})
+            config.training(kl_coeff=0.01, kl_on_reused="weighted")
             config.callbacks(["contrib.sec", "contrib.probe"])
             config.replay(spacing="fsrs", retain=1.0)
         algo = config.build_algo()

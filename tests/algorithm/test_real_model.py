@@ -24,7 +24,7 @@ def test_smollm2_learns_to_compare_numbers(ray_here, tmp_path):
         SRLConfig()
         .environment("rllib_srl.envs.math.compare:Compare")
         .rl_module(model_config={"model": "smollm2-135m"})
-        .env_runners(engine={"name": "vllm", "kv_cache_gib": 0.5}, num_env_runners=1)
+        .env_runners(engine="vllm", engine_kv_cache_gib=0.5, num_env_runners=1)
         .env_runners(max_turns=1, max_turn_tokens=8, max_episode_tokens=256)
         .training(lr=3e-5, num_prompts_per_batch=16, group_size=8, checkpoint_every=0, log_directory=str(tmp_path))
         .evaluation(evaluation_duration=200)
@@ -61,7 +61,7 @@ def test_smollm2_learns_to_compare_numbers(ray_here, tmp_path):
 def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_the_learner_works(ray_here, random_llama_dir, tmp_path):
     """Each iteration reseeds from (seed, iteration), so that even vLLM samples what it would have sampled."""
     config = small_config(random_llama_dir, tmp_path)
-    config.env_runners(engine={"name": "vllm", "kv_cache_gib": 0.125}, num_env_runners=1, num_cpus_per_env_runner=1)
+    config.env_runners(engine="vllm", engine_kv_cache_gib=0.125, num_env_runners=1, num_cpus_per_env_runner=1)
     algo = config.env_runners(colocate=True).build_algo()
     try:
         algo.train()

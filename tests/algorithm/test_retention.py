@@ -12,7 +12,6 @@ from rllib_srl.learner.group import retention
 from rllib_srl.learner.group.retention import Retention, means_of
 from rllib_srl.types import GroupMeta, Prompt
 from tests.algorithm.test_resume import assert_same, go_on
-from tests.flat_settings import grouped
 from tests.small_learner import make_group
 from tests.small_memory import memory_config
 
@@ -33,7 +32,7 @@ def config(random_llama_dir, tmp_path, ray_here):
 
 
 def retaining(config, **changes):
-    return config.copy(copy_frozen=False).replay(**grouped({**RETAIN, **changes}, "replay_"))
+    return config.copy(copy_frozen=False).replay(**{**RETAIN, **changes})
 
 
 def learner_of(result):
@@ -206,7 +205,7 @@ def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
 @pytest.mark.slow
 def test_adapters_hold_with_rollouts_ahead(config, build):
     stages = [{**world, "iterations": 6} for _ in range(MOST_ITERATIONS // 12) for world in (EVEN, ODD)]
-    config = retaining(config, **FRESH).environment(stream=stages).training(lora={"rank": 4})
+    config = retaining(config, **FRESH).environment(stream=stages).training(lora_rank=4)
     algo = build(config.env_runners(num_env_runners=1, max_lag=1))
     num_taking, is_held = 0, False
     for _ in range(MOST_ITERATIONS):  # which groups end in time for an update depends on the machine with `max_lag`

@@ -6,7 +6,6 @@ import pytest
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
-from tests.flat_settings import grouped
 
 
 @pytest.fixture
@@ -23,19 +22,19 @@ WRONG_AHEAD = [
     ({**AHEAD, "colocate": True}, "colocate = True with max_lag = 1; expected False"),
     ({**AHEAD, "dynamic_sampling_tries": 2}, "dynamic_sampling_tries = 2 with max_lag = 1; expected 0"),
     (
-        {**AHEAD, "rollout_is_correction": "none"},
-        "rollout_is_correction = 'none' with max_lag = 1; expected a correction",
+        {**AHEAD, "correction": "none"},
+        "correction = 'none' with max_lag = 1; expected a correction",
     ),
     (
         {**AHEAD, "kl_coeff": 0.1, "kl_estimator": "k1"},
-        "kl.coeff = 0.1 with max_lag = 1; expected 0, or a KL in the loss",
+        "kl_coeff = 0.1 with max_lag = 1; expected 0, or a KL in the loss",
     ),
 ]
 
 
 @pytest.mark.parametrize(("settings", "reason"), WRONG_AHEAD)
 def test_what_cannot_be_played_ahead_is_refused(config, settings, reason):
-    (line,) = faults_of(config.env_runners(num_env_runners=1).update_from_dict(grouped(settings)))
+    (line,) = faults_of(config.env_runners(num_env_runners=1).update_from_dict(settings))
     assert line.startswith(reason)
 
 

@@ -14,7 +14,6 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_srl.batch.advantages import group as group_rule
 from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
-from tests.flat_settings import grouped
 from tests.small_worlds import small_config, watch
 
 
@@ -103,7 +102,7 @@ def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
     if "pay" in changes:
         config.environment(env_config=changes)
     else:
-        config.training(**grouped(changes))
+        config.training(**changes)
     algo = build(config)
     before = weights_of(algo)
     for _ in range(2):
@@ -143,7 +142,7 @@ def kl_of_episodes(model, group, temperature: float) -> list[float]:
 @pytest.mark.slow
 def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     """Advantages are those of reward less kl_coeff times the KL; which groups train is decided by the reward alone."""
-    algo = build(config.training(kl={"coeff": 0.5, "estimator": "k3", "in_reward": True}, num_prompts_per_batch=8))
+    algo = build(config.training(kl_coeff=0.5, kl_estimator="k3", kl_in_reward=True, num_prompts_per_batch=8))
     learner = algo.learner_group._learner
     with torch.no_grad():
         for parameter in learner.model.parameters():

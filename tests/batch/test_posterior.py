@@ -16,7 +16,6 @@ from rllib_srl.batch.posterior import NO_HISTORY, baseline, posterior, predicted
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import History
 from tests.batch.test_advantage_estimator import as_lists, meta_of
-from tests.flat_settings import grouped
 
 REWARDS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
 HISTORIES = st.builds(
@@ -172,7 +171,7 @@ def config(random_llama_dir):
 def test_the_name_alone_and_parameters_are_accepted(config):
     assert faults_of(config) == []
     assert (config.loss_settings().prior_weight, config.loss_settings().min_surprise) == (2.0, 0.1)
-    config.training(advantage={"name": "posterior", "prior_weight": 3.0, "min_surprise": 0.0, "scale": "none"})
+    config.training(advantage="posterior", prior_weight=3.0, min_surprise=0.0, surprise_scale="none")
     settings = config.loss_settings()
     assert (settings.prior_weight, settings.min_surprise, settings.surprise_scale) == (3.0, 0.0, "none")
     assert faults_of(config.training(group_size=1).replay(reuse_fraction=0)) == []
@@ -188,14 +187,11 @@ def test_groups_of_one_are_reused_by_todays_baseline_only(config):
 
 BAD = [
     ({"group_size": 0}, "group_size = 0; expected an integer of at least 2"),
-    ({"advantage": {"name": "posterior", "prior_weight": -1}}, "prior_weight = -1; expected a number of at least 0"),
-    ({"advantage": {"name": "posterior", "min_surprise": None}}, "min_surprise = None; expected a number of at least"),
-    ({"advantage": {"name": "posterior", "scale": "std"}}, "scale = 'std'; expected one of 'rms', 'centred', 'none'"),
-    ({"advantage": {"name": "group", "prior_weight": 1}}, "expected it only with advantage = 'posterior', not 'group'"),
-    (
-        {"advantage": {"name": "posterior", "prior_weight": 0}, "group_size": 1},
-        "advantage.prior_weight = 0 with group_size = 1; expected more than 0",
-    ),
+    ({"prior_weight": -1}, "prior_weight = -1; expected a number of at least 0"),
+    ({"min_surprise": None}, "min_surprise = None; expected a number of at least"),
+    ({"surprise_scale": "std"}, "surprise_scale = 'std'; expected one of 'rms', 'centred', 'none'"),
+    ({"advantage": "group", "prior_weight": 1}, "'group'; expected it only with advantage = 'posterior'"),
+    ({"prior_weight": 0, "group_size": 1}, "prior_weight = 0 with group_size = 1; expected more than 0"),
     ({"loss": "dapo"}, "dynamic_sampling_tries = 10 with advantage = 'posterior'; expected 0"),
     ({"advantage": "group", "group_size": 1}, "group_size = 1; expected an integer of at least 2, or advantage"),
 ]
@@ -205,7 +201,7 @@ BAD = [
 def test_what_does_not_fit_is_refused_in_one_line(config, training, message):
     if training.get("group_size") == 1:
         config.replay(reuse_fraction=0.0)  # the default would be a second fault
-    faults = faults_of(config.training(**grouped(training)))
+    faults = faults_of(config.training(**training))
     assert len(faults) == 1 and message in faults[0], faults
 
 

@@ -63,9 +63,9 @@ def test_the_plan_has_the_settings_that_were_given():
     """AdamW's state is 8 bytes for each of 134.5 million parameters, AdamW's in bfloat16 4, SGD's none."""
     assert "optimiser 1.0" in planned() and "lora = 16 (engine" in planned()
     assert "optimiser 0.3" in planned(optimizer_name="adamw_8bit")
-    out = planned(optimizer_name="sgd", lora=64)
+    out = planned(optimizer_name="sgd", lora_rank=64)
     assert "optimiser" not in out and "lora = 64 (engine" in out
-    assert "reference 0.5" in planned(kl=0.1) and "reference" not in planned()
+    assert "reference 0.5" in planned(kl_coeff=0.1) and "reference" not in planned()
     assert "without activation checkpointing" in planned(activation_checkpointing=False)
     with pytest.raises(SettingsError, match="num_learners = 2 with --gpus; expected none"):
         planned(num_learners=2)
@@ -74,7 +74,7 @@ def test_the_plan_has_the_settings_that_were_given():
 def test_the_page_has_the_computed_table():
     config = SRLConfig()
     config.activation_checkpointing = True
-    assert "\n".join(table(config.flat())) in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    assert "\n".join(table(config)) in (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
 
 
 class Asked(Even):
@@ -199,7 +199,7 @@ def test_a_good_run_passes_every_check(ray_here, capsys):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"], ["--lora", "4"],
+    ["--max-lag", "2", "--num-env-runners", "2", "--in-flight", "20"], ["--lora_rank", "4"],
     ["--fsdp", "true", "--num-learners", "2"],
 ])  # fmt: skip
 def test_the_short_runs_of_valid_settings_are_valid(flags):

@@ -176,16 +176,16 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
     monkeypatch.setattr(run_checks, "SHAPES", dict.fromkeys(SHAPES, SHORT))
     config = run_checks.config_of(run_checks.parse(step.args), tmp_path)
     config.validate()
-    flat, processes = config.flat(), max(1, config.num_learners)
+    processes = max(1, config.num_learners)
     assert config.num_gpus_per_env_runner + config.num_gpus_per_learner * processes == step.num_gpus
     wanted = {
         "float32": config.compute_dtype == "float32",
         "turns_1.5b": config.colocate is True,
-        "ipc_1.5b": flat.weight_transfer == "ipc" and not config.colocate,
-        "adapters": flat.lora_rank == 16 and flat.lora_send == "adapter" and config.colocate,
+        "ipc_1.5b": config.weight_transfer == "ipc" and not config.colocate,
+        "adapters": config.lora_rank == 16 and config.lora_send == "adapter" and config.colocate,
         "max_lag": config.max_lag == 1 and not config.colocate,
-        "fsdp_bf16": flat.fsdp and flat.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,
-        "engine_parallel": flat.engine_tensor_parallel_size == 2 == config.num_gpus_per_env_runner,
+        "fsdp_bf16": config.fsdp and config.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,
+        "engine_parallel": config.engine_tensor_parallel_size == 2 == config.num_gpus_per_env_runner,
         "offload_1.5b": config.activation_checkpointing == "offload",
         "adamw_8bit_1.5b": config.optimizer_name == "adamw_8bit",
         "paged_1.5b": config.optimizer_name == "paged_adamw_8bit",

@@ -78,9 +78,9 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     add_adapters(policy.model, AdapterSpec(2, 8.0, ("q_proj",)), seed=1)
     for _, parameter in policy.saved_parameters():
         parameter.data += 0.5
-    lora = {"rank": 2, "alpha": 8.0, "targets": ["q_proj"]}
+    lora = {"lora_rank": 2, "lora_alpha": 8.0, "lora_targets": ["q_proj"]}
     out = tmp_path / "out"
-    assert export.main([str(run_of(tmp_path / "run", policy, lora=lora)), str(out), "--debug"]) == 0
+    assert export.main([str(run_of(tmp_path / "run", policy, **lora)), str(out), "--debug"]) == 0
     exported = load_file(out / "model.safetensors")
     expected = {name: tensor.detach().numpy() for name, tensor in merged(policy.model)}
     base = load_file(local_model("tiny") / "model.safetensors")

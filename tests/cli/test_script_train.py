@@ -49,7 +49,7 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     assert len(list(trained.glob("events.out.tfevents.*"))) == 1
     written = yaml.safe_load((trained / "settings.yaml").read_text())
     assert (written["env_config"], written["lr"], written["seed"]) == ({"num_shots": 0}, 3e-4, 5)
-    assert (written["kl"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
+    assert (written["kl_coeff"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
     assert iterations_of(trained) == [1, 2]
 
 

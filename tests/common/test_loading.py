@@ -58,16 +58,16 @@ def test_a_missing_module_says_where_it_was_looked_for(here: Path) -> None:
 def test_settings_keep_the_absolute_file(here: Path) -> None:
     whole = f"{here}/my_rule.py:double"
     given = {
-        "clip_rule": {"name": "my_rule:double", "bounds": [0, 5]},
-        "rollout_is_correction": "my_rule.py:double",
+        "clip_rule": "my_rule:double",
+        "correction": "my_rule.py:double",
         "regularisers": {"my_rule:double": {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0},
         "replay_admit": ["secrets", "my_rule:double"],
         "replay_selection": "math:sqrt",
         "seed": 1,
     }
     expected = {
-        "clip_rule": {"name": whole, "bounds": [0, 5]},
-        "rollout_is_correction": whole,
+        "clip_rule": whole,
+        "correction": whole,
         "regularisers": {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0},
         "replay_admit": ["secrets", whole],
         "replay_selection": "math:sqrt",
@@ -84,7 +84,7 @@ def test_code_that_a_checkpoint_must_list() -> None:
 
 
 def test_a_run_that_does_not_train_has_none_of_the_users_rules() -> None:
-    given = {"clip_rule": {"name": "a.py:f"}, "advantage": "mean_only", "regularisers": {"a:R": 1.0}, "seed": 1}
+    given = {"clip_rule": "a.py:f", "advantage": "mean_only", "regularisers": {"a:R": 1.0}, "seed": 1}
     assert without_users_rules(given) == {"clip_rule": "higher", "advantage": "mean_only", "seed": 1}
 
 
@@ -99,7 +99,7 @@ file, *words = sys.argv[1:]
 values = given_settings(parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
 Path(file).write_text(yaml.safe_dump(values))
 config = build_config(values)
-print(faults_of(config), CLIP_RULES.named(config.rule_of("clip_rule"))(21, None))
+print(faults_of(config), CLIP_RULES.named(config.clip_rule)(21, None))
 """
 
 

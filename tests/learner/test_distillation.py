@@ -163,7 +163,7 @@ def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
 @pytest.mark.slow
 def test_adapters_go_back_to_the_policy_of_the_start(config, ray_here):
     group = learner_group(
-        changed(config, regularisers={"distill": {}}, optimizer_name="adamw", lr=2e-3, lora=4)
+        changed(config, regularisers={"distill": {}}, optimizer_name="adamw", lr=2e-3, lora_rank=4)
     )
     shaken(group)
     kls = [update(group, GROUPS, advantages=NOTHING)[1]["regularisers/distill"] for _ in range(12)]

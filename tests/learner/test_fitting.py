@@ -18,7 +18,6 @@ from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.learner.model_setup import adapters_off, merged
 from rllib_srl.learner.scoring import load_causal_lm
-from tests.flat_settings import grouped
 from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 
 LORA = {"lora_rank": 4}
@@ -31,7 +30,7 @@ def config(random_llama_dir):
 
 
 def changed(config, **settings):
-    return config.copy(copy_frozen=False).training(**grouped(settings))
+    return config.copy(copy_frozen=False).training(**settings)
 
 
 def test_computing_activations_again_changes_no_gradient(config, ray_here):
@@ -84,7 +83,7 @@ def test_adapters_start_as_the_base_and_train_alone(config, ray_here):
 
 
 def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(config, ray_here):
-    group = learner_group(changed(config, lora={"rank": 4, "send": "merged"}, lr=0.1))
+    group = learner_group(changed(config, lora_rank=4, lora_send="merged", lr=0.1))
     for _ in range(3):
         update(group, GROUPS)
     learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
@@ -183,12 +182,12 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"fsdp": True, "optimizer_name": "adamw_8bit"}, "expected one of adamw, sgd"),
     ({"fsdp": True}, "num_learners = 0; expected at least 2"),
-    ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora = 4; expected one of the two"),
+    ({"fsdp": True, "lora_rank": 4}, "fsdp = True with lora_rank = 4; expected one of the two"),
     ({"fsdp": True, "grad_clip_by": "value"}, "expected 'global_norm'"),
-    ({"lora_rank": -1}, "lora = -1; expected an integer of at least 0"),
-    ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora.targets = 'q_proj'; expected names of layers"),
-    ({"lora_rank": 4, "lora_alpha": 0}, "lora.alpha = 0; expected a number above 0"),
-    ({"lora": {"rank": 4, "send": "whole"}}, "lora.send = 'whole'; expected one of 'adapter', 'merged'"),
+    ({"lora_rank": -1}, "lora_rank = -1; expected an integer of at least 0"),
+    ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora_targets = 'q_proj'; expected names of layers"),
+    ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha = 0; expected a number above 0"),
+    ({"lora_rank": 4, "lora_send": "whole"}, "lora_send = 'whole'; expected one of 'adapter', 'merged'"),
     ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
     ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),
 ])  # fmt: skip
@@ -198,15 +197,15 @@ def test_what_does_not_go_together_is_refused_with_the_reason(config, settings, 
 
 
 @pytest.mark.parametrize(("lora", "num_gpus", "message"), [
-    ({"rank": 600}, 0, "lora.rank = 600; expected at most 512, the highest that vLLM applies"),
-    ({"rank": 4, "targets": ["lm_head"]}, 0, r"lora.targets = .*; expected layers inside the decoder"),
-    ({"rank": 4}, 1, "lora.* with compute_dtype = 'float32'; expected 'bfloat16' on a GPU"),
+    ({"lora_rank": 600}, 0, "lora_rank = 600; expected at most 512, the highest that vLLM applies"),
+    ({"lora_rank": 4, "lora_targets": ["lm_head"]}, 0, r"lora_targets = .*; expected layers inside the decoder"),
+    ({"lora_rank": 4}, 1, "lora_send.* with compute_dtype = 'float32'; expected 'bfloat16' on a GPU"),
 ])  # fmt: skip
 def test_adapters_that_vllm_cannot_apply_are_refused_and_merged_ones_taken(config, lora, num_gpus, message):
     config.env_runners(engine="vllm", num_env_runners=1, num_gpus_per_env_runner=num_gpus)
-    with pytest.raises(ValueError, match=f"{message}.* or lora = {{'rank': ..., 'send': 'merged'}}"):
-        changed(config, lora=lora).validate()
-    assert not [line for line in faults_of(changed(config, lora={**lora, "send": "merged"})) if "lora" in line]
+    with pytest.raises(ValueError, match=f"{message}.* or lora_send = 'merged'"):
+        changed(config, **lora).validate()
+    assert not [line for line in faults_of(changed(config, **lora, lora_send="merged")) if "lora" in line]
 
 
 def test_an_unknown_layer_is_named(config, ray_here):

@@ -1,4 +1,4 @@
-"""Learners that gather layers in bfloat16 (`fsdp.gather_dtype`): loss and gradients are those of the whole model.
+"""Learners that gather layers in bfloat16 (`fsdp_gather_dtype`): loss and gradients are those of the whole model.
 
 Autocast rounds matrices before each product anyway, so that gradients are equal up to the order of sums in fp32.
 """
@@ -87,10 +87,10 @@ def test_every_kind_of_model_has_the_gradients_of_the_whole_model():
 
 
 @pytest.mark.parametrize(("dtype", "given", "message"), [
-    ("float32", "bfloat16", "fsdp.gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
-    ("bfloat16", "float16", "fsdp.gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
+    ("float32", "bfloat16", "fsdp_gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
+    ("bfloat16", "float16", "fsdp_gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
 ])  # fmt: skip
 def test_formats_that_cannot_work_are_refused(random_llama_dir, dtype, given, message):
     config = learner_config(random_llama_dir).env_runners(num_env_runners=1).learners(num_learners=2)
     with pytest.raises(ValueError, match=message):
-        config.training(compute_dtype=dtype, fsdp={"gather_dtype": given}).validate()
+        config.training(compute_dtype=dtype, fsdp=True, fsdp_gather_dtype=given).validate()

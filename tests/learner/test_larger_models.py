@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
     config = small_config(random_llama_dir, tmp_path / "log").env_runners(num_env_runners=1)
-    return config.env_runners(engine={"name": "vllm", "kv_cache_gib": 0.125}, num_cpus_per_env_runner=1)
+    return config.env_runners(engine="vllm", engine_kv_cache_gib=0.125, num_cpus_per_env_runner=1)
 
 
 def agreed(result):
@@ -32,7 +32,7 @@ def agreed(result):
 @pytest.mark.parametrize("send", ["adapter", "merged"])
 def test_adapters_train_against_an_engine_that_gets_them(config, random_llama_dir, send):
     base = dict(load_causal_lm(str(random_llama_dir)).named_parameters())
-    config.training(lora={"rank": 4, "send": send}, lr=0.02, kl={"coeff": 0.01, "estimator": "k3"})
+    config.training(lora_rank=4, lora_send=send, lr=0.02, kl_coeff=0.01, kl_estimator="k3")
     algo = config.build_algo()
     try:
         model = algo.learner_group._learner.model

@@ -13,7 +13,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_srl.batch.shard import build_shards, fetched
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.types import GroupMeta, ListedRef
-from tests.flat_settings import grouped
 from tests.small_learner import (
     ADVANTAGES,
     GROUPS,
@@ -41,7 +40,7 @@ class LocalMean(Recording):
 @pytest.fixture
 def config(random_llama_dir):
     sgd = learner_config(random_llama_dir).training(optimizer_name="sgd", lr=1.0, grad_clip=None)
-    return sgd.training(rollout_is_correction={"tis_clip_max": 1.1})
+    return sgd.training(tis_clip_max=1.1)
 
 
 def train_once(config):
@@ -89,7 +88,7 @@ def test_the_conversations_of_an_episode_do_not_see_each_other(config, ray_here,
     joined = replace(whole, extra={})  # the mutant: one sequence
     for one in (whole, joined):
         replace(one, stop_reasons=parts.stop_reasons[:1]).check_valid()
-    group = learner_group(config.copy(copy_frozen=False).training(**grouped(how), lr=0.0))
+    group = learner_group(config.copy(copy_frozen=False).training(**how, lr=0.0))
     try:
         (apart,), _ = update(group, [parts, GROUPS[0]], advantages=[np.full(3, 0.7), ADVANTAGES[0]])
         same = [np.full(1, 0.7), ADVANTAGES[0]]
@@ -184,7 +183,7 @@ def test_several_epochs_move_away_from_the_policy_that_started(config, ray_here)
 
 def test_kl_pulls_back_to_the_starting_model(config, ray_here):
     """After the policy has moved, the k3 loss of a zero-advantage batch lowers the KL."""
-    config = config.training(kl={"coeff": 1.0, "estimator": "k3"}, lr=0.02, num_epochs=1)
+    config = config.training(kl_coeff=1.0, kl_estimator="k3", lr=0.02, num_epochs=1)
     group = learner_group(config)
     metas = [GroupMeta.of(g, g) for g in GROUPS]
     kls = []
@@ -222,7 +221,7 @@ def test_making_room_and_taking_it_back_changes_nothing(config, ray_here):
 
 
 def test_without_a_reference_there_is_no_kl_in_the_reward(config, ray_here):
-    learner = learner_group(config.training(kl=0.0))._learner
+    learner = learner_group(config.training(kl_coeff=0.0))._learner
     assert learner.reference is None
     with pytest.raises(RuntimeError, match="kl_coeff = 0; expected a number above 0"):
         learner.episode_kl(None)

@@ -12,7 +12,6 @@ from rllib_srl.algorithm.loss_validation import WITHOUT_CLIP_BOUNDS
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.losses.policy import CLIP_RULES
 from rllib_srl.losses.settings import PRESETS
-from tests.flat_settings import grouped
 from tests.losses import slow_loss
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
 from tests.small_worlds import small_config
@@ -25,7 +24,7 @@ def learners(random_llama_dir, tmp_path_factory, ray_here):
     """Return a learner whose weights have left the reference and never move."""
     config = small_config(random_llama_dir, tmp_path_factory.mktemp("names"))
     config.learners(learner_class=Recording).env_runners(max_episode_tokens=128, max_turns=2, max_turn_tokens=9)
-    config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl=1.0)
+    config.training(optimizer_name="sgd", lr=0.0, grad_clip=None, micro_batch_tokens=60, kl_coeff=1.0)
     config.replay(max_logp_gap=None, capacity=100)
     group = learner_group(config)
     torch.manual_seed(3)
@@ -47,8 +46,8 @@ def gradient(learners):
         off = {"kl_coeff": 0.0}
         if given.get("clip_rule") in WITHOUT_CLIP_BOUNDS:
             given |= dict.fromkeys(("clip_low", "clip_high"), "preset")
-        learner.config = kept.copy(copy_frozen=False).training(**grouped({**off, **given}))
-        learner.config.replay(**grouped(replay, "replay_"))
+        learner.config = kept.copy(copy_frozen=False).training(**{**off, **given})
+        learner.config.replay(**replay)
         assert faults_of(learner.config) == []
         settings = learner.config.loss_settings()
         arguments = (settings.aggregation, settings.longest_answer)
@@ -204,7 +203,7 @@ def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_her
     given, runs = {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9}, []
     for num_learners in (0, 2):
         config = small_config(random_llama_dir, tmp_path).training(optimizer_name="sgd", lr=0.01, grad_clip=None)
-        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **grouped(given))
+        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **given)
         config.learners(learner_class=Recording, num_learners=num_learners, num_cpus_per_learner=0.5)
         group = learner_group(config)
         settings = config.loss_settings()

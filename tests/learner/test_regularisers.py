@@ -13,14 +13,13 @@ from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.types import GroupMeta, Prompt
-from tests.flat_settings import grouped
 from tests.learner.test_fitting import Gathering
 from tests.small_learner import GROUPS, Recording, learner_config, learner_group, make_group, relative_gap, update
 
 STAGES = [{"world": name, "env_config": {"num_shots": 0}, "iterations": 2} for name in ("compare", "lookup")]
 OLD = [replace(one, origin="revisit", prompt=Prompt("world", "1", domain="old")) for one in GROUPS]
 NOTHING = [np.zeros(group.size) for group in GROUPS]
-LORA = {"lora": 4}
+LORA = {"lora_rank": 4}
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def config(random_llama_dir):
 
 
 def changed(config, **settings):
-    return config.copy(copy_frozen=False).training(**grouped(settings))
+    return config.copy(copy_frozen=False).training(**settings)
 
 
 def trained(group):

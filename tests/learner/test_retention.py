@@ -47,8 +47,7 @@ def held_answers(top_k):
 
 def config_of(model_dir, top_k=4, **training):
     config = learner_config(model_dir).training(optimizer_name="sgd", lr=0.0, grad_clip=None, **training)
-    retain = {"weight": WEIGHT, "top_k": top_k}
-    return config.replay(retain=retain, revisit_fraction=0, reuse_fraction=0, capacity=100)
+    return config.replay(retain=WEIGHT, retain_top_k=top_k, revisit_fraction=0, reuse_fraction=0, capacity=100)
 
 
 def update(group, played, advantages, held=(), silent=(), compared=()):
@@ -277,15 +276,15 @@ def test_shards_share_the_answers_and_agree_on_their_number():
     assert sorted(one.group_id for part in parts for one in part.held) == ["g11", "g12", "g13", "g14"]
 
 
-@pytest.mark.parametrize(("retain", "line"), [
-    (-1, "replay_retain = -1; expected a number of at least 0"),
-    ({"top_k": 4}, "replay_retain.top_k = 4; expected it only with retain above 0"),
-    ({"weight": 1, "answers": 0}, "replay_retain.answers = 0; expected an integer of at least 1"),
-    ({"weight": 1, "top_k": 10**6}, "replay_retain.top_k = 1000000; expected at most"),
+@pytest.mark.parametrize(("replay", "line"), [
+    ({"retain": -1}, "replay_retain = -1; expected a number of at least 0"),
+    ({"retain_top_k": 4}, "replay_retain_top_k = 4 with retain = 0.0; expected it only with retain above 0"),
+    ({"retain": 1, "retain_answers": 0}, "replay_retain_answers = 0; expected an integer of at least 1"),
+    ({"retain": 1, "retain_top_k": 10**6}, "replay_retain_top_k = 1000000; expected at most"),
 ])  # fmt: skip
-def test_a_wrong_value_is_named(random_llama_dir, retain, line):
+def test_a_wrong_value_is_named(random_llama_dir, replay, line):
     with pytest.raises(ValueError, match=line):
-        learner_config(random_llama_dir).replay(retain=retain).validate()
+        learner_config(random_llama_dir).replay(**replay).validate()
 
 
 def test_without_a_memory_nothing_can_be_held(random_llama_dir):

@@ -52,7 +52,7 @@ def test_a_held_domain_below_its_best_is_named_once():
     rate = (1 - RATE) ** (num_within + UPDATES)
     assert found[first] == [
         f"'a' was held for {UPDATES} updates and still passes {rate:.0%} of its answers, at its best 100%: raise "
-        "replay_retain (1), replay_retain.answers or replay_revisit_fraction"
+        "replay_retain (1), replay_retain_answers or replay_revisit_fraction"
     ]
 
 

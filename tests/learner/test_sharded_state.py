@@ -12,7 +12,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rllib_srl.common.remote_calls import Call
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.storage.checkpoints import CheckpointError
-from tests.flat_settings import grouped
 from tests.small_learner import GROUPS, Recording, learner_group, update
 from tests.small_worlds import small_config
 
@@ -41,7 +40,7 @@ def build(random_llama_dir, tmp_path, ray_here):
     groups = []
 
     def of(num_learners, **training):
-        config = small_config(random_llama_dir, tmp_path).training(lr=1e-3, micro_batch_tokens=60, **grouped(training))
+        config = small_config(random_llama_dir, tmp_path).training(lr=1e-3, micro_batch_tokens=60, **training)
         config.env_runners(num_env_runners=1, max_episode_tokens=128).training(fsdp=num_learners >= 2)
         config.learners(num_learners=num_learners, num_cpus_per_learner=0.25, learner_class=Telling)
         groups.append(learner_group(config))

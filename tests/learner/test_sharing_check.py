@@ -12,7 +12,6 @@ from rllib_srl.batch.trie import Trie
 from rllib_srl.learner.trie_attention import check_streams
 from tests.batch.test_trie import FAMILIES, SIZES, WINDOW
 from tests.engine.small_llama import make_byte_tokenizer
-from tests.flat_settings import grouped
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
 from tests.small_worlds import small_config
 
@@ -31,7 +30,7 @@ def sliding_dir(tmp_path_factory):
 
 def learner_of(model_dir, directory, **training):
     config = small_config(model_dir, directory).env_runners(max_episode_tokens=1024)
-    config.training(lr=0.0, **grouped(training))
+    config.training(lr=0.0, **training)
     return learner_group(config.learners(learner_class=Recording))
 
 

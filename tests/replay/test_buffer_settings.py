@@ -214,7 +214,7 @@ def test_a_bad_value_is_named(name, value):
 )
 def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):
     (fault,) = ReplaySettings.faults({name: value})
-    assert fault.startswith(f"{name} = {value!r}; expected it only with ")
+    assert fault.startswith(f"{name} = {value!r} with spacing = 'none'; expected it only with ")
     assert ReplaySettings.faults({name: value, **beside}) == []
 
 

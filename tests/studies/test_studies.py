@@ -98,6 +98,6 @@ def test_faults_of_streams():
 
 def test_another_setting_of_an_arm_is_another_study():
     study = COMPARISONS["replay"]
-    other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_spacing": {"desired_retention": 0.8}})
+    other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_desired_retention": 0.8})
     assert replace(study, arms=(other, *study.arms[1:])).fingerprint != study.fingerprint
     assert replace(study, settings={**study.settings, "lr": 1e-3}).fingerprint != study.fingerprint

@@ -15,7 +15,6 @@ from rllib_srl.studies.results import read_results
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.studies.trial import Spent, StudyTrial, rows_of, run_path
 from rllib_srl.types import GroupMeta, Prompt, StopReason
-from tests.flat_settings import grouped
 from tests.small_worlds import small_config, watch
 
 TOKENS = 150  # of a stage; an iteration writes 4 x 4 answers of 1 to 3 tokens, 16 to 48
@@ -46,7 +45,7 @@ def make(study, random_llama_dir, tmp_path, ray_here):
         config = small_config(random_llama_dir, tmp_path / f"log{len(started)}")
         config.env = None  # the stream says it
         values = study.settings_of(arm, seed)
-        config.update_from_dict(grouped(values))
+        config.update_from_dict(values)
         told = {"directory": str(directory), "arm": arm, "seed": seed, "settings": {"lr": 1e-3}, **told}
         started.append(StudyTrial({"trial": config.to_dict() | {"_study": told}}))
         return started[-1]

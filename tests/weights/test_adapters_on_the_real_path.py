@@ -28,7 +28,7 @@ def num_bytes(algo) -> int:
 
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
-    return small_config(random_llama_dir, tmp_path / "log").training(lora={"rank": 4}, lr=0.02)
+    return small_config(random_llama_dir, tmp_path / "log").training(lora_rank=4, lr=0.02)
 
 
 def test_only_adapters_are_sent_and_a_resumed_run_goes_on_bit_for_bit(config, tmp_path):
@@ -45,7 +45,7 @@ def test_only_adapters_are_sent_and_a_resumed_run_goes_on_bit_for_bit(config, tm
     assert all(one["weight_sync"]["canary_max"] <= FP32_MAX_GAP for one in [*results, wanted, result])
     assert all(torch.equal(tensor, trained[name]) for name, tensor in adapters_of(again).items())
     again.stop()
-    merged = config.copy(copy_frozen=False).training(lora={"rank": 4, "send": "merged"}).build_algo()
+    merged = config.copy(copy_frozen=False).training(lora_rank=4, lora_send="merged").build_algo()
     assert num_bytes(merged) > 5 * size
     merged.stop()
 
@@ -70,7 +70,7 @@ def test_one_corrupted_entry_stops_training(config, monkeypatch):
 @ON_BOTH_ENGINES
 def test_runners_that_play_on_get_adapters(random_llama_dir, tmp_path, ray_here, build, engine):
     config = ahead_config(random_llama_dir, tmp_path, slow_s=0.02)
-    algo = build(with_engine(config.training(lora={"rank": 4}, lr=0.02), engine))
+    algo = build(with_engine(config.training(lora_rank=4, lr=0.02), engine))
     results = [algo.train() for _ in range(4)]
     assert [one["weight_sync"]["version"] for one in results] == [1, 2, 3, 4]
     assert all(one["weight_sync"]["canary_max"] <= FP32_MAX_GAP for one in results)

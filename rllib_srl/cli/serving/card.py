@@ -64,7 +64,7 @@ def needs_of(job: Job) -> tuple[Need, Need]:
     if (shape := ModelShape.of(Path(model))) is None:
         raise PlacementError(f"{model}: expected a config.json with a Llama-like model's sizes, to plan for a card")
     on_card = job.served.model_copy(update={"dtype": "bfloat16"})
-    config = rated_config(job.model_copy(update={"served": on_card}), Path()).flat()
+    config = rated_config(job.model_copy(update={"served": on_card}), Path())
     trainer = learner_need(shape, config)
     own = 2.0 * shape.num_parameters + NUM_PLAYED * job.served.context * shape.kv_bytes
     config.engine_max_num_seqs = NUM_REQUESTS

@@ -38,7 +38,7 @@ NUM_PROMPTS = 3  # of each environment that are graded
 MOST_PROMPTS = 4  # of an iteration of the short run
 NORM = "gradients_default_optimizer_global_norm"
 DEFAULT_MODEL = "smollm2-135m"
-PLACED = (  # flat names of settings that a plan for GPUs chooses
+PLACED = (  # settings that a plan for GPUs chooses
     *("num_env_runners", "num_learners", "num_gpus_per_env_runner", "num_gpus_per_learner", "colocate"),
     "engine_tensor_parallel_size",
 )
@@ -186,18 +186,17 @@ def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool)
 
 
 def _placed(given: Mapping[str, Any], places_all: bool) -> Any:
-    """Return the settings to plan with, by their flat names: those given, except for `PLACED`."""
-    config, default = build_config(given), SRLConfig().flat()
+    """Return the settings to plan with: those given, except for `PLACED`."""
+    config, default = build_config(given), SRLConfig()
     config.activation_checkpointing = given.get("activation_checkpointing", True)
-    flat = config.flat()
     for name in PLACED:
-        if places_all and (value := getattr(flat, name)) != getattr(default, name):
+        if places_all and (value := getattr(config, name)) != getattr(default, name):
             raise SettingsError(f"{name} = {value!r} with --gpus; expected none: each plan places its own processes")
-        setattr(flat, name, getattr(default, name))
-    if flat.optimizer_name not in OPTIMIZER_BYTES:
+        setattr(config, name, getattr(default, name))
+    if config.optimizer_name not in OPTIMIZER_BYTES:
         expected = ", ".join(OPTIMIZER_BYTES)
-        raise SettingsError(f"optimizer_name = {flat.optimizer_name!r}; expected one of {expected}")
-    return flat
+        raise SettingsError(f"optimizer_name = {config.optimizer_name!r}; expected one of {expected}")
+    return config
 
 
 # --- the parts of a run ---------------------------------------------------------------------------
@@ -211,7 +210,7 @@ def of_settings(config: SRLConfig) -> Iterator[Line]:
         lines = str(error).splitlines()
         yield from (Line(FAILURE, "settings", one.strip()) for one in (lines[1:] or lines))
         return
-    yield Line(OK, "settings", f"valid; engine = {config.rule_of('engine')}, {config.compute_dtype}")
+    yield Line(OK, "settings", f"valid; engine = {config.engine}, {config.compute_dtype}")
 
 
 def of_environments(config: SRLConfig) -> Iterator[Line]:

@@ -10,17 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.algorithm.settings import GROUPS
 from rllib_srl.cli.shared import command_line
 from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose
 from rllib_srl.cli.shared.settings import (
-    MAPPINGS,
     SettingsError,
     flag_settings,
     given_settings,
     invalid,
     more_faults,
     shown,
+    takes_mapping,
     titles,
 )
 
@@ -49,8 +48,8 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         action: Any = (used_most if name in USED_MOST else groups[title]).add_argument(
             f"--{name}",
             default=argparse.SUPPRESS,
-            nargs="+" if name in MAPPINGS or name in GROUPS else None,
-            metavar="NAME=VALUE" if name in MAPPINGS else "VALUE",
+            nargs="+" if takes_mapping(row) else None,
+            metavar="NAME=VALUE" if takes_mapping(row) else "VALUE",
             help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
         )
         if name not in USED_MOST:

@@ -22,7 +22,6 @@ import yaml
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.algorithm.settings import folded
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.paths import missing
 from rllib_srl.cli.shared.run_log import METRICS
@@ -118,7 +117,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
             f"{checkpoint} is not the newest checkpoint of its run; resuming from it would overwrite {newest.name}: "
             "set a new directory by --out"
         )
-    values = folded(given, earlier)
+    values = {**earlier, **given}
     if about.get("has_memory") and values.get("replay_capacity") == 0:
         raise RunError(
             "replay_capacity = 0, but the checkpoint has a memory, which a resumed run keeps; leave out "
@@ -215,7 +214,7 @@ def settings_of(
     """
     path = checkpoint.parent / SETTINGS_FILE
     read = expanded(read_values(read_yaml(path))) if path.is_file() else {}
-    values = {name: value for name, value in folded(read).items() if name not in NOT_INHERITED}
+    values = {name: value for name, value in read.items() if name not in NOT_INHERITED}
     values = values if trains else without_users_rules(values)
     if not trust and (named := functions_in(values)):
         try:
@@ -233,7 +232,7 @@ def settings_of(
 def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
     """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
-    every = folded(values, {name: row.initial for name, row in flag_settings().items()}) | chosen
+    every = {name: row.initial for name, row in flag_settings().items()} | dict(values) | chosen
     plain = {name: listed(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
     text += yaml.safe_dump(plain, sort_keys=False)

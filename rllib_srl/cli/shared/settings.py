@@ -6,8 +6,6 @@
       model: smollm2-135m
       lr: 2e-5
 
-      replay_spacing: {name: fixed, interval: 8}      the same as --replay_spacing name=fixed interval=8
-
 Types, ranges and defaults are those of the models in `rllib_srl.algorithm.settings`. What needs Ray or torch is
 imported where it is used, so that `srl train --help` loads neither.
 """
@@ -20,17 +18,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
-from rllib_srl.algorithm.settings import FLAT, GROUPS, PARTS, Part, errors_of, given_names, place_of
+from rllib_srl.algorithm.settings import PARTS, Part, errors_of
 from rllib_srl.cli.shared.command_line import NUMBER
 from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import with_whole_rules
-from rllib_srl.common.setting_model import PRESET, Group, Setting, Settings, setting
+from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
 
 if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig
@@ -64,7 +62,6 @@ class Shorthands(Settings):
 RUN = Part("run", "", RunSettings)
 WORDS = Part("in one word", "", Shorthands)
 SHORTHANDS = tuple(WORDS.rows)
-MAPPINGS = ("env_config", "worlds", "mixture", "regularisers", "custom_resources_per_env_runner")
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 
 
@@ -81,6 +78,11 @@ def all_parts() -> tuple[Part, ...]:
 def all_settings() -> dict[str, Setting]:
     """Return every setting by name, ordered by part."""
     return {name: row for part in all_parts() for name, row in part.rows.items()}
+
+
+def takes_mapping(row: Setting) -> bool:
+    """Return whether the value of a setting is a dictionary."""
+    return any(get_origin(kind) is dict for kind in (row.kind, *get_args(row.kind)))
 
 
 def titles() -> dict[str, str]:
@@ -129,7 +131,10 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     values = _content_of(path) if path else {}
     unknown = _unknown_names(values)
     known = flag_settings()
-    read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known}, True)
+    read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
+    out_of_range = errors_of(read, all_parts())[0]
+    wrong += out_of_range.values()
+    read = {name: value for name, value in read.items() if name not in out_of_range}
     try:
         read = expanded(read)
     except ValueError as error:
@@ -257,8 +262,6 @@ def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
 def _instead(name: str, known: list[str]) -> str:
     if name in NOT_A_FLAG:
         return "use --out"
-    if place := place_of(name):
-        return f"use {place}"
     return in_place_of(name, known) or "--help lists the settings"
 
 
@@ -268,33 +271,20 @@ def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingsError: values of the wrong type, all at once.
     """
-    read, faults = _read(values, False)
+    read, faults = _read(values)
     if faults:
         raise SettingsError(invalid(faults))
     return read
 
 
-def _read(values: Mapping[str, Any], is_checked: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the readable values, and an error message for each other one.
-
-    Args:
-        values: as text or from YAML.
-        is_checked: whether types and ranges are checked, too. That imports the rules that values name.
-    """
+def _read(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the readable values, and an error message for each other one; the values are text or from YAML."""
     read, faults = {}, []
     for name, value in values.items():
         try:
             read[name] = read_value(name, value)
         except (ValueError, yaml.YAMLError) as error:
-            shown_value = value[0] if isinstance(value, list) and name in GROUPS and len(value) == 1 else value
-            faults.append(f"{name} = {shown_value!r}; expected {' '.join(str(error).split())}")
-    flat: dict[str, Any] = {}
-    for name, value in read.items() if is_checked else ():
-        flat |= GROUPS[name].spread(value) if name in GROUPS else {name: value}
-    names = given_names(read)
-    for name, line in errors_of(flat, all_parts())[0].items():
-        faults.append(names.get(name, name) + line.removeprefix(name))
-        read.pop(FLAT[name].group or name if name in FLAT else name, None)
+            faults.append(f"{name} = {value!r}; expected {' '.join(str(error).split())}")
     return read, faults
 
 
@@ -304,38 +294,17 @@ def read_value(name: str, value: Any) -> Any:
     Raises:
         ValueError: the text is no mapping where one is needed.
     """
-    if name in SHORTHANDS:
-        is_yaml = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
-        return plain(value) if is_yaml else value
-    if name in MAPPINGS or (name in FLAT and FLAT[name].parameter == "*"):
+    row = all_settings()[name]
+    if name in SHORTHANDS and not str(value).lstrip().startswith(("[", "{")):
+        return value
+    if takes_mapping(row):
         return _mapping(value)
-    if name in GROUPS:
-        return _group_value(GROUPS[name], value)
-    return _plain_value(FLAT[name].default if name in FLAT else all_settings()[name].default, value)
-
-
-def _group_value(group: Group, value: Any) -> Any:
-    """Convert the value of a setting with parameters: that of its head, or a mapping."""
-    words = value if isinstance(value, list) and all(isinstance(word, str) for word in value) else [value]
-    is_mapping = isinstance(words[0], str) and (words[0].lstrip().startswith("{") or "=" in words[0])
-    head = group.table[group.flat[group.head]].default
-    if not is_mapping and len(words) > 1 and isinstance(head, str):
-        raise ValueError("one value, name=value pairs, or one JSON object")
-    given = _mapping(words) if is_mapping else words[0] if len(words) == 1 else value
-    if not isinstance(given, Mapping):
-        return _plain_value(head, given)
-    defaults = {key: group.table[flat].default for key, flat in group.flat.items()}
-    return {key: _plain_value(defaults[key], one) if key in defaults else one for key, one in given.items()}
-
-
-def _plain_value(default: Any, value: Any) -> Any:
-    """Convert a value: text is text where the default is one, else it is read as YAML."""
-    if isinstance(value, str):
-        value = value if (isinstance(default, str) and default != "auto") or value == PRESET else plain(value)
-    if isinstance(default, tuple) and isinstance(value, list):
+    if isinstance(value, str) and not (isinstance(row.default, str) and row.default != "auto") and value != PRESET:
+        value = plain(value)
+    if isinstance(row.default, tuple) and isinstance(value, list):
         return tuple(value)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if isinstance(default, float) and is_integer else value
+    return float(value) if isinstance(row.default, float) and is_integer else value
 
 
 def plain(text: str) -> Any:
@@ -377,7 +346,8 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
 
 def model_config_of(values: Mapping[str, Any]) -> SRLConfig:
     """Return a config with only those settings of a run that shape the tensors of its model."""
-    return build_config({name: values[name] for name in ("model", "lora") if name in values})
+    names = [name for name in values if name == "model" or name.startswith("lora_")]
+    return build_config({name: values[name] for name in names})
 
 
 def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:

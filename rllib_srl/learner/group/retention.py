@@ -267,7 +267,7 @@ class RetentionWatch:
                 yield (
                     f"{domain!r} was held for {UPDATES} updates and still passes {record.rate:.0%} of its answers, "
                     f"at its best {record.best:.0%}: raise replay_retain ({self._settings.retain:g}), "
-                    "replay_retain.answers or replay_revisit_fraction"
+                    "replay_retain_answers or replay_revisit_fraction"
                 )
 
     def _is_new(self, *warning: str) -> bool:

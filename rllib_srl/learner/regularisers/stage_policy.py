@@ -42,7 +42,7 @@ class LwF(Regulariser):
     def faults(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: it needs stages, whole weights and revisits."""
         yield from stage_faults(name, config, "a second set of whole weights")
-        if not config.flat().may_draw("revisit"):
+        if not config.may_draw("revisit"):
             yield (
                 f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory brings "
                 "back"

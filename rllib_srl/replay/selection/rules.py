@@ -7,7 +7,7 @@ A rule is a function without parameters, or a class of `Settings` whose fields a
     def mine(candidates, num, generator) -> indices            SELECTIONS["mine"] = mine, also EVICTIONS
 
     class Mine(Settings):                                      SELECTIONS["mine"] = Mine
-        floor: float = setting(0.1, "least weight")            replay_selection = {"name": "mine", "floor": 0.2}
+        floor: float = setting(0.1, "least weight")            replay_selection_config = {"floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
 With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. A filter is called

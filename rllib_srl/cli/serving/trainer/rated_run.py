@@ -257,18 +257,18 @@ def rated_config(job: Job, directory: Path) -> Any:
     Its environments are the domains to keep: for revisits, and for the gates.
     """
     served, settings, domains = job.served, job.settings, [one.model_dump() for one in job.keep]
-    values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora": {"rank": settings.rank}}
+    values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora_rank": settings.rank}
     if domains:
         weights = {one.domain: 1.0 for one in job.keep}
         values |= {"stream": {"domains": domains, "schedule": [[0, weights]]}}
-    values |= {"engine": {"name": "transformers"}, "compute_dtype": served.dtype, "max_episode_tokens": served.context}
+    values |= {"engine": "transformers", "compute_dtype": served.dtype, "max_episode_tokens": served.context}
     values |= {"num_env_runners": 0, "num_learners": 0, "temperature": served.temperature, "seed": job.seed}
     values |= dict.fromkeys(("num_gpus_per_learner", "num_gpus_per_env_runner"), 0.5 if served.is_on_card else 0)
     if served.is_on_card:  # its shares were computed before the start (card.py); Ray does not know of vLLM's
-        values |= {"engine": {"name": "transformers", "max_num_seqs": NUM_PLAYED}}
-        values |= {"check_resources": False, "colocate": False, "activation_checkpointing": True}
+        values |= {"engine_max_num_seqs": NUM_PLAYED, "check_resources": False}
+        values |= {"colocate": False, "activation_checkpointing": True}
     values |= dict.fromkeys(("env_timeout_s", "sample_timeout_s", "update_timeout_s", "sync_timeout_s"), WAIT_S)
-    values |= {"kl": {"coeff": settings.kl, "on_reused": "weighted"}} if settings.kl else {}
+    values |= {"kl_coeff": settings.kl, "kl_on_reused": "weighted"} if settings.kl else {}
     values |= {"advantage": "posterior", "group_size": 1, "num_prompts_per_batch": settings.slice_answers}
     values |= {"log_directory": str(directory.absolute()), "checkpoint_every": 1, "checkpoints_kept": 1}
     values |= {"replay_reuse_fraction": 0.5, "replay_reuse_selection": "srl", "replay_revisit_fraction": 0.0}
