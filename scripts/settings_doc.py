@@ -17,7 +17,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not scripts/, whose files would hide packages of the same names
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, SOURCES  # noqa: E402
-from rllib_srl.cli.shared.settings import RUN, all_parts, shown  # noqa: E402
+from rllib_srl.cli.shared.settings import ALL_PARTS, RUN, shown  # noqa: E402
 from rllib_srl.common.setting_model import Setting, Settings  # noqa: E402
 from rllib_srl.replay.settings import rules  # noqa: E402
 
@@ -60,7 +60,7 @@ that you give beside the name wins.
 def document() -> str:
     """Return the text of docs/settings.md."""
     parts, title = [INTRODUCTION], ""
-    for part in all_parts():
+    for part in ALL_PARTS:
         if part is RUN:
             continue
         if part.title != title:

@@ -50,7 +50,7 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 
 
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
-MODEL_NAMES = ("model_config", "max_episode_tokens", "prompt_format")
+MODEL_NAMES = ("model", "max_episode_tokens", "prompt_format")
 ENVIRONMENT_NAMES = (
     *("env", "worlds", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_"),
     *MODEL_NAMES[1:],
@@ -73,7 +73,7 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
             directory = _described(name, str(cache_root()))
             faults += _of_model(config, directory)
         except ModelError as error:
-            faults.append(f"model_config['model'] = {name!r}; {error}")
+            faults.append(f"model = {name!r}; {error}")
     if any(line.startswith(ENVIRONMENT_NAMES) for line in known) or (key := _key(config, directory)) in _passed:
         return faults
     found = _of_environments(config, directory)

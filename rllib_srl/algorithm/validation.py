@@ -227,7 +227,7 @@ def _model(config: Any) -> Iterator[str]:
         name = config.model_config["model"]
         check_model_name(name)
     except ValueError as error:
-        yield f"model_config['model'] = {name!r}; {error}"
+        yield f"model = {name!r}; {error}"
     extra = sorted(set(config.model_config) - {"model"})
     if extra:
         yield f"model_config has {extra}; expected only 'model'"

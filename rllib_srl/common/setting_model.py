@@ -45,6 +45,11 @@ class Setting(NamedTuple):
         """The value in a new `SRLConfig`."""
         return PRESET if self.is_preset else self.default
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether its value is a dictionary."""
+        return any(get_origin(kind) is dict for kind in (self.kind, *get_args(self.kind)))
+
     def is_read(self, value: Any) -> bool:
         """Return whether it acts with a value of the setting that it needs: one of some, or any that is on."""
         return str(value) in self.needs[1:] if self.needs[1:] else value not in (0, "none")

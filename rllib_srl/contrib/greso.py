@@ -1,6 +1,6 @@
 """GRESO: take the longest since the last visit; a prompt that was silent is skipped for a random number of passes.
 
-    replay_selection = "contrib.greso"      or {"name": "contrib.greso", "least": 0.05}
+    replay_selection = "contrib.greso"; parameters in replay_selection_config = {"least": 0.05}
 
 Differences from the source: it skips while it walks through an epoch and moves on when its batch is full. Here each
 prompt draws once, at its visit, how many passes it will skip, which has the same distribution; a pass lasts as long as

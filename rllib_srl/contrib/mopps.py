@@ -1,6 +1,6 @@
 """MoPPS: sample each prompt's pass rate from its history, and take the nearest to a target.
 
-    replay_selection = "contrib.mopps"      or {"name": "contrib.mopps", "target": 0.4}
+    replay_selection = "contrib.mopps"; parameters in replay_selection_config = {"target": 0.4}
 
 Differences from the source: the rate is drawn from Beta(1 + s, 1 + n - s), s and n the discounted sum and number of the
 prompt's rewards; the counts decay by `replay_history_half_life`, in the source by .5 a visit. Candidates are the

@@ -1,6 +1,6 @@
 """PIER: failures first, old certain successes last.
 
-    replay_reuse_selection = "contrib.pier"         or {"name": "contrib.pier", "alpha": 1.0, "beta": 0.5}
+    replay_reuse_selection = "contrib.pier"; parameters in replay_reuse_selection_config = {"alpha": 1.0, "beta": 0.5}
 
 Draws with probability p ** alpha, p = 1 - r (b ** (1 - c) - 1) / (b - 1) in [0, 2], where
 c = weight u / max u + (1 - weight) (1 - k / max k), u the uncertainty and k the order of insertion from the oldest.

@@ -1,6 +1,6 @@
 """SPO's prioritised prompts: draw in proportion to the deviation of a reward, plus a floor.
 
-    replay_selection = "contrib.spo"        or {"name": "contrib.spo", "floor": 0.1}
+    replay_selection = "contrib.spo"; parameters in replay_selection_config = {"floor": 0.1}
 
 The rest of SPO is in the core: `advantage="posterior", surprise_scale="centred", min_surprise=0`, `group_size=1`
 (docs/losses.md). Differences from the source: the pass rate is v = (1 + s) / (2 + n), s and n the discounted sum and

@@ -230,7 +230,7 @@ def test_an_episode_longer_than_the_context_of_the_model_is_refused(config, rand
 def test_an_unknown_hub_id_is_one_line_and_quick(config):
     start = time.monotonic()
     (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
-    assert line.startswith("model_config['model'] = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
+    assert line.startswith("model = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
     assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 20  # of the 30 s that a hub has
 
 
@@ -316,7 +316,7 @@ def test_every_fault_of_every_part_comes_in_one_round(config):
     config.env = None
     config.rl_module(model_config={"model": "nobody/nothing"}).training(group_size=1)
     group, model, first, second = lines_of(config)
-    assert group.startswith("group_size = 1; ") and model.startswith("model_config['model'] = 'nobody/nothing'; ")
+    assert group.startswith("group_size = 1; ") and model.startswith("model = 'nobody/nothing'; ")
     assert first.startswith("worlds: environment 'compare'; env_config of Compare: num_numbers = 99")
     assert second.startswith("worlds: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be created")
 

@@ -69,7 +69,7 @@ FAULTS = [
     ("mixture", {"compare": 0}, "mixture = {'compare': 0}; expected a mapping from the names of environments to"),
     ("mixture", ["compare"], "mixture = ['compare']; expected a mapping from the names of environments"),
     ("_model_config", {"model": "./nowhere"}, "model directory ./nowhere does not exist"),
-    ("_model_config", {"model": 7}, "model_config['model'] = 7; expected"),
+    ("_model_config", {"model": 7}, "model = 7; expected"),
     ("_model_config", {"model": "tiny/", "lora": 8}, "model_config has ['lora']; expected only 'model'"),
 ]
 OF_KIND = {int: (1.5, "an integer"), bool: ("yes", "True or False"), float: ("long", "a number")}

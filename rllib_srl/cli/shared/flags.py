@@ -13,14 +13,14 @@ from typing import Any
 from rllib_srl.cli.shared import command_line
 from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose
 from rllib_srl.cli.shared.settings import (
+    ALL_PARTS,
+    NOT_A_FLAG,
     SettingsError,
     flag_settings,
     given_settings,
     invalid,
     more_faults,
     shown,
-    takes_mapping,
-    titles,
 )
 
 # The settings in `--help`; `--help-all` also shows the rest.
@@ -37,23 +37,20 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
     text = "show all settings and exit"
     parser.add_argument("--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help=text)
     used_most = parser.add_argument_group("settings used most (--help-all shows all)")
-    groups: dict[str, Any] = {}
-    of_part = titles()
-    for name, row in flag_settings().items():
-        if name in without:
-            continue
-        title = of_part[name]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(f"settings: {title}")
-        action: Any = (used_most if name in USED_MOST else groups[title]).add_argument(
-            f"--{name}",
-            default=argparse.SUPPRESS,
-            nargs="+" if takes_mapping(row) else None,
-            metavar="NAME=VALUE" if takes_mapping(row) else "VALUE",
-            help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
-        )
-        if name not in USED_MOST:
-            action.all_help, action.help = action.help, argparse.SUPPRESS
+    for part in ALL_PARTS:
+        rest = parser.add_argument_group(f"settings: {part.title}")
+        for name, row in part.rows.items():
+            if name in without or name in NOT_A_FLAG:
+                continue
+            action: Any = (used_most if name in USED_MOST else rest).add_argument(
+                f"--{name}",
+                default=argparse.SUPPRESS,
+                nargs="+" if row.is_mapping else None,
+                metavar="NAME=VALUE" if row.is_mapping else "VALUE",
+                help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
+            )
+            if name not in USED_MOST:
+                action.all_help, action.help = action.help, argparse.SUPPRESS
 
 
 class HelpAll(argparse.Action):

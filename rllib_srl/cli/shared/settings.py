@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -61,6 +61,7 @@ class Shorthands(Settings):
 
 RUN = Part("run", "", RunSettings)
 WORDS = Part("in one word", "", Shorthands)
+ALL_PARTS = (RUN, WORDS, *PARTS)
 SHORTHANDS = tuple(WORDS.rows)
 NOT_A_FLAG = ("log_directory",)  # the scripts set it, from --out
 
@@ -70,24 +71,9 @@ class SettingsError(ValueError):
 
 
 @cache
-def all_parts() -> tuple[Part, ...]:
-    """Return the parts of the settings in the order of documents."""
-    return (RUN, WORDS, *PARTS)
-
-
 def all_settings() -> dict[str, Setting]:
     """Return every setting by name, ordered by part."""
-    return {name: row for part in all_parts() for name, row in part.rows.items()}
-
-
-def takes_mapping(row: Setting) -> bool:
-    """Return whether the value of a setting is a dictionary."""
-    return any(get_origin(kind) is dict for kind in (row.kind, *get_args(row.kind)))
-
-
-def titles() -> dict[str, str]:
-    """Return setting -> title of its part."""
-    return {name: part.title for part in all_parts() for name in part.rows}
+    return {name: row for part in ALL_PARTS for name, row in part.rows.items()}
 
 
 def flag_settings() -> dict[str, Setting]:
@@ -132,7 +118,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     unknown = _unknown_names(values)
     known = flag_settings()
     read, wrong = _read({name: value for name, value in {**values, **_given(arguments)}.items() if name in known})
-    out_of_range = errors_of(read, all_parts())[0]
+    out_of_range = errors_of(read, ALL_PARTS)[0]
     wrong += out_of_range.values()
     read = {name: value for name, value in read.items() if name not in out_of_range}
     try:
@@ -195,7 +181,7 @@ def more_faults(read: Mapping[str, Any]) -> list[str]:
         lines += early_faults(config, lines)
     except (TypeError, ValueError) as error:  # from RLlib's own setters
         lines = str(error).splitlines()
-    return [line for line in map(in_flag_names, lines) if re.split(r"\W", line, maxsplit=1)[0] in {"data", *read}]
+    return [line for line in lines if re.split(r"\W", line, maxsplit=1)[0] in {"data", *read}]
 
 
 def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
@@ -220,14 +206,9 @@ def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
     except ValueError as error:
         lines += [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     if lines:
-        raise SettingsError(invalid([in_flag_names(line) for line in lines]))
+        raise SettingsError(invalid(lines))
     if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
         check_machine_holds(SRL.default_resource_request(config), config)
-
-
-def in_flag_names(line: str) -> str:
-    """Return an error message in the names of flags and YAML files."""
-    return line.replace("model_config['model']", "model").replace("env_config of env", "env_config")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -297,7 +278,7 @@ def read_value(name: str, value: Any) -> Any:
     row = all_settings()[name]
     if name in SHORTHANDS and not str(value).lstrip().startswith(("[", "{")):
         return value
-    if takes_mapping(row):
+    if row.is_mapping:
         return _mapping(value)
     if isinstance(value, str) and not (isinstance(row.default, str) and row.default != "auto") and value != PRESET:
         value = plain(value)
