@@ -214,9 +214,13 @@ class SRLConfig(AlgorithmConfig):
 
         Raises:
             ValueError: there is no memory of this name.
+            TypeError: a setting that it does not have.
         """
         self._assign_named("replay", memory)
-        return self._assign_short("replay", kwargs)
+        names = sorted(name.removeprefix("replay_") for name in settings_of("replay"))
+        if unknown := sorted(set(kwargs) - set(names)):
+            raise TypeError(_refusal("replay", unknown, names) + f"\nexpected some of {names}")
+        return self._assign({f"replay_{name}": value for name, value in kwargs.items()})
 
     def distill(self, teacher: Any = "start", **parameters: Any) -> SRLConfig:
         """Add the KL to frozen teachers on the policy's own answers; parameters: docs/losses.md#distillation."""
@@ -235,12 +239,6 @@ class SRLConfig(AlgorithmConfig):
             values[name] = callbacks_of(values[name])
         config: SRLConfig = super().update_from_dict(values)
         return config
-
-    def _assign_short(self, part: str, values: Mapping[str, Any]) -> SRLConfig:
-        names = sorted(name.removeprefix(f"{part}_") for name in settings_of(part))
-        if unknown := sorted(set(values) - set(names)):
-            raise TypeError(_refusal(part, unknown, names) + f"\nexpected some of {names}")
-        return self._assign({f"{part}_{name}": value for name, value in values.items()})
 
     def _assign_named(self, kind: str, name: str | None) -> None:
         for setting, value in (settings_of_name(kind, name) if name is not None else {}).items():
@@ -505,6 +503,23 @@ class SRLConfig(AlgorithmConfig):
         return {"model": "smollm2-135m"}
 
 
+def _describe(method: str) -> None:
+    """Give a grouped method the signature and the documentation of its settings, for completion and `help`."""
+    function = getattr(SRLConfig, method)
+    rows = {name.removeprefix("replay_"): row for name, row in settings_of(method).items()}
+    *own, rest = inspect.signature(function).parameters.values()
+    named = {one.name for one in own}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    given = [inspect.Parameter(name, kind, default=row.initial) for name, row in rows.items() if name not in named]
+    function.__signature__ = inspect.Signature([*own, *given, rest])
+    listed = "\n".join(f"    {name}: {row.meaning}" for name, row in rows.items())
+    function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings:\n{listed}"
+
+
+for _method in ("environment", "env_runners", "training", "evaluation", "replay"):
+    _describe(_method)
+
+
 def register() -> None:
     """Register "SRL" with Tune, for `tune.Tuner("SRL", ...)`."""
     from rllib_srl.algorithm.srl import SRL
@@ -529,12 +544,11 @@ def _divide(values: Mapping[str, Any], method: str) -> tuple[dict[str, Any], dic
     return ours, {name: value for name, value in values.items() if name not in taken}
 
 
-def _refusal(part: str, unknown: Sequence[str], known: Collection[str]) -> str:
+def _refusal(method: str, unknown: Sequence[str], known: Collection[str]) -> str:
     """Return the error message for settings that a grouped method does not take, with a replacement for each."""
     lines = []
     for name in unknown:
-        other = next((part.method for part in PARTS if part.method and name in part.rows), "")
-        home = f"it is a setting of {other}()" if other else ""
+        home = next((f"it is a setting of {part.method}()" for part in PARTS if part.method and name in part.rows), "")
         hint = home or in_place_of(name, known) or in_place_of(name, SETTINGS)
         lines.append(f"  {name}; expected no setting of that name here{f'; {hint}' if hint else ''}")
-    return "\n".join([f"{part}() got unknown settings:", *lines])
+    return "\n".join([f"{method}() got unknown settings:", *lines])

@@ -168,7 +168,7 @@ class TrainingSettings(Settings):
     grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
     num_prompts_per_batch: int = setting(16, "number of prompts played in each iteration (P)", ge=1)
     group_size: int = setting(
-        8, "episodes per prompt (G), at least 2 (posterior, none: 1)",
+        8, "episodes per prompt (G), at least 2, or 1 with advantage posterior or none",
         "an integer of at least 2, or of 1 with advantage = 'posterior' or 'none'", ge=1
     )
     regularisers: dict[str, Any] | None = setting(

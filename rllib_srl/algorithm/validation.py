@@ -22,6 +22,7 @@ from rllib_srl.engine.models import check_model_name
 from rllib_srl.learner.model_setup import TORCH, fault_of
 from rllib_srl.learner.regularisers.regularisers import made, parameter_faults
 from rllib_srl.replay.selection.rules import DATELESS, SELECTIONS
+from rllib_srl.replay.settings import ReplaySettings
 
 # RLlib's settings that SRL uses. Any other would have no effect, so a value other than its default is refused.
 USED = frozenset(
@@ -78,8 +79,9 @@ def warnings_of(config: Any) -> list[str]:
             "replay_selection = 'srl' draws what is due",
         ),
     ]
-    changed = [row for row in rows if row[0] and memory.differing(row[1])]
-    return [f"replay_{name} = {getattr(memory, name)!r} {text}" for _, name, text in changed]
+    default = ReplaySettings()
+    idle = [(name, getattr(memory, name), text) for is_idle, name, text in rows if is_idle]
+    return [f"replay_{name} = {value!r} {text}" for name, value, text in idle if value != getattr(default, name)]
 
 
 def _unknown(config: Any) -> Iterator[str]:

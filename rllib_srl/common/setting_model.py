@@ -24,7 +24,6 @@ from rllib_srl.common.foreign_names import nearest
 PRESET = "preset"  # value of a setting that the user leaves to the named algorithm or loss
 
 Pair = Annotated[tuple[float, float], Strict(False)]  # a list is a tuple, too
-Triple = Annotated[tuple[float, float, float], Strict(False)]
 Part = TypeVar("Part", bound="Settings")
 Clash = tuple[Any, str, str]  # see `clashes`
 
@@ -94,12 +93,12 @@ def where(is_right: Callable[..., bool]) -> AfterValidator:
 
 
 class SettingFaults(ValueError):
-    """Values outside their ranges. Invariant: `wrong` is name -> "expected ...", one for each value."""
+    """Values outside their ranges. Invariant: `lines` is name -> "name = value; expected ..."."""
 
-    def __init__(self, values: Mapping[str, Any], wrong: Mapping[str, str]) -> None:
-        """Write one line for each value."""
-        super().__init__("invalid settings:\n  " + "\n  ".join(f"{n} = {values[n]!r}; {wrong[n]}" for n in wrong))
-        self.wrong = wrong
+    def __init__(self, lines: Mapping[str, str]) -> None:
+        """Join the lines."""
+        super().__init__("\n  ".join(["invalid settings:", *lines.values()]))
+        self.lines = lines
 
 
 class Settings(BaseModel):
@@ -117,7 +116,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise SettingFaults(values, self._wrong(error)) from None
+            raise SettingFaults(self._lines(values, error)) from None
 
     @classmethod
     @cache
@@ -146,19 +145,13 @@ class Settings(BaseModel):
         try:
             made, wrong = cls(**values), {}
         except SettingFaults as error:
-            wrong = dict(error.wrong)
+            wrong = dict(error.lines)
             made = cls(**{name: value for name, value in values.items() if name not in wrong})
-        lines = {name: f"{name} = {values[name]!r}; {text}" for name, text in wrong.items()}
-        return lines, [line for line in made.contradictions() if not names_any(line, wrong)]
+        return wrong, [line for line in made.contradictions() if not names_any(line, wrong)]
 
     def contradictions(self) -> Iterable[str]:
         """Return the errors of settings that do not go together; each value is within its range."""
         return clashes(unread(type(self), self, self), self)
-
-    def differing(self, *names: str) -> list[str]:
-        """Return those of some settings that do not have their default."""
-        fields = type(self).model_fields
-        return [n for n in names if getattr(self, n) != fields[n].get_default(call_default_factory=True)]
 
     def checked(self: Part) -> Part:
         """Return these settings.
@@ -183,8 +176,8 @@ class Settings(BaseModel):
         return type(value) is type(default) and bool(value == default)
 
     @classmethod
-    def _wrong(cls, error: ValidationError) -> dict[str, str]:
-        """Return name -> "expected ..." of pydantic's errors."""
+    def _lines(cls, values: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
+        """Return name -> "name = value; expected ..." of pydantic's errors."""
         wrong: dict[str, str] = {}
         for one in error.errors():
             name = str(one["loc"][0])
@@ -195,7 +188,7 @@ class Settings(BaseModel):
                 wrong[name] = text
             else:
                 wrong.setdefault(name, f"expected {expected(cls, name)}")
-        return wrong
+        return {name: f"{name} = {values[name]!r}; {text}" for name, text in wrong.items()}
 
 
 def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:

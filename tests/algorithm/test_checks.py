@@ -56,14 +56,6 @@ class Numbers(Even):
         return 7, {}
 
 
-class Raising(Even):
-    """Cannot be reset."""
-
-    def reset(self, *, seed=None, options=None):
-        """Raise what no user expects."""
-        raise KeyError("the database")
-
-
 class TrainOnly(Even):
     """Has no held-out prompts."""
 
@@ -103,12 +95,10 @@ def rows(path, *lines) -> str:
     ("env", "env_config", "expected"),
     [
         ("compare", {"num_numbers": 99}, "env = 'compare'; env_config of Compare: num_numbers = 99; expected 2 to 6"),
-        ("compare", {"num_nubmers": 3}, "env = 'compare'; env_config of Compare: "),
         ("question_file", {"path": "/no/such.jsonl"}, "data = '/no/such.jsonl' is not a file"),
         (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
         (f"{HERE}:Numbers", {}, "; its prompt 'even "),
         ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
-        (f"{HERE}:Raising", {}, "': reset failed: KeyError: 'the database'"),
         (f"{HERE}:Long", {}, "tokens; expected fewer than max_episode_tokens = 48, which includes the answer"),
         ("builtins:dict", {}, "it cannot be played: it is a dict; expected a gymnasium.Env"),
     ],
@@ -200,11 +190,6 @@ def test_missing_packages_of_engine_and_memory_are_named(config, monkeypatch):
     assert faiss.startswith("replay_capacity = 32769 with diversity; expected at most 32768, or the package faiss (pip")
 
 
-def test_a_context_that_is_too_long_names_the_setting(config, random_llama_dir):
-    (line,) = lines_of(config.env_runners(max_episode_tokens=5000))
-    assert line == f"max_episode_tokens = 5000; expected at most 1024, the context of the model '{random_llama_dir}'"
-
-
 def test_regularisers_beyond_the_models_size_are_refused(config, random_llama_dir):
     most = json.loads((random_llama_dir / "config.json").read_text())["vocab_size"]
     config.training(regularisers={"distill": {"top_k": most + 1}})
@@ -272,9 +257,7 @@ def test_a_model_that_cannot_chat_is_refused(config):
     ("template", "max_turns", "message"),
     [
         (CHATML, 8, ""),
-        (CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"), 8, ""),
         (CHATML.partition("{% if")[0], 8, "ignores add_generation_prompt: a prompt does not end with"),
-        (CHATML.partition("{% if")[0], 1, "ignores add_generation_prompt: a prompt does not end with"),
         (
             CHATML.replace("+ m['role']", "+ (messages | length | string)"),
             8,

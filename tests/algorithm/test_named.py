@@ -7,6 +7,7 @@ import pytest
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES
 from rllib_srl.algorithm.validation import faults_of, warnings_of
+from rllib_srl.batch.advantages import OVERLONG_SHARE
 from rllib_srl.cli import train
 from rllib_srl.cli.shared.settings import SettingsError, build_config, given_settings
 
@@ -32,15 +33,16 @@ def test_a_name_is_valid_and_the_same_in_python_in_tune_and_as_a_flag(method, na
 
 
 def test_methods_are_those_of_the_papers():
+    grpo = config().training("grpo").loss_settings()
+    assert (grpo.advantage, grpo.ratio_level, grpo.clip_rule, grpo.clip_low) == ("group", "token", "symmetric", 0.2)
+    assert (grpo.aggregation, grpo.kl_coeff, grpo.dynamic_sampling_tries) == ("sequence_mean", 0.0, 0)
     dapo = config().training("dapo").loss_settings()
-    assert (dapo.clip_low, dapo.clip_high, dapo.aggregation) == (0.2, 0.28, "token_mean")
+    assert (dapo.advantage, dapo.clip_rule, dapo.clip_low, dapo.clip_high) == ("group", "higher", 0.2, 0.28)
+    assert (dapo.aggregation, OVERLONG_SHARE) == ("token_mean", 4096 / 20480)  # verl: the buffer of the longest answer
     assert (dapo.dynamic_sampling_tries, dapo.overlong_penalty, dapo.kl_coeff) == (10, 1.0, 0.0)
     spo = config().training("spo")
-    assert (spo.loss_settings().advantage, spo.loss_settings().surprise_scale, spo.group_size) == (
-        "posterior",
-        "centred",
-        1,
-    )
+    loss = spo.loss_settings()
+    assert (loss.advantage, loss.surprise_scale, loss.min_surprise, spo.group_size) == ("posterior", "centred", 0.0, 1)
     assert spo.replay_settings().selection == "contrib.spo"
     assert config().training("grpo").replay_settings().is_on is False
     srl = config().training("srl").replay_settings()

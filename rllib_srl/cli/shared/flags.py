@@ -15,6 +15,7 @@ from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose
 from rllib_srl.cli.shared.settings import (
     ALL_PARTS,
     NOT_A_FLAG,
+    WORDS,
     SettingsError,
     flag_settings,
     given_settings,
@@ -25,7 +26,7 @@ from rllib_srl.cli.shared.settings import (
 
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
-    *("algorithm", "replay", "data", "reward", "env", "env_config", "model", "engine"),
+    *("algorithm", "replay", "data", "reward", "env", "env_config", "model", "loss", "engine"),
     *("seed", "lr", "iterations", "num_prompts_per_batch", "group_size"),
     *("max_turn_tokens", "max_episode_tokens", "num_env_runners", "evaluation_interval", "checkpoint_every"),
 )
@@ -42,12 +43,13 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         for name, row in part.rows.items():
             if name in without or name in NOT_A_FLAG:
                 continue
+            default = "" if part is WORDS else f" (default: {shown(row.default)})"
             action: Any = (used_most if name in USED_MOST else rest).add_argument(
                 f"--{name}",
                 default=argparse.SUPPRESS,
                 nargs="+" if row.is_mapping else None,
                 metavar="NAME=VALUE" if row.is_mapping else "VALUE",
-                help=f"{row.meaning} (default: {shown(row.default)})".replace("%", "%%"),
+                help=f"{row.meaning}{default}".replace("%", "%%"),
             )
             if name not in USED_MOST:
                 action.all_help, action.help = action.help, argparse.SUPPRESS

@@ -53,7 +53,7 @@ class Shorthands(Settings):
         None, f"settings of a paper: {' '.join(ALGORITHMS)}, docs/settings.md; `loss` sets the loss alone"
     )
     replay: Literal[tuple(MEMORIES)] | None = setting(  # type: ignore[valid-type]
-        None, f"memory in one word: {' '.join(MEMORIES)}"
+        None, f"memory in one word: {' '.join(MEMORIES)}; not given: uniform"
     )
     data: Any = setting(None, "your own questions: a file or a hub data set")
     reward: Any = setting(None, "with data: reward functions, module:f, file.py:f or a URL")
