@@ -233,8 +233,10 @@ class SRLConfig(AlgorithmConfig):
         return self
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
-        """Set settings by name; "algorithm", "replay" and callbacks are names as in their methods."""
-        values = without_names(dict(config_dict))  # RLlib passes configs, too
+        """Set settings by name; "algorithm", "replay", "model" and callbacks are names as in their methods."""
+        values = without_names(dict(config_dict))  # RLlib passes configs, too, whose "model" is a dictionary of its own
+        if "model" in values and not isinstance(values["model"], Mapping):
+            self.rl_module(model_config={"model": values.pop("model")})
         for name in values.keys() & {"callbacks", "callbacks_class"}:
             values[name] = callbacks_of(values[name])
         config: SRLConfig = super().update_from_dict(values)

@@ -1,6 +1,7 @@
 """Train a language model with SRL.
 
     srl train --env compare --lr 2e-5 --iterations 20
+    srl train --data my.jsonl --reward my_rewards.py:right --model tiny --loss gspo
     srl train --config run.yaml --out results/first
     srl train --resume results/first --iterations 40
     ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto
@@ -23,7 +24,7 @@ from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensor
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.settings import RunSettings, build_config, check, given_settings, run_setting
+from rllib_srl.cli.shared.settings import build_config, check, given_settings, run_settings
 from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
 
 if TYPE_CHECKING:
@@ -74,12 +75,11 @@ def train(arguments: argparse.Namespace) -> int:
         arguments.out = arguments.again or arguments.out
         resume = runs.resume_or_restart(arguments.out) or resume
     plan = runs.plan_run(arguments.out, resume, given_settings(arguments), arguments.trust_checkpoint)
-    faults = RunSettings.faults({name: plan.values[name] for name in RunSettings.table() if name in plan.values})
+    how_long = run_settings(plan.values)
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
-    check(config, faults)  # before anything starts
-    last, max_failures = run_setting("iterations", plan.values), run_setting("max_failures", plan.values)
+    check(config)  # before anything starts
+    last, max_failures, WATCH.grace_s = how_long.iterations, how_long.max_failures, how_long.grace_s
     plan.refuse_done(last)
-    WATCH.grace_s = float(run_setting("grace_s", plan.values))
     again: tuple[object, ...] = ()
     if arguments.export:
         empty_or_new(arguments.export)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,15 +96,13 @@ def listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def run_setting(name: str, values: Mapping[str, Any]) -> Any:
-    """Return one of `RunSettings`, by its default where `values` lacks it.
+def run_settings(values: Mapping[str, Any]) -> RunSettings:
+    """Return how long a run goes on, by some of its settings.
 
     Raises:
-        SettingsError: the value is out of its range.
+        ValueError: values out of their ranges.
     """
-    if faults := RunSettings.faults({name: values[name]} if name in values else {}):
-        raise SettingsError("\n".join(faults))
-    return values.get(name, RUN.rows[name].default)
+    return RunSettings(**{name: values[name] for name in RUN.rows if name in values})
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -184,15 +182,11 @@ def more_faults(read: Mapping[str, Any]) -> list[str]:
     return [line for line in lines if re.split(r"\W", line, maxsplit=1)[0] in {"data", *read}]
 
 
-def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
+def check(config: SRLConfig) -> None:
     """Validate a config; if a local Ray is still to be started, also check the resources of this machine.
 
-    Args:
-        config: the config.
-        more: errors that are already known.
-
     Raises:
-        SettingsError: all errors, in the names of flags and YAML files.
+        SettingsError: all errors.
         PlacementError: this machine has too few resources.
     """
     import ray
@@ -200,13 +194,10 @@ def check(config: SRLConfig, more: Iterable[str] = ()) -> None:
     from rllib_srl.algorithm.resources import check_machine_holds
     from rllib_srl.algorithm.srl import SRL
 
-    lines = list(more)
     try:
         config.validate()
     except ValueError as error:
-        lines += [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-    if lines:
-        raise SettingsError(invalid(lines))
+        raise SettingsError(str(error).replace("SRLConfig is invalid:", "invalid settings:")) from None
     if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
         check_machine_holds(SRL.default_resource_request(config), config)
 
@@ -320,7 +311,8 @@ def build_config(values: Mapping[str, Any]) -> SRLConfig:
     from rllib_srl.algorithm.config import SRLConfig
 
     try:
-        return apply_settings(SRLConfig(), expanded(values))
+        given = {name: value for name, value in expanded(values).items() if name not in RUN.rows}
+        return SRLConfig().update_from_dict(given)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 
@@ -329,16 +321,3 @@ def model_config_of(values: Mapping[str, Any]) -> SRLConfig:
     """Return a config with only those settings of a run that shape the tensors of its model."""
     names = [name for name in values if name == "model" or name.startswith("lora_")]
     return build_config({name: values[name] for name in names})
-
-
-def apply_settings(config: SRLConfig, values: Mapping[str, Any]) -> SRLConfig:
-    """Set settings by name, and return `config`."""
-    rest = {name: value for name, value in values.items() if name not in RUN.rows}
-    if "env" in rest:
-        config.environment(rest.pop("env"))
-    if "model" in rest:
-        config.rl_module(model_config={"model": rest.pop("model")})
-    if "env_config" in rest:
-        config.environment(env_config=rest.pop("env_config") or {})
-    updated: SRLConfig = config.update_from_dict(rest)
-    return updated

@@ -25,7 +25,7 @@ from ray import tune
 
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
-from rllib_srl.cli.shared.settings import run_setting
+from rllib_srl.cli.shared.settings import run_settings
 from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of
 from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
@@ -57,11 +57,11 @@ class Run(NamedTuple):
     @classmethod
     def of(cls, arguments: argparse.Namespace, given: dict[str, Any]) -> Run:
         """Return what a command line says; the settings of `RunSettings` are taken out of `given`."""
-        WATCH.grace_s = float(run_setting("grace_s", given))
-        max_failures = run_setting("max_failures", given)
+        how_long = run_settings(given)
+        WATCH.grace_s = how_long.grace_s
         for name in ("grace_s", "max_failures"):
             given.pop(name, None)
-        return cls(bool(arguments.resume), arguments.trust_checkpoint, arguments.verbose, max_failures)
+        return cls(bool(arguments.resume), arguments.trust_checkpoint, arguments.verbose, how_long.max_failures)
 
 
 def run(plan: Plan, how: Run) -> int:
