@@ -60,7 +60,7 @@ class EnvironmentSettings(Settings):
         "a mapping from the names of environments to weights above 0, or None"
     )
     prompt_order: Literal["mixture", "epochs"] = setting(
-        "mixture", '"mixture" (each environment in passes of its own, drawn by weight) or "epochs" (each prompt of all '
+        "mixture", '"mixture" (each environment in its own passes, drawn by weight) or "epochs" (each prompt of all '
         "environments once an epoch)"
     )
     stream: Any = setting(

@@ -165,10 +165,11 @@ class Settings(BaseModel):
 
     @classmethod
     def _needed(cls, name: str, *values: str) -> str:
-        default = cls.model_fields[name].default
+        """Return as text which values of a setting are on."""
         if values:
             return f"{name} = {' or '.join(map(repr, values))}"
-        return f"{name} above 0" if is_number(default) else f"{name} other than {default!r}"
+        off = cls.model_fields[name].default
+        return f"{name} {'= True' if off is False else 'above 0' if is_number(off) else f'other than {off!r}'}"
 
     @classmethod
     def _is_default(cls, name: str, value: Any) -> bool:

@@ -212,9 +212,7 @@ class ReplaySettings(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
         """Return the settings whose `as_dict` this is, without validation."""
-        is_tuple = {name for name, field in cls.model_fields.items() if isinstance(field.default, tuple)}
-        given: dict[str, Any] = {n: tuple(v) if n in is_tuple else v for n, v in values.items()}
-        return cls.model_construct(**given)
+        return cls.model_construct(**values)
 
 
 def _plain(value: Any) -> Any:

@@ -94,10 +94,8 @@ def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
 
 @pytest.mark.parametrize(("argv", "line"), [
     (["--group-sise=4"], "--group-sise: did you mean --group_size?"),
-    (["--output_dir", "here"], "--output_dir: use --out"),
     (["--beta", "-1"], "--beta: use --kl_coeff"),
     (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
-    (["+trainer.seed=8"], "+trainer.seed: use --seed"),
     (["--zzz"], "--zzz: --help lists them all"),
 ])  # fmt: skip
 def test_unknown_flags_are_refused_with_what_to_use(capsys: pytest.CaptureFixture, argv: list[str], line: str) -> None:
