@@ -173,7 +173,7 @@ class TrainingSettings(Settings):
     )
     regularisers: dict[str, Any] | None = setting(
         None, "further terms of the loss by name: ewc l2 lwf distill, with parameters, docs/losses.md; None: none",
-        "a mapping from the names of terms to their parameters, or None"
+        "a mapping from some of distill, ewc, l2, lwf, or import paths, to their parameters, or None"
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", '"float32", "bfloat16", or "auto": bfloat16 if the hardware supports it, else float32'

@@ -134,7 +134,7 @@ def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
         if rest in known and rest != name:
             return f"use {prefix}{rest}"
     wanted = parts[-1]
-    if longer := [one for one in known if one.startswith(f"{wanted}_")]:
+    if longer := sorted((one for one in known if one.startswith(f"{wanted}_")), key=lambda one: (len(one), one)):
         return f"use {' or '.join(prefix + one for one in longer[:3])}"
     if near := nearest(wanted, known):
         return f"did you mean {prefix}{near}?"

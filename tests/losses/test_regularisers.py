@@ -87,7 +87,7 @@ def test_names_and_numbers_stand_for_parameters():
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        ("ewc", "regularisers = 'ewc'; expected a mapping from some of 'distill', 'ewc'"),
+        ("ewc", "regularisers = 'ewc'; expected a mapping from some of distill, ewc, l2, lwf"),
         ({"si": 1}, "regularisers.si = 1; expected one of 'distill', 'ewc'"),
         ({"rllib_srl.types:Group": 1}, "regularisers.rllib_srl.types:Group = 1; expected a subclass of Regulariser"),
         ({"l2": -1}, "regularisers.l2.coeff = -1; expected a number of at least 0"),
