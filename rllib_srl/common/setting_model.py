@@ -188,7 +188,9 @@ class Settings(BaseModel):
             elif one["type"] == "value_error" and (text := str(one["ctx"]["error"])):
                 wrong[name] = text
             else:
-                wrong.setdefault(name, f"expected {expected(cls, name)}")
+                near = nearest(str(values[name]), _choices(cls.model_fields[name].annotation))
+                hint = f"; did you mean {near!r}?" if near else ""
+                wrong.setdefault(name, f"expected {expected(cls, name)}{hint}")
         return {name: f"{name} = {values[name]!r}; {text}" for name, text in wrong.items()}
 
 
@@ -244,6 +246,12 @@ def expected(model: type[Settings], name: str) -> str:
     limits = {key: getattr(one, key) for one in field.metadata for key in ("ge", "gt", "le", "lt") if hasattr(one, key)}
     words = _words(field.annotation, limits)
     return words + (", or None" if field.default is None and "None" not in words else "")
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the texts that an annotation allows."""
+    parts = [part for one in get_args(kind) for part in (get_args(one) or [one])]
+    return [part for part in parts if isinstance(part, str)]
 
 
 def _words(kind: Any, limits: Mapping[str, float]) -> str:

@@ -67,8 +67,8 @@ def test_an_unknown_name_is_one_line():
         SRLConfig().training("dappo")
     with pytest.raises(ValueError, match="^replay = 7; expected one of 'none', 'uniform', 'balanced', 'srl'$"):
         SRLConfig().update_from_dict({"replay": 7})
-    with pytest.raises(SettingsError, match="algorithm = 'ppo'; expected one of 'grpo', 'dapo', 'spo', 'srl'"):
-        given_settings(train.parse(["--algorithm", "ppo"]))
+    with pytest.raises(SettingsError, match="algorithm = 'dappo'; expected one of 'grpo', .*; did you mean 'dapo'"):
+        given_settings(train.parse(["--algorithm", "dappo"]))
 
 
 def test_settings_of_a_config_object_are_taken_as_they_are():

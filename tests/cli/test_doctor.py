@@ -61,7 +61,7 @@ def planned(**given) -> str:
 
 def test_the_plan_has_the_settings_that_were_given():
     """AdamW's state is 8 bytes for each of 134.5 million parameters, AdamW's in bfloat16 4, SGD's none."""
-    assert "optimiser 1.0" in planned() and "lora = 16 (engine" in planned()
+    assert "optimiser 1.0" in planned() and "lora_rank = 16 (engine" in planned()
     assert "optimiser 0.3" in planned(optimizer_name="adamw_8bit")
     out = planned(optimizer_name="sgd", lora_rank=64)
     assert "optimiser" not in out and "lora = 64 (engine" in out

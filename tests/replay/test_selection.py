@@ -271,7 +271,7 @@ def test_a_rule_of_a_user_has_parameters():
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
     assert [prompt.prompt_id for prompt in buffer.draw_prompts(2, 2)] == ["p3", "p2"]
     (error,) = ReplaySettings.faults({**values, "selection_config": {"skiped": 2}})
-    has = f"selection '{path}' has no parameters ['skiped']; expected some of ['skipped']"
+    has = f"selection '{path}' has no parameters ['skiped']; expected some of skipped; did you mean skipped?"
     assert error == f"selection_config = {{'skiped': 2}}; {has}"
     (error,) = ReplaySettings.faults({"reuse_selection_config": {"temperature": 1.0}})
     assert error.endswith("selection 'uniform' has no parameters ['temperature']; expected none: it has no parameters")
