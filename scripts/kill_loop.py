@@ -71,14 +71,13 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 3:
             return buffer.drop(sorted(buffer.drawn)[:1], name)
     numbers = generator.choice(60, 4, replace=False).tolist()
-    return [visit.as_dict() for visit in buffer.add([a_group(number, now, generator) for number in numbers], now, name)]
+    return [vars(visit) for visit in buffer.add([a_group(number, now, generator) for number in numbers], now, name)]
 
 
 def content(buffer: SRLReplayBuffer) -> tuple[Any, ...]:
     """Return everything that the store of a buffer holds."""
-    stored = buffer.store.read()
-    payloads = [buffer.store.payload(seq) for seq in stored.seqs.tolist()]
-    return stored.position, stored.items.tobytes(), stored.prompts, stored.groups.tobytes(), payloads, stored.state
+    tables, state = buffer.store.read()
+    return buffer.store.position, tables.content(), [buffer.store.payload(seq) for seq in tables.seqs()], state
 
 
 def use(directory: Path, seed: int, position: int, pipe: int) -> None:

@@ -53,8 +53,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print a line for each; return the exit status."""
     from rllib_srl.cli.shared import diagnosis
+    from rllib_srl.cli.shared.display import counted
     from rllib_srl.cli.shared.settings import build_config, given_settings
-    from rllib_srl.replay.tools.describe import counted
 
     given, found = given_settings(arguments), diagnosis.Findings()
     found.add(diagnosis.of_machine())

@@ -16,21 +16,49 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
-from rllib_srl.cli.shared.display import rounded, table
+from rllib_srl.cli.shared.display import counted, figure, rounded, table
 from rllib_srl.common.decoder import decoder_of
+from rllib_srl.replay.admission import Decode, turns_of
+from rllib_srl.replay.drop import drop
 from rllib_srl.replay.metrics import by_domain
-from rllib_srl.replay.reading import database_in, faults_of, reading
+from rllib_srl.replay.reading import Reading, database_in, faults_of, reading
 from rllib_srl.replay.store import StoreError
-from rllib_srl.replay.tools.describe import Decode, Found, all_items, counted, described, find, lateness, turns
-from rllib_srl.replay.tools.drop import drop
 from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
+from rllib_srl.types import Prompt
 
 WIDEST_PROMPT = 36  # characters of a prompt in `list`
-ORDERS: dict[str, Callable[[Found], float]] = {  # ascending; items without a value come last
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of a memory."""
+
+    memory: Reading
+    slot: int
+
+    @property
+    def row(self) -> np.void:
+        row: np.void = self.memory.tables.items[self.slot]
+        return row
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.memory.tables.prompt_of(self.slot)
+
+    @property
+    def recall(self) -> float:
+        """Return its predicted recall; nan without a review or a rule that predicts it."""
+        return self.memory.recall[self.slot] if self.memory.settings.has_due_dates else math.nan
+
+
+ORDERS: dict[str, Callable[[Item], float]] = {  # ascending; items without a value come last
     "due": lambda item: float(item.row["due"]),
     "recall": lambda item: math.inf if math.isnan(item.recall) else item.recall,
     "pass_rate": lambda item: float(item.row["pass_rate"]) if item.row["visits"] else math.inf,
@@ -65,7 +93,7 @@ def list_items(arguments: argparse.Namespace) -> None:
         if arguments.sort == "recall" and not memory.settings.has_due_dates:
             text = "this memory has no spacing rule, so it predicts no recall; expected another order, such as visits"
             raise ValueError(f"--sort recall: {text}")
-        items = all_items(memory)
+        items = [Item(memory, slot) for slot in memory.tables.slots().tolist()]
         wanted = [item for item in items if arguments.domain in (None, item.prompt.domain)]
         wanted.sort(key=ORDERS[arguments.sort])
         if wanted:
@@ -74,13 +102,13 @@ def list_items(arguments: argparse.Namespace) -> None:
         print(f"{shown} of {len(items)} items, iteration {memory.now}, sorted by {arguments.sort}")
 
 
-def row_of(item: Found) -> list[str]:
+def row_of(item: Item) -> list[str]:
     """Return an item's row in `list`."""
-    row, prompt, settings = item.row, item.prompt, item.reading.settings
-    due = lateness(item.reading.now - float(row["due"])).removeprefix("due ") if settings.has_due_dates else "any time"
+    row, prompt, settings = item.row, item.prompt, item.memory.settings
+    due = lateness(item.memory.now - float(row["due"])).removeprefix("due ") if settings.has_due_dates else "any time"
     name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
     return [
-        item.key[:10],
+        prompt.key[:10],
         name if len(name) <= WIDEST_PROMPT else name[: WIDEST_PROMPT - 1] + "…",
         printable(prompt.domain),
         due,
@@ -88,27 +116,59 @@ def row_of(item: Found) -> list[str]:
         rounded(float(row["pass_rate"]) if row["visits"] else None),
         *(str(row[name]) for name in ("visits", "lapses")),
         rounded(float(row["diversity"]) if settings.embedding_used else None),
-        str(row["num_groups"]),
+        str(len(item.memory.tables.groups_of(item.slot))),
     ]
 
 
 def show(arguments: argparse.Namespace) -> None:
     """Show one item: its state, and the text of its groups."""
     with reading(arguments.directory) as memory:
-        item, decode = find(memory, arguments.item), known_decoder(arguments)
+        item, decode = Item(memory, memory.find(arguments.item)), known_decoder(arguments)
         print(table([(name, printable(value)) for name, value in described(item)], indent=""))
         if decode is None:
             print(f"\n({NO_TOKENIZER})", file=sys.stderr)
-        for at in item.groups:
-            print("\n".join(group_lines(item, at, decode)))
+        for at in memory.tables.groups_of(item.slot):
+            print("\n".join(group_lines(memory, memory.tables.groups[at], decode)))
 
 
-def group_lines(item: Found, at: int, decode: Decode | None) -> Iterator[str]:
-    """Yield the lines of a stored group: its numbers, then each episode."""
-    row = item.reading.stored.groups[at]
-    group = item.reading.group(int(item.reading.stored.seqs[at]))
+def described(item: Item) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value, in words and with units, of each property of an item."""
+    row, prompt, settings, now = item.row, item.prompt, item.memory.settings, item.memory.now
+    yield "item", prompt.key
+    yield "prompt", f"{prompt.env_id} [{prompt.prompt_id}]" + (f", step {prompt.step}" if prompt.step else "")
+    for number, turn in enumerate(prompt.history, 1):
+        yield f"history, turn {number}", repr(turn)
+    yield "domain", prompt.domain
+    if settings.has_due_dates:
+        yield "due", f"at iteration {figure(row['due'])} ({lateness(now - float(row['due']))})"
+    if settings.has_due_dates and row["reps"]:
+        asked = f"the rule asks for {settings.desired_retention:g}"
+        yield "recall", f"{item.recall:.2f} expected now, iteration {now}; {asked}"
+        days = counted(settings.iterations_per_day, "iteration")
+        stability = f"stability {counted(row['stability'], 'day')}, difficulty {figure(row['difficulty'])}"
+        yield "memory state", f"{stability} ({days} a day)"
+        yield "reviews", f"{row['reps']}, {counted(row['lapses'], 'lapse')}"
+    if row["visits"]:
+        passed = f"{row['num_success']} of {row['group_size']} episodes passed, mean reward {float(row['reward']):.2f}"
+        yield "last visit", f"iteration {row['last_review']}, version {row['version']}: {passed}"
+    yield "visits", f"{row['visits']}, first met in iteration {row['created']}"
+    if settings.embedding_used:
+        parts = ", ".join(f"{name} {float(row[name]):.2f}" for name in ("variance", "novelty"))
+        yield "diversity", f"{float(row['diversity']):.2f} among the items ({parts})"
+
+
+def lateness(late: float) -> str:
+    """Return "due 3 iterations ago", "due now" (0 <= late < 1) or "due in 2 iterations"."""
+    if 0 <= late < 1:
+        return "due now"
+    return f"due {counted(late, 'iteration')} ago" if late > 0 else f"due in {counted(-late, 'iteration')}"
+
+
+def group_lines(memory: Reading, row: np.void, decode: Decode | None) -> Iterator[str]:
+    """Yield the lines of a stored group by its row: its numbers, then each episode."""
+    group = memory.group(int(row["seq"]))
     rewards = " ".join(f"{reward:g}" for reward in group.rewards_G)
-    age, uses = counted(item.reading.now - row["born"], "iteration"), counted(row["uses"], "time")
+    age, uses = counted(memory.now - row["born"], "iteration"), counted(row["uses"], "time")
     yield (
         f"\ngroup {group.group_id}: age {age}, version {row['version']}, reused {uses}, {row['num_tokens']} tokens "
         f"({row['num_loss_tokens']} by the policy), rewards {rewards}"
@@ -117,7 +177,8 @@ def group_lines(item: Found, at: int, decode: Decode | None) -> Iterator[str]:
         return
     for g in range(group.size):
         yield f"── episode {g}  reward {group.rewards_G[g]:g}  stop {group.stop_reasons[g].value}"
-        for role, text in turns(group, g, decode):
+        for is_policy, _, _, text in turns_of(group, g, decode):
+            role = "policy" if is_policy else "environment"
             for number, line in enumerate(text.removesuffix("\n").split("\n")):
                 yield f"{role if number == 0 else '':>11} │ {printable(line)}".rstrip()
 
@@ -131,8 +192,8 @@ def verify(arguments: argparse.Namespace) -> int:
         print(*faults, sep="\n")
         return 1
     with reading(path) as memory:
-        counts = f"{len(memory.stored.items)} items, {len(memory.stored.seqs)} groups"
-        print(f"ok  {path}: {counts}, position {memory.stored.position}")
+        counts = f"{len(memory.tables)} items, {memory.tables.num_groups} groups"
+        print(f"ok  {path}: {counts}, position {memory.store.position}")
     return 0
 
 

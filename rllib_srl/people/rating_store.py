@@ -9,7 +9,7 @@
     store.changed_since(seq)                    one indexed query; [] if nothing is new
 
 The file is private (mode 0600): it has the text of prompts and answers. Writers wait for each other for up to
-`private_database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it. A file has one scheme for good.
+`database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it. A file has one scheme for good.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rllib_srl.people.rating import (
     check_value,
     fixed_reward,
 )
-from rllib_srl.storage.private_database import PrivateDatabase
+from rllib_srl.storage.database import Database
 
 RATINGS = "ratings.db"  # in the directory of a run
 SCHEMA_VERSION = 2
@@ -58,7 +58,7 @@ class RatingsError(RuntimeError):
     """Ratings, or what is stored with them, cannot be read or written; the message names the file and what to do."""
 
 
-class RatingStore(PrivateDatabase):
+class RatingStore(Database):
     """The ratings of one run. Invariant: `answers.newest` is the seq of the last change of each answer's rating."""
 
     tables, schema, content, error = _TABLES, SCHEMA_VERSION, "ratings", RatingsError

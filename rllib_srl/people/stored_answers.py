@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rllib_srl.people.rating import Answer
+from rllib_srl.replay.admission import Decode, turns_of
 from rllib_srl.replay.ratings import RatedGroups, fingerprint
 from rllib_srl.replay.reading import Reading, reading
-from rllib_srl.replay.tools.describe import Decode, turns
 from rllib_srl.types import Group
 
 WAITS = "waits for the next iteration of the run"
@@ -35,7 +36,7 @@ class StoredAnswers:
         """Use an open reading; `decode` returns the function that turns token ids into text."""
         self._reading, self._make_decode = reading, decode
         self._decode: Decode | None = None
-        self._rated = RatedGroups(**reading.stored.state.get("rated", {}))
+        self._rated = RatedGroups(**reading.state.get("rated", {}))
 
     @classmethod
     @contextmanager
@@ -52,16 +53,18 @@ class StoredAnswers:
 
     def newest_first(self) -> Iterator[Answer]:
         """Yield all answers of the run, those of the newest iteration first, each decoded when it is asked for."""
-        for at in self._groups():
-            yield from self._answers(at)
+        for seq in self._seqs():
+            group = self._reading.group(seq)
+            yield from (self._answer(group, g) for g in range(group.size))
 
     def find(self, answer_id: str) -> Answer | None:
         """Return the answer with an id, None if it is not in the memory."""
         group_id, _, episode = answer_id.rpartition("/")
         born = group_id.partition(".")[0]  # ids begin with the iteration, unless they come from a file
-        born_N = self._reading.stored.groups["born"]
-        for at in sorted(self._groups(), key=lambda at: str(born_N[at]) != born):
-            group = self._group(at)
+        born_N = self._rows["born"].tolist()
+        born_of = dict(zip(self._rows["seq"].tolist(), map(str, born_N), strict=True))
+        for seq in sorted(self._seqs(), key=lambda seq: born_of[seq] != born):
+            group = self._reading.group(seq)
             if group.group_id == group_id and episode.isdecimal() and int(episode) < group.size:
                 return self._answer(group, int(episode))
         return None
@@ -79,27 +82,24 @@ class StoredAnswers:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _groups(self) -> list[int]:
-        """Return the position of every group of the run, the newest first."""
-        stored = self._reading.stored
-        positions: list[int] = np.lexsort((stored.seqs, stored.groups["born"]))[::-1].tolist()
-        return positions
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        tables = self._reading.tables
+        return tables.groups[tables.group_slots()]
 
-    def _group(self, at: int) -> Group:
-        return self._reading.group(int(self._reading.stored.seqs[at]))
-
-    def _answers(self, at: int) -> Iterator[Answer]:
-        group = self._group(at)
-        for g in range(group.size):
-            yield self._answer(group, g)
+    def _seqs(self) -> list[int]:
+        """Return the seq of every group of the run, the newest first."""
+        rows_N = self._rows
+        seqs: list[int] = rows_N["seq"][np.lexsort((rows_N["seq"], rows_N["born"]))[::-1]].tolist()
+        return seqs
 
     def _answer(self, group: Group, g: int) -> Answer:
         if self._decode is None:
             self._decode = self._make_decode()
-        listed = turns(group, g, self._decode)
-        prompt = listed[0][1] if listed and listed[0][0] == "environment" else ""
+        listed = turns_of(group, g, self._decode)
+        prompt = listed[0][-1] if listed and not listed[0][0] else ""
         rest = listed[1:] if prompt else listed
-        text = "".join(text if role == "policy" else f"\n[environment] {text}\n" for role, text in rest)
+        text = "".join(text if is_policy else f"\n[environment] {text}\n" for is_policy, _, _, text in rest)
         about: Mapping[str, str] = {"key": group.prompt.key, "env_id": group.prompt.env_id}
         return Answer(
             group.group_id,
@@ -113,13 +113,9 @@ class StoredAnswers:
         )
 
     def _is_stored(self, answer: Answer) -> bool:
-        reading = self._reading
-        keys_N = reading.stored.items["key"]
-        at = np.flatnonzero(keys_N == np.uint64(int(answer.key, 16)))
-        if not len(at):
-            return False
-        groups = reading.groups_at(int(reading.stored.slots[at[0]])).tolist()
-        return any(reading.group(int(reading.stored.seqs[one])).group_id == answer.group_id for one in groups)
+        tables = self._reading.tables
+        slot, at = tables.slot_of(int(answer.key, 16)), tables.group_at(answer.group_id)
+        return slot is not None and at is not None and at in tables.groups_of(slot)
 
 
 def check_run(directory: Path) -> None:

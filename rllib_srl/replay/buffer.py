@@ -27,8 +27,7 @@ from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.diversity.tracker import DiversityTracker
 from rllib_srl.replay.history import DomainStatistics, history_without
-from rllib_srl.replay.intake import ON_GROUP, Entry, Intake, Visit, parts_of
-from rllib_srl.replay.items import Tables
+from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedGroup, RatedGroups, grade_of
@@ -119,10 +118,9 @@ class SRLReplayBuffer:
 
     def _load(self) -> None:
         """Take everything from the store."""
-        stored, settings = self.store.read(), self.settings
-        state = stored.state
+        self.tables, state = self.store.read()
+        settings = self.settings
         self._seed = state.get("seed", self._seed)  # a restored run keeps its seed
-        self.tables = Tables(stored)
         self.recall = Recall(settings, self.tables)
         self.draws = Draws(settings, self.tables, self.recall)
         self.generators = {
@@ -134,7 +132,7 @@ class SRLReplayBuffer:
         self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
-        self._load_vectors(state, bool(len(stored.slots)))
+        self._load_vectors(state)
         self.intake = Intake(
             settings,
             self.tables,
@@ -149,14 +147,14 @@ class SRLReplayBuffer:
             max_prompt_tokens=self._max_prompt_tokens,
         )
 
-    def _load_vectors(self, state: Mapping[str, Any], has_items: bool) -> None:
+    def _load_vectors(self, state: Mapping[str, Any]) -> None:
         """Make a tracker with the vectors of the store, if something needs one.
 
         Raises:
             ValueError: the items were stored with another embedding, or without one.
         """
         name, written = self._embedding, state.get("embedding")
-        if has_items and name != written:
+        if len(self.tables) and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
                 "diversity, near_duplicate, least_diverse); expected the settings that wrote it, or a new memory"
@@ -234,12 +232,11 @@ class SRLReplayBuffer:
         """
 
         def work() -> list[dict[str, Any]]:
-            entries: list[Entry] = []
-            histories = [self.intake.history_of(group) for group in groups]
-            for part in parts_of(groups):
-                entries += self.intake.take(part, now, is_played)
+            visits = [Visit(g.group_id, g.prompt.key, history=self.intake.history_of(g)) for g in groups]
+            for part in parts_of(zip(groups, visits, strict=True)):
+                self.intake.take(part, now, is_played)
                 self._evict(now)
-            return [entry.visit(history).as_dict() for entry, history in zip(entries, histories, strict=True)]
+            return [vars(visit) for visit in visits]
 
         return [Visit.from_dict(values) for values in self._once(request, work)]
 
@@ -374,9 +371,6 @@ class SRLReplayBuffer:
             rated = self.rated
             num_applied, num_changed = rated.num_applied, rated.num_changed
             graded, num_too_old = self.intake.rate(groups, now, rated)
-            for group_id in self.drawn.keys() & {one.group_id for one in groups}:
-                if (at := self.tables.group_at(group_id)) is not None:
-                    self.drawn[group_id] = int(self.tables.groups["seq"][at])  # it was stored again
             grades = [grade_of(answers) for answers in graded.values()]
             self.recall.review(list(graded), np.array(grades, np.int64), now)
             rated.source, rated.position = source, position
@@ -457,19 +451,19 @@ class SRLReplayBuffer:
 
     def check_valid(self) -> None:
         """Raise a ValueError that names every broken invariant of the tables, and what the store holds otherwise."""
-        stored = self.store.read()
-        faults = self.tables.faults()
-        held, loaded = self.tables.content(), Tables(stored).content()
+        stored, written = self.store.read()
+        held, loaded = self.tables.content(), stored.content()
         with_vector = self.tables.slots_with_vector()
         indexed = with_vector if self.tracker is None else self.tracker.slots()
         # New settings are written with the next commit.
-        state = {name: value for name, value in self._state().items() if name != "settings"} if stored.position else {}
+        state = {name: value for name, value in self._state().items() if name != "settings" and written}
         same = {
             **{name: loaded[name] == value for name, value in held.items()},
             "vectors": [slot for slot, _ in self.store.vectors()] == with_vector == indexed,
             "payloads": self.store.payload_seqs() == set(held["groups"]),
-            **{f"state {name!r}": stored.state.get(name) == value for name, value in state.items()},
+            **{f"state {name!r}": written.get(name) == value for name, value in state.items()},
         }
+        faults = self.tables.faults()
         faults += [f"the store has other {name} than the memory" for name, is_same in same.items() if not is_same]
         if faults:
             raise ValueError("; ".join(faults))

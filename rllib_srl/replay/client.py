@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 class ReplayClient:
     """Handle of one run's memory; that of a run without one (capacity 0) stores and draws nothing.
 
-    Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 31 `timeout_s`), and its effect is
+    Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 22 `timeout_s`), and its effect is
     applied at most once.
     """
 

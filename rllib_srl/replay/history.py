@@ -93,13 +93,11 @@ def after_visit(rows_N: np.ndarray, facts: Sequence[GroupFacts], half_life: floa
     version_N = np.array([one.version for one in facts], np.float64)
     rho_N = discount(half_life, version_N - rows_N["version"])
     is_silent_N = np.array([one.variance <= 0 for one in facts], bool)
-    is_right_N = np.array([one.num_success == one.size for one in facts], bool)
     return {
         "history_sum": rho_N * rows_N["history_sum"] + np.array([one.reward_sum for one in facts]),
         "history_count": rho_N * rows_N["history_count"] + np.array([one.size for one in facts]),
         "version": np.maximum(version_N, rows_N["version"]),
         "num_silent": np.where(is_silent_N, np.minimum(MAX_SILENT, rows_N["num_silent"] + 1), 0),
-        "is_solved": rows_N["is_solved"] | is_right_N,
     }
 
 

@@ -43,7 +43,7 @@ OnGroup = Callable[[Group, int | None, np.random.Generator], Iterable[Prompt]]
 ON_GROUP: Rules[OnGroup] = Rules("replay_on_group", {})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Visit:
     """Outcome of adding one played group. Invariant: `refused` is empty exactly if the group was stored."""
 
@@ -58,46 +58,23 @@ class Visit:
     num_grown: int = 0  # items that `on_group` added
     history: History = NO_HISTORY  # before the call of `add`, discounted for this visit
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON types, for the store."""
-        return {**vars(self), "without_loss": list(self.without_loss), "history": list(self.history)}
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
-        """Return the visit whose `as_dict` this is."""
+        """Return the visit whose `vars` these are, as they come out of JSON."""
         read = {"without_loss": tuple(values["without_loss"]), "history": History(*values["history"])}
         return cls(**{**values, **read})
 
 
 @dataclass
 class Entry:
-    """A group on its way in."""
+    """A well-formed group on its way in, and what becomes of it."""
 
     group: Group
-    facts: GroupFacts | None = None  # None: it is broken
+    visit: Visit
+    facts: GroupFacts
+    slot: int | None  # of its item; None: it has none
     measured: Measured | None = None  # None: nothing is embedded
-    slot: int | None = None  # of its item; None: it has none
-    refusal: Refusal | None = None  # why it is not stored
-    is_new: bool = False
     is_visit: bool = False  # of its item
-    grade: int = 0
-    is_lapse: bool = False
-    num_grown: int = 0
-
-    def visit(self, history: History) -> Visit:
-        """Return the outcome for the driver."""
-        return Visit(
-            group_id=self.group.group_id,
-            key=self.group.prompt.key,
-            refused=self.refusal.reason if self.refusal else "",
-            without_loss=self.refusal.without_loss if self.refusal else (),
-            is_new=self.is_new,
-            grade=self.grade,
-            pass_rate=self.facts.num_success / self.facts.size if self.facts else 0.0,
-            is_lapse=self.is_lapse,
-            num_grown=self.num_grown,
-            history=history,
-        )
 
 
 @dataclass
@@ -128,61 +105,55 @@ class Intake:
         version, half_life = int(group.versions_G2.min()), self.settings.history_half_life
         return history_at(self.tables.items[slot], version, half_life, mean)
 
-    def take(self, groups: Sequence[Group], now: int, is_played: bool) -> list[Entry]:
-        """Take in groups of distinct prompts, in order."""
-        entries = [Entry(group) for group in groups]
-        for entry in entries:
-            entry.refusal = malformed(entry.group)
-            if entry.refusal is None:
-                entry.facts = facts_of(entry.group, self.settings.pass_reward)
-                entry.slot = self.tables.slot_of(key_of(entry.group.prompt))
-        whole = [(entry, entry.facts) for entry in entries if entry.facts is not None]
+    def take(self, played: Sequence[tuple[Group, Visit]], now: int, is_played: bool) -> None:
+        """Take in groups of distinct prompts, in order; note in the visit of each what became of it."""
+        entries = list[Entry]()
+        for group, visit in played:
+            if (refusal := malformed(group)) is not None:
+                self._refuse(visit, refusal)
+                continue
+            facts = facts_of(group, self.settings.pass_reward)
+            visit.pass_rate = facts.num_success / facts.size
+            entries.append(Entry(group, visit, facts, self.tables.slot_of(key_of(group.prompt))))
         if self.tracker is not None:
-            slots = [-1 if entry.slot is None else entry.slot for entry, _ in whole]
-            measured = self.tracker.measure([entry.group for entry, _ in whole], slots)
-            for (entry, _), one in zip(whole, measured, strict=True):
+            slots = [-1 if entry.slot is None else entry.slot for entry in entries]
+            measured = self.tracker.measure([entry.group for entry in entries], slots)
+            for entry, one in zip(entries, measured, strict=True):
                 entry.measured = one
         for entry in entries:
             self._enter(entry, now)
-        tested = [
-            (entry, facts)
-            for entry, facts in whole
-            if entry.slot is not None
-            and (is_played or self.tables.items["visits"][entry.slot] == 0)
-            and facts.num_rewarded
-        ]
-        if tested:
-            self._grade([entry for entry, _ in tested], [facts for _, facts in tested], now)
-        for entry, facts in whole:
+        visits_N = self.tables.items["visits"]
+        tested = [e for e in entries if e.slot is not None and (is_played or not visits_N[e.slot])]
+        self._grade([entry for entry in tested if entry.facts.num_rewarded], now)
+        for entry in entries:
             if entry.is_visit or (is_played and entry.slot is None):
-                self.statistics.note(entry.group.prompt.domain, facts.reward)
+                self.statistics.note(entry.group.prompt.domain, entry.facts.reward)
         if is_played:
-            rewarded = [(entry.group.prompt, facts.variance) for entry, facts in whole if facts.num_rewarded]
+            rewarded = [(entry.group.prompt, entry.facts) for entry in entries if entry.facts.num_rewarded]
             self.count_by_domain("num_groups", [prompt for prompt, _ in rewarded])
-            self.count_by_domain("num_groups_without_signal", [prompt for prompt, variance in rewarded if not variance])
-        stored = [(entry, facts) for entry, facts in whole if entry.refusal is None]
-        for entry, facts in stored:
-            assert entry.slot is not None
-            num_replaced = self._store(entry.slot, entry.group, facts, born=now, in_history=entry.is_visit)
-            self.counts["num_groups_replaced"] += num_replaced
-        for entry, _ in stored if is_played and self.on_group else ():
-            entry.num_grown = self._grow(entry.group, now)
-        return entries
+            self.count_by_domain("num_groups_without_signal", [prompt for prompt, one in rewarded if not one.variance])
+        stored = [entry for entry in entries if not entry.visit.refused]
+        for entry in stored:
+            self._store(entry, now)
+        for entry in stored if is_played and self.on_group else ():
+            entry.visit.num_grown = self._grow(entry.group, now)
+
+    def _refuse(self, visit: Visit, refusal: Refusal) -> None:
+        visit.refused, visit.without_loss = refusal.reason, refusal.without_loss
+        self.counts[f"num_refused_{refusal.reason}"] += 1
+        self.counts["num_episodes_without_loss"] += len(refusal.without_loss)
 
     def _enter(self, entry: Entry, now: int) -> None:
         """Check a group, and add its item if it is new."""
-        group, facts = entry.group, entry.facts
-        if facts is not None:
-            entry.refusal = self._judged(entry, facts)
-            if entry.slot is None and entry.refusal is None and facts.size < self.settings.min_graded:
-                entry.refusal = Refusal("ungraded", train=True)
-        if entry.refusal is not None:
-            self.counts[f"num_refused_{entry.refusal.reason}"] += 1
-            self.counts["num_episodes_without_loss"] += len(entry.refusal.without_loss)
+        refusal = self._judged(entry)
+        if refusal is None and entry.slot is None and entry.facts.size < self.settings.min_graded:
+            refusal = Refusal("ungraded", train=True)
+        if refusal is not None:
+            self._refuse(entry.visit, refusal)
         elif entry.slot is None:
-            entry.slot, entry.is_new = self._add_item(group.prompt, now), True
+            entry.slot, entry.visit.is_new = self._add_item(entry.group.prompt, now), True
 
-    def _judged(self, entry: Entry, facts: GroupFacts) -> Refusal | None:
+    def _judged(self, entry: Entry) -> Refusal | None:
         """Return why a group is not stored, None if it is."""
         similarity = -1.0
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
@@ -192,17 +163,21 @@ class Intake:
         refusal = admit(entry.group, self.settings, similarity, self.decode)
         if refusal is not None or entry.slot is None:
             return refusal
+        numbers = entry.facts.num_tokens, np.float32(entry.facts.nll)
         for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much
             row = self.tables.groups[at]
-            if (row["num_tokens"], row["nll"]) == (facts.num_tokens, np.float32(facts.nll)) and np.array_equal(
+            if (row["num_tokens"], row["nll"]) == numbers and np.array_equal(
                 self._group(int(row["seq"])).token_ids_N, entry.group.token_ids_N
             ):
                 return Refusal("duplicate", train=True)
         return None
 
-    def _grade(self, entries: Sequence[Entry], facts: Sequence[GroupFacts], now: int) -> None:
+    def _grade(self, entries: Sequence[Entry], now: int) -> None:
         """Grade visits and write the changed fields of their items' rows."""
+        if not entries:
+            return
         settings, slots = self.settings, [entry.slot for entry in entries if entry.slot is not None]
+        facts = [entry.facts for entry in entries]
         size_N, variance_N, *others = (
             np.array([getattr(one, name) for one in facts])
             for name in ("size", "variance", "num_success", "reward", "nll")
@@ -220,7 +195,7 @@ class Intake:
         if self._reads_recall:
             grade_N, is_lapse_N = self.recall.visit(slots, facts, now, **fields)
             for entry, grade, is_lapse in zip(entries, grade_N.tolist(), is_lapse_N.tolist(), strict=True):
-                entry.grade, entry.is_lapse = grade, is_lapse
+                entry.visit.grade, entry.visit.is_lapse = grade, is_lapse
         else:  # nothing reads grades: the item rests, and is then due at any time
             last_N = np.where(size_N >= settings.min_graded, now, before_N["last_review"])
             self.tables.update(slots, last_review=last_N, due=last_N + settings.min_recall_interval, **fields)
@@ -235,13 +210,20 @@ class Intake:
         due = now + self.settings.min_recall_interval
         return self.tables.add_item(key_of(prompt), prompt, prompt.domain, now, due=due)
 
-    def _store(self, slot: int, group: Group, facts: GroupFacts, **fields: Any) -> int:
-        """Store a group under a new number; return how many left for it."""
+    def _store(self, entry: Entry, now: int) -> None:
+        """Store a group under a new number."""
+        assert entry.slot is not None
+        tables = self.tables
+        fields = self._written(tables.next_group_seq, entry.group, entry.facts)
+        fields |= {"born": now, "in_history": entry.is_visit}
+        _, num = tables.add_group(entry.slot, entry.group.group_id, self.settings.groups_per_item, **fields)
+        self.counts["num_groups_replaced"] += num
+
+    def _written(self, seq: int, group: Group, facts: GroupFacts) -> dict[str, Any]:
+        """Write the payload of a group, and return the fields of its row that depend on it."""
         payload = encode(group)
-        self.store.put("payloads", [(self.tables.next_group_seq, payload)])
-        fields |= {name: getattr(facts, name) for name in OF_GROUP}
-        most = self.settings.groups_per_item
-        return self.tables.add_group(slot, group.group_id, most, num_bytes=len(payload), **fields)[1]
+        self.store.put("payloads", [(seq, payload)])
+        return {"num_bytes": len(payload), **{name: getattr(facts, name) for name in OF_GROUP}}
 
     def _grow(self, group: Group, now: int) -> int:
         """Add the new items that `on_group` makes of a stored group; known prompts are left out."""
@@ -278,13 +260,10 @@ class Intake:
         return graded, num_too_old
 
     def _rate_group(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
-        """Set the ratings of a stored group; return all of them if one is new or differs, else [].
-
-        A payload is never changed, so the group is stored again under a new number, with the iteration, the policy
-        versions and the number of uses that it had: the guards of reuse hold as before.
-        """
+        """Set the ratings of a stored group; return all of them if one is new or differs, else []."""
         tables, row = self.tables, self.tables.groups[at].copy()
-        seq, group = int(row["seq"]), self._group(int(row["seq"]))
+        seq = int(row["seq"])
+        group = self._group(seq)
         seen = one.seen(group)
         rewards, earlier = rewards_of(seen), group.extra.get(PEOPLE, {}).get("rated", {})
         rated.note(one, rewards, earlier)
@@ -292,28 +271,21 @@ class Intake:
             return []
         after = with_ratings(group, rewards, one.pass_reward)
         facts = [facts_of(group, self.settings.pass_reward) for group in (group, after)]
+        # The mean of the domain has none of the new rewards.
         fields, in_history = corrected(tables.items[slot], row, self.settings.history_half_life, *facts)
-        targets = {episode: self.store.target(seq, episode) for episode in tables.episodes_with_target(seq)}
-        tables.remove_group(at)
-        new = tables.next_group_seq
-        # The mean of the domain has none of its new rewards.
-        self._store(slot, after, facts[1], born=int(row["born"]), uses=int(row["uses"]), in_history=in_history)
-        for episode, payload in targets.items():
-            tables.targets[new, episode] = len(payload)
-            self.store.put("targets", [(new, episode, payload)])
-        if fields:
-            tables.update([slot], **fields)
+        tables.update_groups([at], in_history=in_history, **self._written(seq, after, facts[1]))
+        tables.update([slot], **fields)
         is_given = any(earlier.get(episode) != reward for episode, reward in rewards.items())  # not only taken back
         return [answer for answer in seen if answer.reward is not None] if is_given else []
 
 
-def parts_of(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Split groups, in order, into parts of distinct prompts, each at most `MOST_AT_ONCE` long."""
-    part: dict[str, Group] = {}
-    for group in groups:
-        if len(part) == MOST_AT_ONCE or group.prompt.key in part:
+def parts_of(played: Iterable[tuple[Group, Visit]]) -> Iterator[list[tuple[Group, Visit]]]:
+    """Split played groups, in order, into parts of distinct prompts, each at most `MOST_AT_ONCE` long."""
+    part: dict[str, tuple[Group, Visit]] = {}
+    for group, visit in played:
+        if len(part) == MOST_AT_ONCE or visit.key in part:
             yield list(part.values())
             part = {}
-        part[group.prompt.key] = group
+        part[visit.key] = group, visit
     if part:
         yield list(part.values())

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 class BufferProcess:
     """A buffer in an actor of this node, or (`is_local`) in this process.
 
-    Invariant: a call fails after at most 2 `timeout_s` (`call_long`: 31 `timeout_s`).
+    Invariant: a call fails after at most 2 `timeout_s` (`call_long`: 22 `timeout_s`).
     """
 
     def __init__(self, actor: Any, is_local: bool, path: Path, timeout_s: float) -> None:
@@ -65,19 +65,16 @@ class BufferProcess:
         process.call(Call.of(RLlibReplayBuffer.describe), timeout_s)
         return process
 
-    def call(self, call: Call[Result], timeout_s: float = 0.0, restart_s: float = 0.0) -> Result:
+    def call(self, call: Call[Result], timeout_s: float = 0.0) -> Result:
         """Run a call; repeat it once the buffer that died or timed out is back.
 
-        Args:
-            call: the call.
-            timeout_s: limit of the first attempt, 0 for the usual one.
-            restart_s: limit of a restart and what follows it, in addition; 0 for that of the first attempt.
+        `timeout_s` is the limit of the first attempt, and again of a restart with what follows it; 0: the usual one.
 
         Raises:
             ActorFailure: no answer came in time; the message names the call.
             Exception: raised by the buffer.
         """
-        result: Result = self._returned(call, 1, timeout_s, restart_s)[0]
+        result: Result = self._returned(call, 1, timeout_s)[0]
         return result
 
     def call_both(self, call: Call[tuple[Result, Any]]) -> tuple[Result, Any]:
@@ -87,9 +84,8 @@ class BufferProcess:
 
     def call_long(self, call: Call[Result]) -> Result:
         """Run a call that may take 10 times as long; a buffer that was silent before is still found in usual time."""
-        long_s = LONG * self._timeout_s
-        self.call(Call.of(RLlibReplayBuffer.describe), restart_s=long_s)
-        return self.call(call, long_s)
+        self.call(Call.of(RLlibReplayBuffer.describe))
+        return self.call(call, LONG * self._timeout_s)
 
     def stop(self) -> None:
         """End the buffer; return when its database can be opened again, after at most `RELEASE_S` seconds."""
@@ -101,13 +97,13 @@ class BufferProcess:
         while holder_of(self.path) is not None and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _returned(self, call: Call[Any], num: int, timeout_s: float = 0.0, restart_s: float = 0.0) -> Sequence[Any]:
+    def _returned(self, call: Call[Any], num: int, timeout_s: float = 0.0) -> Sequence[Any]:
         """Return the first value of a call, and the other `num - 1`, of an actor as references."""
         if self.is_local:
             answer = self.actor.call(call.method, *call.args, **call.kwargs)
             return [answer] if num == 1 else list(answer)
         limit_s = timeout_s or self._timeout_s
-        deadline = time.monotonic() + limit_s + (restart_s or limit_s)
+        deadline = time.monotonic() + 2 * limit_s
         failure: Failure | None = None
         while (left_s := deadline - time.monotonic()) > 0:
             refs = self._submit(call, num)

@@ -1,6 +1,6 @@
 """Read a memory from outside the process that owns it, on a copy, without disturbing the run or writing to its files.
 
-    DIR --database_in--> its path --copied--> a temporary copy --reading--> Reading: rows, state
+    DIR --database_in--> its path --copied--> a temporary copy --reading--> Reading: tables, state
 
 The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
 the run's commits do not wait for it.
@@ -15,11 +15,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rllib_srl.common.rules import CONTRIB
-from rllib_srl.replay.items import Contents, Tables, key_of
+from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedGroups
@@ -30,6 +31,7 @@ from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
 PLACES = (f"replay/{DATABASE}", f"memory/{SNAPSHOT}", DATABASE, SNAPSHOT)
+MOST_NAMED = 5  # maximum number of candidates in an error message
 
 
 def database_in(path: Path) -> Path:
@@ -63,47 +65,57 @@ class Reading:
 
     path: Path  # of the database that was copied
     store: Store
-    stored: Contents
+    tables: Tables
+    state: dict[str, Any]
 
     @cached_property
     def settings(self) -> ReplaySettings:
         """Return the settings it was last used with; the defaults for an empty memory."""
-        return ReplaySettings.from_dict(self.stored.state.get("settings", {}))
+        return ReplaySettings.from_dict(self.state.get("settings", {}))
 
     @cached_property
     def now(self) -> int:
         """Return the newest iteration recorded; 0 in an empty memory."""
-        items, groups = self.stored.items, self.stored.groups
+        items, groups = self.tables.items, self.tables.groups
         times = (items["last_review"], items["created"], groups["born"])
         return max(int(column.max(initial=0)) for column in times)
 
     @cached_property
-    def recall(self) -> np.ndarray:
-        """Return the predicted recall of each item now, in [0, 1].
+    def recall(self) -> dict[int, float]:
+        """Return the predicted recall of each item now, by slot, in [0, 1].
 
-        It is nan for items without a review, and for all if the spacing rule is a user's own: reading runs no code that
-        a memory names.
+        It is nan without a review, and if the spacing rule is a user's own: reading runs no code that a memory names.
         """
-        rows_N, settings = self.stored.items, self.settings
-        if settings.spacing not in SPACINGS.own and not settings.spacing.startswith(CONTRIB):
-            return np.full(len(rows_N), np.nan)
-        rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
-        elapsed_N = (self.now - rows_N["last_review"]) / settings.iterations_per_day
-        return np.where(rows_N["reps"] > 0, rule.retrievability(SpacingState.of(rows_N), elapsed_N), np.nan)
-
-    @cached_property
-    def tables(self) -> Tables:
-        """Return its rows as a buffer holds them."""
-        return Tables(self.stored)
+        settings, slots_N = self.settings, self.tables.slots()
+        rows_N, recall_N = rows_at(self.tables.items, slots_N), np.full(len(slots_N), np.nan)
+        if settings.spacing in SPACINGS.own or settings.spacing.startswith(CONTRIB):
+            rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
+            elapsed_N = (self.now - rows_N["last_review"]) / settings.iterations_per_day
+            recall_N = np.where(rows_N["reps"] > 0, rule.retrievability(SpacingState.of(rows_N), elapsed_N), np.nan)
+        return dict(zip(slots_N.tolist(), recall_N.tolist(), strict=True))
 
     def stats(self) -> dict[str, float]:
         """Return what `SRLReplayBuffer.stats` does."""
-        state = self.stored.state
+        state = self.state
         return stats_of(self.tables, state.get("counts", {}), RatedGroups(**state.get("rated", {})), self.now)
 
-    def groups_at(self, slot: int) -> np.ndarray:
-        """Return the positions of an item's groups in the arrays of groups, oldest first."""
-        return np.flatnonzero(self.stored.groups["slot"] == slot)
+    def find(self, name: str) -> int:
+        """Return the slot of the item with the prompt id `name`, or else of the one whose key begins with `name`.
+
+        Raises:
+            ValueError: no item or several match; the message names up to `MOST_NAMED`.
+        """
+        prompts = {slot: self.tables.prompt_of(slot) for slot in self.tables.slots().tolist()}
+        found = [slot for slot, prompt in prompts.items() if prompt.prompt_id == name]
+        found = found or [slot for slot, prompt in prompts.items() if prompt.key.startswith(name.lower())]
+        if not found:
+            raise ValueError(f"none of {len(prompts)} items has the prompt id or key {name!r}; see srl memory list")
+        if len(found) > 1:
+            some = [prompts[slot] for slot in found[:MOST_NAMED]]
+            listed = ", ".join(f"{prompt.key} ({prompt.env_id} [{prompt.prompt_id}])" for prompt in some)
+            listed += ", ..." * (len(found) > MOST_NAMED)
+            raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
+        return found[0]
 
     def group(self, seq: int) -> Group:
         """Return a stored group.
@@ -124,7 +136,7 @@ def reading(path: Path) -> Iterator[Reading]:
     """
     path = database_in(path)
     with copied(path) as directory, _renamed(path, directory), closing(Store(directory)) as store:
-        yield Reading(path, store, store.read())
+        yield Reading(path, store, *store.read())
 
 
 def faults_of(path: Path) -> list[str]:
@@ -138,9 +150,10 @@ def faults_of(path: Path) -> list[str]:
         if found:
             return [f"page: {text}" for text in found]
         with reading(path) as one:
-            with_vector = [slot for slot, _ in one.store.vectors()]
+            if one.store.payload_seqs() != set(one.tables.seqs()):
+                return ["the payloads are not those of the groups"]
             faults = [*_faults_of_groups(one)] or one.tables.faults()
-            if not faults and with_vector != one.tables.slots_with_vector():
+            if not faults and [slot for slot, _ in one.store.vectors()] != one.tables.slots_with_vector():
                 faults = ["the vectors are not those of the items"]
             return faults
     except (StoreError, ValueError, sqlite3.DatabaseError) as error:
@@ -149,15 +162,15 @@ def faults_of(path: Path) -> list[str]:
 
 def _faults_of_groups(one: Reading) -> Iterator[str]:
     """Yield one message for each group that cannot be read, or does not match its item or its row."""
-    keys = {int(slot): key_of(prompt) for slot, prompt in zip(one.stored.slots, one.stored.prompts, strict=True)}
-    for seq, row in zip(one.stored.seqs.tolist(), one.stored.groups, strict=True):
+    for row in one.tables.groups[one.tables.group_slots()]:
+        seq = int(row["seq"])
         try:
             group = one.group(seq)
             group.check_valid()
         except (StoreError, ValueError) as error:
             yield str(error)
             continue
-        if key_of(group.prompt) != keys.get(int(row["slot"])):
+        if key_of(group.prompt) != one.tables.items["key"][row["slot"]]:
             yield f"group {seq} is of {group.prompt.env_id} [{group.prompt.prompt_id}], which is not its item"
         if (len(group.token_ids_N), group.size) != (row["num_tokens"], row["size"]):
             yield f"group {seq} has {len(group.token_ids_N)} tokens in {group.size} episodes; its row says otherwise"

@@ -1,8 +1,8 @@
 """Keep a memory in one SQLite file that always holds the state of the last commit.
 
     with store.transaction(): put, write, ...    all of it is durable at the end, or nothing is stored
-    read() ──> Contents: rows, prompts, state    answer(request) makes a repeated call harmless
-    snapshot(path) ──> a copy for a checkpoint   restore(path) replaces the file by one
+    read() ──> tables, state                     answer(request) makes a repeated call harmless
+    snapshot(path) ──> a copy for a checkpoint   restore(path) goes back to one
 
     items    slot -> row, prompt            groups  seq -> row, id           payloads  seq -> bytes of the group
     vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON
@@ -11,45 +11,40 @@
     memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
 
 Commits survive a crash of the process, and a power loss unless the directory is temporary. A file belongs to one run;
-another run's file is renamed memory.earlier.db, from which `restore` counts the groups stored after a checkpoint. Known
-limit of SQLite: damage inside the log silently drops the commits from there on.
+another run's file is renamed memory.earlier.db, until a snapshot of that run is restored. Known limit of SQLite: damage
+inside the log silently drops the commits from there on.
 
-Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html) and "Atomic Commit" (sqlite.org/atomiccommit.html).
+Source: SQLite, "Write-Ahead Logging" (sqlite.org/wal.html), "Atomic Commit" (sqlite.org/atomiccommit.html) and "Online
+Backup API" (sqlite.org/c3ref/backup_finish.html).
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
-import shutil
 import sqlite3
 import tempfile
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.replay.items import GROUP, ITEM, Contents, Tables
+from rllib_srl.replay.items import GROUP, ITEM, Tables
 from rllib_srl.replay.payloads import compact_json, prompt_fields, prompt_of
-from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
+from rllib_srl.storage.database import TIMEOUT_S, Database
+from rllib_srl.storage.disk import DiskFull
 
-logger = logging.getLogger(__name__)
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
-ENDINGS = ("", "-wal", "-shm")  # of the files of a database
 NUM_ANSWERS = 4096
 # Larger pages cost more where a commit updates rows all over the tables, smaller ones cost large groups more calls.
 PAGE_BYTES = 8192
 MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
 PAGES_A_STEP = 1024  # of a copy
-TIMEOUT_S = 10.0  # longest wait for another connection: a reader, or the owner while it opens or closes the file
-VERSION = json.dumps([6, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
+VERSION = json.dumps([7, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
 CREATE TABLE vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 CREATE TABLE groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL, id TEXT NOT NULL);
@@ -68,12 +63,11 @@ class StoreFull(DiskFull, StoreError):
     """There is no room for the new data; the data stored before is intact."""
 
 
-class StoreInUse(StoreError):
-    """Another process has the database open."""
-
-
-class Store:
+class Store(Database):
     """An open database, held by one process. Invariant: `position` grows by one with each successful commit."""
+
+    tables, schema, content, error, full = TABLES, VERSION, "memory", StoreError, StoreFull
+    mode, is_of_one_thread = 0o666, False
 
     def __init__(self, directory: Path | None, run: str = "") -> None:
         """Open the database of a run in `directory`, or create it; set that of another run aside, but with `run` = "".
@@ -84,43 +78,41 @@ class Store:
             StoreError: it is in use by another process, damaged, not a memory, or of another version.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
-        self.path = Path(self._scratch.name if self._scratch else directory or "") / DATABASE
-        self._lock = _lock(self.path)
-        self._db: sqlite3.Connection | None = None
-        self._run = run
-        self._written: dict[str, str] = {}  # state as last written, encoded
+        self.pragmas = (
+            f"page_size = {PAGE_BYTES}",
+            "journal_mode = WAL",
+            f"synchronous = {'FULL' if self._scratch is None else 'OFF'}",
+            f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
+            "cache_size = -16384",
+            "temp_store = MEMORY",
+        )
+        path = Path(self._scratch.name if self._scratch else directory or "") / DATABASE
+        self._lock: int | None = _lock(path)
         try:
-            self._open()
+            self._open(path, run)
             if run and self._meta["run"] != run:
-                self._shut()
-                if self.position:
-                    _remove(self.path.with_name(EARLIER))
-                    self.path.rename(self.path.with_name(EARLIER))
-                _remove(self.path)
-                self._open()
+                earlier = [self.source_id, _num_groups(self._db)] if self.position else self._earlier
+                with self._explained("setting it aside"):
+                    to_one_file(self._db)
+                    self._db.close()
+                    if self.position:
+                        path.replace(path.with_name(EARLIER))
+                    _remove(path)
+                self._open(path, run, earlier)
         except BaseException:
-            self.close()
+            self._release()
             raise
 
-    def _open(self) -> None:
-        with explained(self.path, "opening it"):
-            self._db = _connect(self.path, is_durable=self._scratch is None)
-            if not self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                meta = {"version": VERSION, "lineage": uuid.uuid4().hex, "position": "0", "run": self._run}
-                with self._atomic("creating it"):
-                    for statement in TABLES.split(";")[:-1]:
-                        self.db.execute(statement)
-                    self.db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            self._meta = _meta_of(self.db, self.path)
-        self.lineage, self.position = self._meta["lineage"], int(self._meta["position"])
-        self._written = {}
+    def _open(self, path: Path, run: str, earlier: Sequence[Any] = ("", 0)) -> None:
+        super().__init__(path, position="0", run=run, earlier=json.dumps(earlier))
+        self._take_meta()
 
-    @property
-    def db(self) -> sqlite3.Connection:
-        """Return the open database; raise a `StoreError` if it is closed."""
-        if self._db is None:
-            raise StoreError(f"memory {self.path} is closed")
-        return self._db
+    def _take_meta(self) -> None:
+        with self._explained("opening"):
+            self._meta = self.meta_of(self._db, self.path)
+        self.position = int(self._meta["position"])
+        self._earlier: list[Any] = json.loads(self._meta["earlier"])  # id and number of groups of the file set aside
+        self._written: dict[str, str] = {}  # state as last written, encoded
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -131,52 +123,33 @@ class Store:
         Raises:
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
-        with self._atomic(f"commit {self.position + 1}"):
-            yield
-            self.put("meta", [("position", str(self.position + 1))])
-        self.position += 1
-
-    @contextmanager
-    def _atomic(self, doing: str) -> Iterator[None]:
-        self._do(doing, "BEGIN IMMEDIATE")
         try:
-            yield
-            self._do(doing, "COMMIT")
+            with self._explained(f"commit {self.position + 1}"), self._transaction():
+                yield
+                self.put("meta", [("position", str(self.position + 1))])
         except BaseException:
             self._written = {}
-            if self._db is not None and self._db.in_transaction:  # after some errors SQLite has rolled back already
-                self._db.execute("ROLLBACK")
             raise
-
-    def _do(self, doing: str, query: str, rows: Iterable[Sequence[Any]] | None = None) -> None:
-        with explained(self.path, doing):
-            if rows is None:
-                self.db.execute(query)
-            else:
-                self.db.executemany(query, rows)
+        self.position += 1
 
     def put(self, table: str, rows: Collection[Sequence[Any]]) -> None:
         """Write rows in place of those with the same key, in a transaction."""
         if rows:
             marks = ", ".join("?" * len(next(iter(rows))))
-            self._do(f"commit {self.position + 1}", f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
+            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
 
     def delete(self, table: str, condition: str, rows: Collection[Sequence[Any]]) -> None:
         """Delete the rows that meet a condition such as "seq = ?", for each of its values, in a transaction."""
-        if rows:
-            self._do(f"commit {self.position + 1}", f"DELETE FROM {table} WHERE {condition}", rows)
+        self._db.executemany(f"DELETE FROM {table} WHERE {condition}", rows)
 
     def write(self, tables: Tables, vectors: Mapping[int, np.ndarray]) -> None:
         """Write what has changed in tables since their last commit, and vectors by slot."""
-        changed = tables.changed()
-        for names, key, gone in (
-            (("items", "vectors"), "slot", changed.removed_slots),
-            (("groups", "payloads", "targets"), "seq", changed.removed_groups),
-        ):
-            for name in names:
-                self.delete(name, f"{key} = ?", [(number,) for number in gone])
-        self.put("items", [(slot, row, compact_json(prompt_fields(one))) for slot, row, one in changed.items])
-        self.put("groups", changed.groups)
+        for name in ("items", "vectors"):
+            self.delete(name, "slot = ?", [(slot,) for slot in tables.removed_slots])
+        for name in ("groups", "payloads", "targets"):
+            self.delete(name, "seq = ?", [(seq,) for seq in tables.removed_groups])
+        self.put("items", [(*row, compact_json(prompt_fields(prompt))) for *row, prompt in tables.changed_items()])
+        self.put("groups", tables.changed_groups())
         self.put("vectors", [(slot, np.ascontiguousarray(one, "<f4").tobytes()) for slot, one in vectors.items()])
 
     def put_state(self, state: Mapping[str, Any]) -> None:
@@ -187,28 +160,26 @@ class Store:
 
     def put_answer(self, request: str, answer: Any) -> None:
         """Write the answer of a named call, of JSON types; the latest `NUM_ANSWERS` are kept."""
-        position = self.position + 1
-        row = (position, request, compact_json(answer))
-        self._do(f"commit {position}", "INSERT INTO answers VALUES (?, ?, ?)", [row])
-        self.delete("answers", "position <= ?", [(position - NUM_ANSWERS,)])
+        row = (self.position + 1, request, compact_json(answer))
+        self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", row)
+        self.delete("answers", "position <= ?", [(self.position + 1 - NUM_ANSWERS,)])
 
     def erase(self) -> None:
         """Forget all answers, and leave no byte of anything deleted in the files.
 
         The file is rewritten: a full disk is a `StoreError`.
         """
-        with self._atomic("erasing what was removed"):
-            self.db.execute("DELETE FROM answers")
-        with explained(self.path, "erasing what was removed"):
-            self.db.execute("VACUUM")
-            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with self._explained("erasing what was removed"):
+            self._db.execute("DELETE FROM answers")
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         _remove(self.path.with_name(EARLIER))
 
     # --- reading ---------------------------------------------------------------------------------
 
     def answer(self, request: str) -> Any | None:
         """Return the answer that was committed with a request, or None if there is none or it is no longer kept."""
-        found = self._all(f"reading answer {request}", "SELECT answer FROM answers WHERE name = ?", request)
+        found = self._read("SELECT answer FROM answers WHERE name = ?", request)
         return json.loads(found[0][0]) if found else None
 
     def payload(self, seq: int) -> bytes:
@@ -221,66 +192,55 @@ class Store:
         return self._blob(f"the target of group {seq}, episode {episode}", query, int(seq), int(episode))
 
     def _blob(self, what: str, query: str, *numbers: int) -> bytes:
-        found = self._all(f"reading {what}", query, *numbers)
+        found = self._read(query, *numbers)
         if not found:
             raise StoreError(f"memory {self.path} does not hold {what}")
         blob: bytes = found[0][0]
         return blob
 
-    def _all(self, doing: str, query: str, *parameters: Any) -> list[Any]:
-        with explained(self.path, doing):
-            return self.db.execute(query, parameters).fetchall()
-
     def payload_seqs(self) -> set[int]:
         """Return the groups that have a payload."""
-        return {seq for (seq,) in self._all("looking for payloads", "SELECT seq FROM payloads")}
+        return {seq for (seq,) in self._read("SELECT seq FROM payloads")}
 
     def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield slot and vector, float32, in slot order; do not commit during the iteration."""
-        with explained(self.path, "reading vectors"):
-            for slot, data in self.db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
+        with self._explained("reading vectors"):
+            for slot, data in self._db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
                 yield slot, np.frombuffer(data, "<f4")
 
-    def read(self) -> Contents:
-        """Return what the last commit left; raise a `StoreError` if the file is damaged."""
-        items, groups, targets, state = (
-            self._all("loading it", f"SELECT {query}")
-            for query in (
-                "slot, row, prompt FROM items ORDER BY slot",
-                "seq, row, id FROM groups ORDER BY seq",
-                "seq, episode, length(payload) FROM targets",
-                "name, value FROM state",
-            )
-        )
+    def read(self) -> tuple[Tables, dict[str, Any]]:
+        """Return the tables and the state that the last commit left; raise a `StoreError` if the file is damaged."""
+        items = self._read("SELECT slot, row, prompt FROM items ORDER BY slot")
+        groups = self._read("SELECT seq, row, id FROM groups ORDER BY seq")
+        targets = self._read("SELECT seq, episode, length(payload) FROM targets")
+        texts = dict(self._read("SELECT name, value FROM state"))
         try:
-            found = Contents(
-                position=self.position,
-                slots=np.array([slot for slot, _, _ in items], np.int64),
-                items=np.frombuffer(b"".join(row for _, row, _ in items), ITEM),
-                prompts=[prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text in items)}]")],
-                groups=np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
-                group_ids=[name for _, _, name in groups],
-                targets=targets,
-                state={name: json.loads(value) for name, value in state},
+            state = {name: json.loads(value) for name, value in texts.items()}
+            tables = Tables(
+                np.array([slot for slot, _, _ in items], np.int64),
+                np.frombuffer(b"".join(row for _, row, _ in items), ITEM),
+                [prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text in items)}]")],
+                np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
+                [name for _, _, name in groups],
+                {(seq, episode): num_bytes for seq, episode, num_bytes in targets},
+                **state.get("items", {}),
             )
-            if len(found.items) != len(items) or len(found.groups) != len(groups):
-                raise ValueError("rows are cut off")
         except (ValueError, TypeError) as error:
             reason = f"loading it failed: {error}: the file is damaged; restore a checkpoint"
             raise StoreError(f"memory {self.path}: {reason}") from error
-        self._written = dict(state)
-        return found
+        self._written = texts
+        return tables, state
 
     # --- copies ----------------------------------------------------------------------------------
 
     def snapshot(self, path: Path) -> None:
         """Write a copy of the last commit to `path` atomically, in bounded memory."""
         scratch = path.with_name(path.name + ".new")
-        with explained(self.path, f"snapshot {path}", written=path):
+        with self.explained(self.path, f"snapshot {path}", written=path):
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch.unlink(missing_ok=True)
             try:
-                back_up(self.db, scratch)
+                back_up(self._db, scratch)
                 flush(scratch)
                 os.replace(scratch, path)
                 flush(path.parent)
@@ -288,57 +248,39 @@ class Store:
                 scratch.unlink(missing_ok=True)
 
     def restore(self, snapshot: Path) -> int:
-        """Replace the database by a snapshot; return the number of groups stored after it, which are dropped.
+        """Go back to a snapshot; return the number of groups stored after it, which are dropped.
 
-        If nothing was committed here yet, they are those of the earlier run's file, which is removed if it continued
-        the snapshot's run. A crash leaves the old file or the new one, each whole.
+        If nothing was committed here yet, they are those of the file that was set aside, which is removed if it
+        continued the snapshot's run. A crash leaves what was there or the snapshot, each whole.
 
         Raises:
             StoreError: the snapshot cannot be read or there is no room; nothing has changed.
         """
-        scratch, earlier = self.path.with_name(self.path.name + ".new"), self.path.with_name(EARLIER)
-        is_resumed = self.position == 0 and earlier.exists()
+        lineage, num_groups = (self.source_id, _num_groups(self._db)) if self.position else self._earlier
         if not snapshot.is_file():
             raise StoreError(f"snapshot {snapshot} does not exist; expected a file that a checkpoint holds")
-        if (log := Path(f"{snapshot}-wal")).exists() and log.stat().st_size:
-            raise StoreError(f"{snapshot} is a live memory, {log.name} beside it; expected a snapshot")
-        try:
-            with explained(snapshot, "restoring it", written=self.path):
-                _remove(scratch)
-                shutil.copyfile(snapshot, scratch)
-                with closing(_connect(scratch, is_durable=False)) as new:
-                    lineage = _meta_of(new, snapshot)["lineage"]
-                    found = new.execute("SELECT value FROM state WHERE name = 'items'").fetchone()
-                    next_seq = json.loads(found[0])["next_group_seq"] if found else 0
-                    new.execute("UPDATE meta SET value = ? WHERE name = 'run'", (self._run or self._meta["run"],))
-                    to_one_file(new)
-                flush(scratch)
-                num_dropped = _groups_from(earlier if is_resumed else self.path, lineage, next_seq)
-                self._shut()
-                for ending in ENDINGS[1:]:  # of a reader: SQLite would apply the old log to the new file
-                    Path(f"{self.path}{ending}").unlink(missing_ok=True)
-                os.replace(scratch, self.path)
-                flush(self.path.parent)
-        finally:
-            _remove(scratch)
-            if self._db is None:
-                self._open()
-        if is_resumed and num_dropped is not None:
-            _remove(earlier)
-        return num_dropped or 0
+        meta = [("run", self._meta["run"]), ("earlier", json.dumps(["", 0]))]
+        with _reader(snapshot) as source, self.explained(snapshot, "restoring", written=self.path):
+            is_same = self.meta_of(source, snapshot)["id"] == lineage
+            num_dropped = num_groups - _num_groups(source) if is_same else 0
+            source.backup(self._db, pages=PAGES_A_STEP)  # one transaction
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if is_same and not self.position:
+            _remove(self.path.with_name(EARLIER))
+        self._take_meta()
+        return max(0, num_dropped)
 
     # --- ending ----------------------------------------------------------------------------------
 
-    def _shut(self) -> None:
-        if self._db is not None:
-            with suppress(StoreError), explained(self.path, "closing it"):  # else the log stays for the next opening
-                to_one_file(self._db)
-            self._db.close()
-            self._db = None
-
     def close(self) -> None:
         """Close the file, in one piece, and release its lock; a second call does nothing."""
-        self._shut()
+        with suppress(sqlite3.Error):  # else the log stays for the next opening
+            to_one_file(self._db)
+        self._db.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -351,7 +293,7 @@ class Store:
 
 def copy(path: Path, target: Path) -> None:
     """Copy the last commit of a database, in use or not, to a new file."""
-    with _reader(path) as db, explained(path, "copying it", written=target):
+    with _reader(path) as db, Store.explained(path, "copying", written=target):
         back_up(db, target)
 
 
@@ -378,27 +320,8 @@ def flush(path: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Delete the files of a database that nobody has open."""
-    for ending in ENDINGS:
+    for ending in ("", "-wal", "-shm"):
         Path(f"{path}{ending}").unlink(missing_ok=True)
-
-
-def _connect(path: Path, is_durable: bool) -> sqlite3.Connection:
-    """Open a database for writing; damage beyond the first page is not detected yet."""
-    db = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in (
-            f"page_size = {PAGE_BYTES}",
-            "journal_mode = WAL",
-            f"synchronous = {'FULL' if is_durable else 'OFF'}",
-            f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
-            "cache_size = -16384",
-            "temp_store = MEMORY",
-        ):
-            db.execute(f"PRAGMA {pragma}").fetchall()
-    except BaseException:
-        db.close()
-        raise
-    return db
 
 
 @contextmanager
@@ -406,7 +329,7 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a connection that reads the last commit of a database, in use or not; its owner does not wait."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with (
-        explained(path, "reading it"),
+        Store.explained(path, "reading"),
         closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as db,
     ):
         db.execute("BEGIN")  # one read transaction: a copy in steps would begin anew with each commit
@@ -414,73 +337,24 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def _meta_of(db: sqlite3.Connection, path: Path) -> dict[str, str]:
-    """Return the lineage of a database, which its snapshots share, the number of its commits and its run."""
-    if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
-        raise StoreError(f"{path} is an SQLite database but not a memory; expected one that a run has written")
-    meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-    if meta.get("version") != VERSION:
-        raise StoreError(
-            f"memory {path} was written by another version of this program, which is not supported: remove it and "
-            "begin a new run"
-        )
-    return meta
+def _num_groups(db: sqlite3.Connection) -> int:
+    """Return how many groups were ever stored in a database."""
+    found = db.execute("SELECT value FROM state WHERE name = 'items'").fetchone()
+    return int(json.loads(found[0])["next_group_seq"]) if found else 0
 
 
-def _groups_from(path: Path, lineage: str, next_seq: int) -> int | None:
-    """Return how many groups a database holds that are not older than `next_seq`; None if it is of another lineage."""
-    try:
-        with _reader(path) as db:
-            if _meta_of(db, path)["lineage"] != lineage:
-                return None
-            num: int = db.execute("SELECT count(*) FROM groups WHERE seq >= ?", (next_seq,)).fetchone()[0]
-            return num
-    except StoreError as error:
-        logger.warning("groups stored after the checkpoint are not counted: %s", error)
-        return None
+# --- the lock ------------------------------------------------------------------------------------------
 
 
-# --- errors and locks --------------------------------------------------------------------------------
-
-
-@contextmanager
-def explained(path: Path, doing: str, written: Path | None = None) -> Iterator[None]:
-    """Raise errors of SQLite and of files as those of `store_error`."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except (sqlite3.Error, OSError) as error:
-        raise store_error(error, path, doing, written) from error
-
-
-def store_error(error: BaseException, path: Path, doing: str, written: Path | None = None) -> StoreError:
-    """Return a `StoreError` with the path, the operation and a remedy.
-
-    `written` is the file being written, if it is not the database at `path`.
-    """
-    text, place = str(error), written or path
-    # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
-    is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
-    if is_full(error) or "full" in text or is_blocked:
-        whole = "nothing of it was stored and what was stored before is whole"
-        return StoreFull(full_message(place, f"{doing} failed: {text}; {whole}"))
-    if "malformed" in text or "not a database" in text:
-        text += ": the file is damaged; restore a checkpoint"
-    elif "locked" in text:
-        return StoreInUse(f"memory {path}: {doing} failed: {text}: another process has it open")
-    return StoreError(f"memory {path}: {doing} failed: {text}")
-
-
-def _lock(path: Path) -> int | None:
+def _lock(path: Path) -> int:
     """Lock a database for this process; return the open file, which the operating system unlocks when it is closed."""
-    with explained(path, "locking it"):
+    with Store.explained(path, "locking"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if (owner := _owner_of(file)) is not None:
                 remedy = "expected one buffer a file: stop it or choose another directory"
-                raise StoreInUse(f"memory {path} is in use by process {owner}; {remedy}")
+                raise StoreError(f"memory {path} is in use by process {owner}; {remedy}")
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except BaseException:

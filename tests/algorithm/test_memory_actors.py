@@ -74,9 +74,8 @@ def check_books(algo, iterations, directory: Path) -> None:
     check_memory(algo)
     uses, groups = Counter(), {}
     with stored_of(algo, directory) as memory:
-        stored = memory.stored
-        for seq, row in zip(stored.seqs.tolist(), stored.groups, strict=True):
-            group = memory.group(seq)
+        for row in memory.tables.groups[memory.tables.group_slots()]:
+            group = memory.group(int(row["seq"]))
             groups[group.group_id] = group
             uses[group.group_id] = int(row["uses"])
     visits = [visit for one in iterations for visit in one.visits.values()]
@@ -187,9 +186,9 @@ def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
         while holder_of(path) is not None and time.monotonic() < deadline:
             time.sleep(0.2)  # the actor ends with its trial
         with reading(path) as memory:
-            stored = memory.stored
-            assert len(stored.slots) == 13 and len(stored.seqs) == replay["num_stored_groups"] > 12
-            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in stored.seqs.tolist()})
+            seqs = memory.tables.seqs()
+            assert len(memory.tables) == 13 and len(seqs) == replay["num_stored_groups"] > 12
+            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in seqs})
     # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
     assert 4 <= len(payloads[0] & payloads[1]) < 12
     written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}

@@ -69,7 +69,7 @@ def test_show_tells_the_item_and_what_was_said(run: Path, capsys: pytest.Capture
     ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 1", "not so in this memory"),
     ("UPDATE state SET value = '9' || value WHERE name = 'items'", "loading it failed: Extra data"),
     ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "does not hold group"),
-    ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "num_groups"),
+    ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "the payloads are not those"),
 ])  # fmt: skip
 def test_verify_names_each_fault(run: Path, capsys: pytest.CaptureFixture, damage: str, expected: str) -> None:
     assert said(capsys, "verify", run).startswith(f"ok  {run}/replay/memory.db: 2 items, 3 groups, position ")
@@ -110,7 +110,7 @@ def write_on(directory: str, started: Event, ended: Event) -> None:
             [a_group(n, (1, 0), now, [9 + now % 90, now % 70, 3]) for n in range(now % 7, 40, 7)], now, f"{now}.add"
         )
         if now % 5 == 0:
-            buffer.store.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if now == 20:
             started.set()
     buffer.check_valid()
@@ -148,7 +148,7 @@ def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monk
 
     def disturbed(source: sqlite3.Connection, copy: Path) -> None:
         play()
-        buffer.store.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         play()
         back_up(source, copy)
 
@@ -157,7 +157,7 @@ def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monk
     for position, patched in ((2, back_up), (2, disturbed), (4, disturbed)):
         monkeypatch.setattr(store, "back_up", patched)
         with reading(tmp_path / "memory.db") as one:
-            assert (one.stored.position, len(one.stored.items)) == (position, 4 * position)
+            assert (one.store.position, len(one.tables)) == (position, 4 * position)
     monkeypatch.setattr(store, "back_up", back_up)
     assert not faults_of(tmp_path / "memory.db")
     buffer.check_valid()
@@ -172,6 +172,6 @@ def test_a_memory_is_read_where_nobody_may_write(tmp_path: Path) -> None:
     before = sorted(path.name for path in (tmp_path / "a").iterdir())
     (tmp_path / "a").chmod(0o500)
     with reading(tmp_path / "a/memory.db") as one:
-        assert len(one.stored.items) == 1
+        assert len(one.tables) == 1
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == before == ["memory.db", "memory.db.lock"]
     (tmp_path / "a").chmod(0o700)

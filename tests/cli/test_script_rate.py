@@ -121,4 +121,4 @@ def test_a_run_that_is_resumed_elsewhere_takes_its_ratings_along(trained, tmp_pa
     assert script.main([str(resumed), "--list"]) == 0
     assert capsys.readouterr().out.count("applied") == 3
     with reading(resumed) as memory:
-        assert memory.stored.state["rated"]["num_applied"] == 3
+        assert memory.state["rated"]["num_applied"] == 3

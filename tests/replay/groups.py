@@ -109,7 +109,7 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
         buffer.drop([reused[0].group_id], f"{now}.drop")
     return {
         "due": asked,
-        "visits": [visit.as_dict() for visit in visits],
+        "visits": [vars(visit) for visit in visits],
         "reused": [(group.group_id, group.token_ids_N.tobytes()) for group in reused],
         "stats": counted(buffer, now),
     }
@@ -145,13 +145,10 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
 
 def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return everything that a buffer's store holds, in a form that `==` compares."""
-    stored = buffer.store.read()
+    tables, state = buffer.store.read()
     return {
-        "position": stored.position,
-        "items": stored.items.tobytes(),
-        "prompts": stored.prompts,
-        "groups": stored.groups.tobytes(),
-        "targets": stored.targets,
-        "state": stored.state,
+        "position": buffer.store.position,
+        "state": state,
         "vectors": {slot: vector.tobytes() for slot, vector in buffer.store.vectors()},
+        **tables.content(),
     }

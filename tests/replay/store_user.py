@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.replay import store as module
 from rllib_srl.replay.store import Store, StoreError
 from tests.replay.stored import commit
 
@@ -46,22 +46,25 @@ def fill(directory: Path, num_bytes: int) -> None:
 
 
 def restore(snapshot: Path, directory: Path, step: int) -> None:
-    """Restore, and die just before the given step on the disk, the first being 0."""
-    store, count = Store(directory), 0
+    """Restore page by page, and die after so many pages, or before what follows them."""
+    count = 0
 
-    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **named: Any) -> Any:
-            nonlocal count
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-            return function(*arguments, **named)
+    def may_die(*_: int) -> None:
+        nonlocal count
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
 
-        return wrapped
+    class Dying(sqlite3.Connection):
+        def backup(self, target: sqlite3.Connection, **_: Any) -> None:
+            super().backup(target, pages=1, progress=may_die)
 
-    for place, name in ((os, "replace"), (module, "flush"), (module.shutil, "copyfile"), (module, "to_one_file")):
-        setattr(place, name, dying(getattr(place, name)))
-    store.restore(snapshot)
+        def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+            may_die()
+            return super().executemany(*arguments)
+
+    sqlite3.connect = partial(sqlite3.connect, factory=Dying)
+    Store(directory).restore(snapshot)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
 
 
 def journalled_items(buffer):
-    return buffer.store.read().items.tobytes()
+    return buffer.store.read()[0].content()
 
 
 def test_a_failed_restore_of_a_new_run_leaves_the_earlier_journal_where_it_was(tmp_path):

@@ -52,7 +52,7 @@ def trace(**given):
         seen.append(
             (
                 [vars(prompt) for prompt in asked],
-                [visit.as_dict() for visit in visits],
+                [vars(visit) for visit in visits],
                 [(group.prompt.key, group.token_ids_N.tobytes(), group.loss_mask_N.tobytes()) for group in reused],
                 {k: None if np.isnan(v) else v for k, v in buffer.stats(now).items()},
                 buffer.tables.items[buffer.tables.slots()]["due"].tolist(),

@@ -82,8 +82,8 @@ def plain(answer):
     """Return an answer in a form that `==` compares."""
     if isinstance(answer, list):
         return [plain(one) for one in answer]
-    if hasattr(answer, "as_dict"):
-        return answer.as_dict()
+    if hasattr(answer, "refused"):
+        return vars(answer)
     answer = getattr(answer, "group", answer)
     return (answer.group_id, answer.token_ids_N.tobytes()) if hasattr(answer, "token_ids_N") else answer
 
@@ -224,7 +224,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), value=st.sampled_from([0.0, 0.5, 1.0]))
     def opinion(self, data, value):
-        """Rate the first answer of a stored group; the group is stored again under its new rewards, as the newest."""
+        """Rate the first answer of a stored group."""
         self.now += 1
         slots = self.buffer.tables.group_slots().tolist()
         if not slots or self.turns > 1:
@@ -236,7 +236,7 @@ class BufferMachine(RuleBasedStateMachine):
         if counts["num_applied"] or counts["num_changed"]:
             item, tokens = self.items[group.prompt.key], group.token_ids_N.tobytes()
             rewards_G = np.array([value, *group.rewards_G[1:]])
-            item["groups"][tokens] = {**item["groups"].pop(tokens), "has_signal": np.ptp(rewards_G) > 0}
+            item["groups"][tokens]["has_signal"] = np.ptp(rewards_G) > 0
             item["last"] = self.now
 
     # --- what happens ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rllib_srl.replay.items import key_of
 from rllib_srl.types import History
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
-FIELDS = ("history_sum", "history_count", "num_silent", "is_solved")
+FIELDS = ("history_sum", "history_count", "num_silent")
 
 
 def row_of(buffer, index):
@@ -61,24 +61,13 @@ def test_what_discounts_a_history(half_life, versions, rho):
     assert history[:2] == (pytest.approx(2 * rho), pytest.approx(2 * rho + 2))  # counted from the newest version
 
 
-def test_silence_and_solutions_by_hand():
+def test_silence_by_hand():
     buffer = a_buffer()
-    for now, (rewards, expected) in enumerate(
-        [
-            ((0, 0, 0, 0), (1, False)),
-            ((0, 0, 0, 0), (2, False)),
-            ((1, 0, 0, 0), (0, False)),  # signal: no longer silent
-            ((1, 1, 1, 1), (1, True)),  # solved, and silent
-            ((1, 0, 0, 0), (0, True)),  # for good
-            ((0.5,) * 4, (1, True)),  # equal rewards are silent, whatever they are
-        ],
-        start=1,
-    ):
-        add(buffer, now, played(0, now, rewards))
-        assert tuple(row_of(buffer, 0)[name] for name in ("num_silent", "is_solved")) == expected
-    for now in range(9, 20):
-        add(buffer, now, played(0, now, (0, 0, 0, 0)))
-    assert row_of(buffer, 0)["num_silent"] == 8
+    # equal rewards are silent, whatever they are; the count ends at 8
+    rewards = [(0,) * 4, (0,) * 4, (1, 0, 0, 0), (1,) * 4, (1, 0, 0, 0), *[(0.5,) * 4] * 9]
+    for now, (one, expected) in enumerate(zip(rewards, [1, 2, 0, 1, 0, *range(1, 9), 8], strict=True), start=1):
+        add(buffer, now, played(0, now, one))
+        assert row_of(buffer, 0)["num_silent"] == expected
 
 
 def test_groups_of_one_call_see_the_history_before_it():
@@ -205,7 +194,6 @@ def test_histories_agree_with_a_list_of_all_visits(calls):
         silent = 0
         for _, rewards in of:
             silent = 0 if len(set(rewards)) > 1 else min(8, silent + 1)
-        is_solved = any(all(r >= 0.9 for r in rewards) for _, rewards in of)
-        assert (row["num_silent"], row["is_solved"]) == (silent, is_solved)
+        assert row["num_silent"] == silent
     buffer.check_valid()
     buffer.close()

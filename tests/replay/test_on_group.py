@@ -30,7 +30,7 @@ def test_its_prompts_become_items_that_wait_unvisited_and_known_ones_are_left_ou
     (visit,) = buffer.add([group], 1)
     assert [(group.group_id, 77)] == SEEN and visit.num_grown == 1 and len(buffer) == 2
     rows = buffer.tables.items[buffer.tables.slots()]
-    assert rows["visits"].tolist() == [1, 0] and rows["num_groups"].tolist() == [1, 0]
+    assert rows["visits"].tolist() == [1, 0] and buffer.tables.groups_of(1) == []
     (child,) = [p for slot in buffer.tables.slots() if (p := buffer.tables.prompt_of(slot)).history]
     assert child.prompt_id == group.prompt.prompt_id
     assert child.history[0] in {turns[0] for turns in group.extra["turns"]}

@@ -202,3 +202,14 @@ def rounded(value: float | None) -> str:
 def with_interval(accuracy: float, low: float, high: float) -> str:
     """Return accuracy and 95 % interval as "0.53  [0.47, 0.59]"."""
     return f"{accuracy:.3f}  [{low:.3f}, {high:.3f}]"
+
+
+def counted(number: float, unit: str) -> str:
+    """Return "1 iteration" or "2.5 iterations"."""
+    text = figure(number)
+    return f"{text} {unit}" if text == "1" else f"{text} {unit}s"
+
+
+def figure(value: float) -> str:
+    """Return a number with one decimal below 100 and none from there on, without a trailing ".0"."""
+    return f"{float(value):.1f}".removesuffix(".0") if abs(value) < 100 else f"{float(value):.0f}"

@@ -3,11 +3,13 @@
     pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> filter -> rule -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
+Draws are functions of the rows: not of the order in which rows were added and removed, nor of when they were loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,25 +35,26 @@ MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
 class Draws:
     """Draws items and groups from `Tables`; apart from the tables, a draw depends only on the given generator."""
 
-    def __init__(self, settings: ReplaySettings, store: Tables, recall: Recall) -> None:
-        self._settings, self._store, self._recall = settings, store, recall
+    def __init__(self, settings: ReplaySettings, tables: Tables, recall: Recall) -> None:
+        self._settings, self._tables, self._recall = settings, tables, recall
         self._reads_recall = settings.reads_recall
         self._is_by_due = settings.selection in BY_DUE
         self._is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
         self._filter = domain_filter(settings.domains)
-        self._rules = {
-            "items": SELECTIONS.make(settings.selection, settings.selection_config),
-            "groups": SELECTIONS.make(settings.reuse_selection, settings.reuse_selection_config),
+        chosen = {
+            "items": (SELECTIONS, settings.selection, settings.selection_config),
+            "groups": (SELECTIONS, settings.reuse_selection, settings.reuse_selection_config),
+            "eviction": (EVICTIONS, settings.eviction, {}),
         }
-        self._eviction = EVICTIONS.make(settings.eviction, {})
+        self._rules = {
+            kind: (f"{table.kind} {name!r}", table.make(name, config)) for kind, (table, name, config) in chosen.items()
+        }
 
     def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
-        store, settings = self._store, self._settings
-        size, interval = self._size(num + len(without), len(store)), settings.min_recall_interval
-        pool_N = store.pool(now, size, generator, self._domains(), interval, self._is_by_due)
+        pool_N = self.item_pool(now, self._size(num + len(without), len(self._tables)), generator)
         pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
-        return self._drawn("items", settings.selection, pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+        return self._drawn("items", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
 
     def groups(
         self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
@@ -60,24 +63,83 @@ class Draws:
 
         Groups whose rewards are all equal are left out if they `must_vary`.
         """
-        store, settings = self._store, self._settings
-        size, domains = self._size(num, store.num_groups), self._domains(are_groups=True)
-        pool_N = store.group_pool(now, size, generator, settings.max_age, settings.max_uses, domains, must_vary)
-        candidates = self.group_candidates(pool_N, now)
-        return self._drawn("groups", settings.reuse_selection, pool_N, candidates, num, generator)
+        pool_N = self.group_pool(now, self._size(num, self._tables.num_groups), generator, must_vary)
+        return self._drawn("groups", pool_N, self.group_candidates(pool_N, now), num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
-        pool_N = self._store.any_items(MOST_CANDIDATES, generator)
-        candidates, title = self.item_candidates(pool_N, now), f"eviction {self._settings.eviction!r}"
-        slots_K: np.ndarray = pool_N[apply(title, self._eviction, candidates, num, generator)[0]]
+        slots_N = self._tables.slots()
+        pool_N = slots_N[generator.choice(len(slots_N), min(MOST_CANDIDATES, len(slots_N)), replace=False)]
+        return self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+
+    # --- pools -----------------------------------------------------------------------------------
+
+    def item_pool(self, now: int, max_num: int, generator: np.random.Generator) -> np.ndarray:
+        """Return the slots of at most `max_num` candidates for a revisit: items that are due, and items that rested.
+
+        Where due dates count, the earliest due items come first, and a uniform sample of the rested fills the pool;
+        elsewhere, and if more than `max_num` qualify, all of it is a uniform sample. Due items are not tested against
+        `min_recall_interval`: their due date already includes it.
+        """
+        rows = self._tables.items
+        due_N, is_free_N = rows["due"], self._tables.is_item_N & self._is_in_domains()
+        is_due_N = is_free_N & (due_N <= now)
+        is_rested_N = is_free_N & (rows["last_review"] <= now - self._settings.min_recall_interval)
+        if not self._is_by_due and np.count_nonzero(is_able_N := is_due_N | is_rested_N) > max_num:
+            return self._sampled(is_able_N, max_num, generator)
+        slots_N = np.flatnonzero(is_due_N)
+        if 0 < max_num < len(slots_N):
+            slots_N = slots_N[due_N[slots_N] <= np.partition(due_N[slots_N], max_num - 1)[max_num - 1]]
+        first_N: np.ndarray = slots_N[np.lexsort((rows["seq"][slots_N], due_N[slots_N]))[:max_num]]
+        if len(first_N) == max_num:
+            return first_N
+        sampled_N = self._sampled(is_rested_N, max_num, generator)
+        # Dropping the due slots from a uniform random sequence leaves a uniform random sequence of the others.
+        others_N = sampled_N[due_N[sampled_N] > now]
+        return np.concatenate([first_N, others_N[: max_num - len(first_N)]])
+
+    def group_pool(self, now: int, max_num: int, generator: np.random.Generator, must_vary: bool) -> np.ndarray:
+        """Return the slots of candidates for reuse, a uniform sample of those that are young and not used up."""
+        rows, settings = self._tables.groups, self._settings
+        is_able_N = self._tables.is_group_N & (rows["born"] < now) & (rows["born"] >= now - settings.max_age)
+        is_able_N &= (rows["uses"] < settings.max_uses) & ((rows["variance"] > 0) | (not must_vary))
+        is_able_N &= self._is_in_domains(are_groups=True)[rows["slot"]]
+        groups_N = np.flatnonzero(is_able_N)
+        domain_N = self._tables.items["domain"][rows["slot"][groups_N]]
+        keys_N = (domain_N, *(rows[name][groups_N] for name in ("uses", "born", "seq")))
+        groups_K: np.ndarray = groups_N[sample(max_num, generator, *keys_N)]
+        return groups_K
+
+    def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: np.random.Generator) -> np.ndarray:
+        """Return a uniform sample of wanted items, at most `max_num`, in random order."""
+        slots_N = np.flatnonzero(is_wanted_N)
+        keys_N = [self._tables.items[name][slots_N] for name in ("domain", "last_review", "seq")]
+        slots_K: np.ndarray = slots_N[sample(max_num, generator, *keys_N)]
         return slots_K
+
+    def _size(self, least: int, total: int) -> int:
+        """Return the size of a pool: all, `total`, for a user's filter, which may leave few of them."""
+        return total if callable(self._filter) else max(least, MOST_CANDIDATES)
+
+    def _is_in_domains(self, are_groups: bool = False) -> np.ndarray:
+        """Return whether each item row is of a domain whose items, or groups, may be drawn; free rows may be of any."""
+        chosen, names = self._filter, self._tables.domains
+        if chosen is None or callable(chosen):
+            return np.ones(len(self._tables.items), bool)
+        if chosen == "last":
+            chosen = names[-2:][:1]
+        elif chosen == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
+            newest = None if are_groups else self._tables.newest_domain
+            chosen = [name for name in names if name != newest]
+        is_in_D = np.array([*(name in chosen for name in names), False])
+        is_in_N: np.ndarray = is_in_D[self._tables.items["domain"]]
+        return is_in_N
 
     # --- candidates ------------------------------------------------------------------------------
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
-        rows_N, settings = rows_at(self._store.items, slots_N), self._settings
+        rows_N, settings = rows_at(self._tables.items, slots_N), self._settings
         newest = float(rows_N["version"].max(initial=0))
         rho_N = discount(settings.history_half_life, newest - rows_N["version"])
         return Candidates(
@@ -97,12 +159,12 @@ class Draws:
         )
 
     def group_candidates(self, groups_N: np.ndarray, now: int) -> Candidates:
-        rows_N = rows_at(self._store.groups, groups_N)
+        rows_N = rows_at(self._tables.groups, groups_N)
         return Candidates(
             len(groups_N),
             are_groups=True,
             diversity_coeff=self._settings.diversity_coeff,
-            **self._columns(rows_N, rows_at(self._store.items, rows_N["slot"]), now),
+            **self._columns(rows_N, rows_at(self._tables.items, rows_N["slot"]), now),
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
             group_size=rows_N["size"],
             abs_advantage=rows_N["abs_advantage"],
@@ -123,30 +185,14 @@ class Draws:
             columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
         return columns
 
-    # --- filter ----------------------------------------------------------------------------------
-
-    def _domains(self, are_groups: bool = False) -> Collection[int] | None:
-        """Return the numbers of the domains whose items, or groups, may be drawn; None for all."""
-        chosen, names = self._filter, self._store.domains
-        if chosen is None or callable(chosen):
-            return None
-        if chosen == "last":
-            return range(len(names))[-2:][:1]
-        if chosen == "earlier":  # the newest domain's prompts are played fresh; its groups may still be reused
-            newest = None if are_groups else self._store.newest_domain
-            return [number for number, name in enumerate(names) if name != newest]
-        return [number for number, name in enumerate(names) if name in chosen]
-
-    def _size(self, least: int, total: int) -> int:
-        """Return the size of a pool: all, `total`, for a user's filter, which may leave few of them."""
-        return total if callable(self._filter) else max(least, MOST_CANDIDATES)
+    # --- filter and rule -------------------------------------------------------------------------
 
     def _kept(self, candidates: Candidates) -> np.ndarray:
         """Return whether a user's filter keeps each candidate, bool [N]; all without one."""
         is_kept_N = np.full(len(candidates), not callable(self._filter))
         for domain in np.unique(candidates.domain).tolist() if callable(self._filter) else ():
             inside = np.flatnonzero(candidates.domain == domain)
-            answer = np.asarray(called("domains", self._filter, self._store.domains[domain], candidates.take(inside)))
+            answer = np.asarray(called("domains", self._filter, self._tables.domains[domain], candidates.take(inside)))
             if answer.dtype != bool or answer.shape not in ((), inside.shape):
                 raise RuleError(
                     f"domains returned {answer.dtype} of shape {answer.shape}; expected True or False, or one for each "
@@ -156,19 +202,38 @@ class Draws:
         return is_kept_N
 
     def _drawn(
-        self,
-        kind: str,
-        name: str,
-        pool_N: np.ndarray,
-        candidates: Candidates,
-        num: int,
-        generator: np.random.Generator,
+        self, kind: str, pool_N: np.ndarray, candidates: Candidates, num: int, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots that the rule of `kind` draws of those that the filter keeps, and their loss weights."""
         if num < 1:
             return np.empty(0, np.int64), np.empty(0)
-        is_kept_N = self._kept(candidates)
-        if not is_kept_N.all():
+        title, rule = self._rules[kind]
+        if kind != "eviction" and not (is_kept_N := self._kept(candidates)).all():
             pool_N, candidates = pool_N[is_kept_N], candidates.take(np.flatnonzero(is_kept_N))
-        indices, weight_N = apply(f"selection {name!r}", self._rules[kind], candidates, num, generator)
+        indices, weight_N = apply(title, rule, candidates, num, generator)
         return pool_N[indices], weight_N
+
+
+def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.ndarray:
+    """Draw the positions of distinct rows uniformly, in random order.
+
+    They are drawn as ranks in the order of the keys, so that the draw does not depend on the places of the rows.
+
+    Args:
+        num: at least 0; if there are fewer rows, all are returned.
+        generator: used once, or not at all if there is nothing to draw.
+        keys_N: integers that order the rows, the first key first; no two rows agree in all of them.
+    """
+    if not (num := min(num, len(keys_N[0]))):
+        return np.empty(0, np.int64)
+    rank_K = generator.choice(len(keys_N[0]), num, replace=False)
+    spans = [int(key_N.max()) - int(key_N.min()) + 1 for key_N in keys_N]
+    order_N: np.ndarray
+    if math.prod(spans) >= 1 << 63:
+        order_N = np.lexsort(keys_N[::-1])
+        return order_N[rank_K]
+    code_N = np.zeros(len(keys_N[0]), np.int64)  # one integer a row is sorted eight times as fast
+    for key_N, span in zip(keys_N, spans):
+        code_N = code_N * span + (key_N.astype(np.int64) - int(key_N.min()))
+    order_N = np.argsort(code_N)
+    return order_N[rank_K]

@@ -10,10 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.replay.items import Tables
 from rllib_srl.replay.reading import copied, database_in, reading
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store
-from rllib_srl.replay.tools.describe import find
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
 
@@ -53,7 +51,7 @@ def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, in
 
 
 def _remove(store: Store, **which: Any) -> int:
-    tables = Tables(store.read())
+    tables, _ = store.read()
     with store.transaction():
         num = tables.remove(**which)
         store.write(tables, {})
@@ -66,7 +64,7 @@ def _key_of(name: str, paths: Sequence[Path]) -> str:
     for path in paths:
         with reading(path) as one:
             try:
-                return find(one, name).key
+                return one.tables.prompt_of(one.find(name)).key
             except ValueError:
                 if path == paths[-1]:
                     raise
