@@ -2,7 +2,7 @@
 
 The source system's five defects (a diversity that has no bound and is flat, intervals that compound, successes that
 shorten, batches that are short, numbers that are never refreshed and state that is lost) are
-each shown impossible: below where "the source" is named, in test_tracker, test_recall and test_buffer_laws.
+each shown impossible: below where "the source" is named, in test_diversity and test_recall.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.payloads import encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
-from rllib_srl.replay.store import StoreError
 from tests.replay.groups import (
     a_buffer,
     a_group,
     a_prompt,
-    counted,
     drawn_groups,
     everything,
     journalled,
@@ -125,51 +122,6 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
     buffer.check_valid()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["full_disk", "refused_commit"])
-@pytest.mark.parametrize("call", CALLS)
-def test_a_call_whose_commit_fails_changes_nothing_and_then_succeeds(call, how, tmp_path, monkeypatch):
-    buffer, lucky = begun(tmp_path), begun()
-    state, stored = everything(buffer), journalled(buffer)
-    stats = counted(buffer, 5)
-    for _ in range(2):
-        with monkeypatch.context() as patch:
-            if how == "full_disk":
-                fill(buffer, patch)
-            else:
-                patch.setattr(buffer.store, "write", raiser(StoreError("disk full")))
-            with pytest.raises(StoreError, match="full"):
-                CALLS[call](buffer, f"5.{call}")
-        offload(buffer)
-        assert everything(buffer) == state and counted(buffer, 5) == stats
-        assert journalled(buffer) == stored
-        buffer.check_valid()
-    assert plain(CALLS[call](buffer, f"5.{call}")) == plain(CALLS[call](lucky, f"5.{call}"))
-    assert everything(buffer) == everything(lucky)
-    for now in (6, 7, 8):
-        assert ids(buffer.draw_prompts(3, now)) == ids(lucky.draw_prompts(3, now))
-        assert plain(drawn_groups(buffer, 2, now)) == plain(drawn_groups(lucky, 2, now))
-
-
-def raiser(error):
-    def failing(*args, **kwargs):
-        raise error
-
-    return failing
-
-
-def fill(buffer, patch):
-    """Leave the database no page more than it has; a large value in the state needs some."""
-    db = buffer.store._db
-    db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")
-    state = buffer._state
-    patch.setattr(buffer, "_state", lambda: {**state(), "padding": "x" * 3_000_000})
-
-
-def offload(buffer):
-    buffer.store._db.execute("PRAGMA max_page_count = 1000000000")
-
-
 # --- what learners say -----------------------------------------------------------------
 
 
@@ -200,19 +152,6 @@ def test_a_batch_is_drawn_in_parts_without_what_it_has():
 
 
 # --- on disk --------------------------------------------------------------------------------------
-
-
-def test_stored_groups_come_back_whole(tmp_path):
-    groups = [a_group(i, 1, i, num_turns=3) for i in range(12)]
-    buffer = a_buffer(tmp_path, run="a")
-    buffer.add(groups, 1)
-    buffer.close()
-    buffer = a_buffer(tmp_path, run="a")
-    drawn = sorted(drawn_groups(buffer, 12, 2), key=lambda group: group.group_id)
-    for one, group in zip(drawn, sorted(groups, key=lambda group: group.group_id), strict=True):
-        assert_same(replace(one, origin="fresh"), group)
-    assert buffer.stats(2)["num_bytes_stored"] == sum(len(encode(group)) for group in groups)
-    buffer.close()
 
 
 def test_stats_name_every_count_from_the_beginning():

@@ -45,36 +45,6 @@ def assert_goes_on(stopped, resumed, path, how, at, end):
     assert sum(len(one["due"]) for one in straight) > 10 and sum(len(one["reused"]) for one in straight) > 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["diverse", "growth"])
-def test_a_run_that_is_opened_anew_before_every_iteration_is_none_the_wiser(variant, tmp_path):
-    settings, how = split(variant)
-    straight, often = a_buffer(**settings), a_buffer(tmp_path, run="a", **settings)
-    for now in range(1, 15):
-        assert play(often, now, **how) == play(straight, now, **how), now
-        state = everything(often)
-        often.close()
-        often = a_buffer(tmp_path, run="a", **settings)
-        often.check_valid()
-        assert everything(often) == state, now
-    assert variant == "growth" or len(everything(often)["vectors"]) > 4
-
-
-def test_restoring_in_place_forgets_what_came_after(tmp_path):
-    buffer = a_buffer(tmp_path, run="a")
-    for now in range(1, 6):
-        play(buffer, now)
-    before = everything(buffer)
-    buffer.snapshot(tmp_path / "copy")
-    straight = [play(buffer, now) for now in range(6, 10)]
-    assert buffer.restore(tmp_path / "copy") > 0
-    buffer.check_valid()
-    assert everything(buffer) == before
-    again = [play(buffer, now) for now in range(6, 10)]
-    assert [one["due"] for one in again] == [one["due"] for one in straight]
-    assert [one["visits"] for one in again] == [one["visits"] for one in straight]
-
-
 def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
     buffer = a_buffer(tmp_path / "a", run="a")
     play(buffer, 1)

@@ -9,7 +9,7 @@ import pytest
 from rllib_srl.replay.client import COUNTS, ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
-from tests.replay.groups import a_group, a_prompt
+from tests.replay.groups import a_group
 
 OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
 HALF = {"revisit_fraction": 0.5, "reuse_fraction": 0.5}
@@ -48,13 +48,6 @@ def played(memory, indices, now, **fields):
 # --- shares ---------------------------------------------------------------------------------------
 
 
-def test_visits_come_back_by_id(start):
-    memory = start()
-    visits = played(memory, range(20), 1)
-    assert [visits[f"1.{place}"].key for place in range(20)] == [a_prompt(index).key for index in range(20)]
-    assert memory.num_items == 20 and memory.stats(1)["num_items"] == 20
-
-
 @pytest.mark.slow
 def test_shares_are_exact_over_many_iterations(start):
     memory = start(revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
@@ -80,14 +73,6 @@ def test_nothing_is_owed_below_the_smallest_size(start):
     assert {name: memory.counts[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0)
     played(memory, [4], 2)
     assert len(memory.draw_prompts(8, 3)) == 4 and memory.counts["num_revisits_owed"] == 4
-
-
-def test_what_is_missing_is_counted_and_never_owed(start):
-    memory = start(min_recall_interval=10)
-    played(memory, range(3), 1)
-    assert memory.draw_prompts(4, 2) == [] and memory.draw_prompts(4, 3) == []
-    assert (memory.counts["num_revisits_owed"], memory.counts["num_revisits_short"]) == (4, 4)
-    assert len(memory.draw_prompts(4, 12)) == 2
 
 
 def test_the_same_iteration_tried_again_asks_anew(start):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder, normalised
+from rllib_srl.replay.diversity.embedders import NgramEmbedder, normalised
 from rllib_srl.types import Group, Prompt, StopReason
 
 HEADER = list(range(100, 160))  # few-shot examples
@@ -118,8 +118,3 @@ def test_a_unit_vector_keeps_its_bits():
     vectors = normalised(np.random.default_rng(0).standard_normal((200, 3)) * 50)
     assert np.array_equal(normalised(vectors), vectors)
     assert np.linalg.norm(vectors.astype(np.float64), axis=1) == pytest.approx(np.ones(200), abs=1e-6)
-
-
-def test_an_unknown_name_is_named():
-    with pytest.raises(ValueError, match=r"embedding = 'bert'; expected one of 'ngram', 'module:rule'"):
-        EMBEDDINGS.named("bert")

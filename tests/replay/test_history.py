@@ -106,13 +106,6 @@ def test_groups_of_another_policy_change_no_history_of_a_known_item():
     assert ([row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.sums) == before
 
 
-def test_history_leaves_with_the_item():
-    buffer = a_buffer(capacity=1, eviction="fifo")
-    add(buffer, 1, played(0, 1, (1, 1)))
-    add(buffer, 2, played(1, 2, (1, 1)))
-    assert add(buffer, 3, played(0, 3, (1, 1))) == [History(0.0, 0.0, 1.0)]
-
-
 # Domains
 
 
@@ -146,12 +139,6 @@ def test_a_group_of_another_policy_is_not_taken_out_of_a_history_that_it_is_not_
     buffer.add([played(0, 1, (1, 1, 0), salt=1, group_id="1.1")], 1, is_played=False)
     drawn = {one.group.group_id: one.history[:2] for one in buffer.draw_groups(2, 2, version=1)}
     assert drawn == {"1.0": (0.0, 0.0), "1.1": (1.0, 2.0)}
-
-
-def test_with_a_policy_groups_of_equal_rewards_are_drawn_too():
-    buffer = a_buffer()
-    add(buffer, 1, played(0, 1, (1, 1)), played(1, 1, (1, 0)))
-    assert len(buffer.draw_groups(2, 2)) == 1 and len(buffer.draw_groups(2, 2, version=2)) == 2
 
 
 # A naive twin

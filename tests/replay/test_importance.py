@@ -30,14 +30,6 @@ def test_importance_weights_by_hand():
     assert PER(alpha=1.0, beta=0.0).loss_weights(candidates, np.array([2])).tolist() == [1]
 
 
-def test_importance_weights_undo_the_draw_at_beta_one():
-    # E[w f] = sum P w f is proportional to the plain sum of f
-    candidates = Candidates(4, are_groups=True, abs_advantage=[0.1, 0.5, 1, 2])
-    probability_N = (candidates.abs_advantage + 1e-6) ** 0.6
-    product_N = probability_N * PER(beta=1.0).loss_weights(candidates, np.arange(4))
-    np.testing.assert_allclose(product_N, product_N[0])
-
-
 @pytest.mark.parametrize("beta", BY_HAND)
 def test_a_draw_carries_the_weights_of_its_groups(beta):
     buffer = a_buffer(**given(beta))

@@ -178,11 +178,6 @@ def test_a_hook_sees_each_well_formed_group_once(monkeypatch):
     assert seen == [group.group_id for group in [*groups[:4], groups[0]]]
 
 
-def test_secrets_cannot_be_looked_for_without_a_tokenizer():
-    with pytest.raises(ValueError, match="admit = 'secrets' without a tokenizer"):
-        a_buffer(admit="secrets")
-
-
 def test_groups_that_nobody_played_just_now_grade_only_what_was_never_visited():
     buffer = a_buffer()
     (first,) = buffer.add([a_group(0, 1)], 1, is_played=False)
@@ -192,14 +187,6 @@ def test_groups_that_nobody_played_just_now_grade_only_what_was_never_visited():
     assert (row["reps"], row["visits"], buffer.tables.num_groups) == (1, 1, 2)
 
 
-def test_more_groups_than_the_table_has_room_for_are_taken_in_in_parts():
-    buffer = a_buffer(capacity=10, eviction="fifo")
-    visits = buffer.add([a_group(i, 1, i) for i in range(300)], 1)
-    assert [visit.group_id for visit in visits] == [f"1.{i}" for i in range(300)]
-    assert sorted(int(p.prompt_id[1:]) for p in prompts(buffer)) == list(range(290, 300))
-    assert buffer.stats(1)["num_evicted"] == 290
-    buffer.check_valid()
-
-
-def prompts(buffer):
-    return [buffer.tables.prompt_of(slot) for slot in buffer.tables.slots()]
+def test_secrets_cannot_be_looked_for_without_a_tokenizer():
+    with pytest.raises(ValueError, match="admit = 'secrets' without a tokenizer"):
+        a_buffer(admit="secrets")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rllib_srl.batch.parts import part_meta
 from rllib_srl.replay.metrics import counts_of, shares_of
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
@@ -32,18 +31,6 @@ def test_groups_signal_and_tokens_are_counted_by_origin():
 
 
 WHATS = ("groups", "signal", "tokens", "generated")
-
-
-def test_what_is_trained_on_counts_whatever_its_rewards_are():
-    """Groups of one, equal rewards, a group that was left out, and an episode left out of a reused group."""
-    fresh, silent, late = a_meta("fresh", (0.0,)), a_meta("revisit", NONE), a_meta("revisit")
-    reused = a_meta("reuse", num_turns=3)
-    part = part_meta(reused, [1])
-    counts = counts_of([fresh, silent, late, reused], [fresh, silent, part])
-    found = {what: [counts[f"num_{what}_{o}"] for o in ("fresh", "revisit", "reuse")] for what in WHATS}
-    assert found == {"groups": [1, 2, 1], "signal": [1, 1, 1], "tokens": [5, 10, 15], "generated": [5, 20, 30]}
-    assert len(counts) == 12 and shares_of(counts)["revisit_share_signal"] == 1 / 2
-    assert shares_of(counts)["reuse_share_tokens"] == 15 / 30
 
 
 def test_nothing_counted_is_all_zeros_and_no_share():

@@ -37,13 +37,6 @@ def test_similarities_worked_by_hand():
     assert np.isnan(Neighbours(2).nearest(np.eye(2), 2)[1]).all()
 
 
-def test_equal_similarities_are_ordered_by_id_and_zeros_are_unlike_everything():
-    found = Neighbours(2)
-    found.set([9, 2, 4], np.array([[1, 0], [1, 0], [0, 0]]))
-    ids, similarity = found.nearest(np.array([[1, 0], [0, 0]]), 3)
-    assert ids.tolist() == [[2, 9, 4], [2, 4, 9]] and similarity.tolist() == [[1, 1, 0], [0, 0, 0]]
-
-
 @settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), min_size=1, max_size=8, unique=True)), max_size=12),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rllib_srl.replay.intake import ON_GROUP
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group
 
 SEEN = []
 
@@ -54,9 +53,3 @@ def test_a_full_memory_evicts_by_its_rule():
     assert buffer.add([a_group(1, 2, num_turns=2)], 2)[0].num_grown == 1
     assert len(buffer) == 3 and buffer.stats(2)["num_evicted"] == 1
     buffer.check_valid()
-
-
-def test_a_registered_function_is_called_by_name(monkeypatch):
-    monkeypatch.setitem(ON_GROUP, "mine", lambda group, room, generator: [a_prompt(9)])
-    buffer = a_buffer(on_group="mine")
-    assert buffer.add([a_group(0, 1)], 1)[0].num_grown == 1 and len(buffer) == 2

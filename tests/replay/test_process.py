@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from subprocess import PIPE, Popen
 
 import pytest
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure, Call
 from rllib_srl.replay.process import BufferProcess
-from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import holder_of
-from tests.conftest import ROOT
 
 COUNTING = Call.of(len)
 
@@ -69,21 +64,3 @@ def test_a_buffer_that_stays_silent_is_reported(stubs):
 def test_what_the_buffer_raises_is_raised_as_it_is(stubs):
     with pytest.raises(ValueError, match="^size = -1; expected more$"):
         stubs("fails", timeout_s=30.0).call(COUNTING)
-
-
-def test_the_process_that_has_a_database_is_found(tmp_path):
-    """It is what ends a stopped process; asking must not take the database from whoever has it."""
-    process = BufferProcess.start(ReplaySettings(admit=None), directory=tmp_path, run="", is_local=True, timeout_s=5.0)
-    assert process.path.exists() and holder_of(process.path) == os.getpid() == holder_of(process.path)
-    process.stop()
-    assert holder_of(process.path) is None
-    elsewhere = tmp_path / "elsewhere/memory.db"
-    assert holder_of(elsewhere) is None
-    script = "import sys; from pathlib import Path; from rllib_srl.replay.store import Store\n"
-    script += "lock = Store(Path(sys.argv[1])); print('here', flush=True); sys.stdin.read()"
-    with Popen([sys.executable, "-c", script, str(elsewhere.parent)], stdin=PIPE, stdout=PIPE, cwd=ROOT) as other:
-        assert other.stdout.readline() == b"here\n"
-        assert holder_of(elsewhere) == other.pid == holder_of(elsewhere)
-        other.stdin.close()
-        other.wait(60)
-    assert holder_of(elsewhere) is None

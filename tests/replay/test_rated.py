@@ -64,18 +64,6 @@ def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_ve
     assert item(buffer)["num_silent"] == 0 and len(buffer.tables.groups_of(0)) == 1
 
 
-def test_age_and_uses_bound_a_rated_group_as_before(buffer):
-    group = a_group(0, (0, 0, 0, 0), 1)
-    apply(buffer, rated(group, {0: 1.0}))
-    assert [len(drawn_groups(buffer, 1, now)) for now in (2, 3, 4)] == [1, 1, 0]  # max_uses = 2
-    apply(buffer, rated(group, {0: 1.0, 1: 0.5}), position=2, now=4)  # a new rating brings no uses back
-    assert drawn_groups(buffer, 1, 5) == []
-    buffer.add([a_group(1, (0, 0), 5)], 5)
-    counts = apply(buffer, rated(a_group(1, (0, 0), 5), {0: 1.0}), position=3, now=20)
-    assert counts == {"num_applied": 1, "num_changed": 0, "num_graded": 1, "num_too_old": 1}
-    assert drawn_groups(buffer, 1, 20) == []  # older than max_age
-
-
 @pytest.mark.parametrize(
     ("ratings", "is_binary", "grade"),
     [
@@ -130,17 +118,6 @@ def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
     assert item(buffer)["pass_rate"] == 0 and drawn_groups(buffer, 1, 2) == []
 
 
-def test_rewards_of_the_environment_stay_where_nobody_rated(tmp_path):
-    buffer = by_hand(tmp_path)
-    group = a_group(0, (1.0, 0.5, 0.0), 1)
-    buffer.add([group], 1)
-    apply(buffer, rated(group, {0: 0.0}))
-    assert stored(buffer)[0].rewards_G.tolist() == [0.0, 0.5, 0.0]
-    apply(buffer, rated(group, {0: None, 2: 1.0}), position=2)
-    assert stored(buffer)[0].rewards_G.tolist() == [1.0, 0.5, 1.0]
-    buffer.close()
-
-
 def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(tmp_path):
     buffer, share = by_hand(tmp_path), 0.5 ** (4 / 11)
     old, new = a_group(0, (0, 0), 1), a_group(0, (1, 0), 5, ids=[3])  # versions 0 and 4
@@ -160,21 +137,6 @@ def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(t
     for each in (buffer, twin):
         each.check_valid()
         each.close()
-
-
-def test_two_groups_of_a_prompt_are_rated_in_one_call_and_the_older_stays_as_old(tmp_path):
-    buffer = by_hand(tmp_path, groups_per_item=2)
-    old, new = a_group(0, (0, 0), 1), a_group(0, (1, 0), 5, ids=[3])
-    buffer.add([old], 1)
-    buffer.add([new], 5)
-    with mock.patch.object(buffer.recall, "review", wraps=buffer.recall.review) as review:
-        apply(buffer, rated(old, {0: 1.0}), rated(new, {1: 1.0}), now=6)
-    rows = buffer.tables.groups[buffer.tables.groups["size"] > 0]
-    assert sorted(zip(rows["born"].tolist(), rows["reward"].tolist(), strict=True)) == [(1, 0.5), (5, 1.0)]
-    assert item(buffer)["reward"] == 1.0  # its last visit
-    assert [one.args[1].tolist() for one in review.call_args_list] == [[4]]  # one review by both
-    buffer.check_valid()
-    buffer.close()
 
 
 # --- what is not there ------------------------------------------------------------------------------

@@ -92,29 +92,6 @@ def test_ten_successes_lengthen_the_base_interval_as_if_there_were_no_diversity(
     assert all(wait <= 1 for wait in waits) and min(waits) < 0.7  # diversity did act, on the due date
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spacing", SPACINGS)
-def test_no_item_comes_back_before_its_minimum_recall_interval(spacing):
-    buffer = a_buffer(spacing=spacing, min_recall_interval=3)
-    last = {}
-    for now in range(1, 40):
-        for prompt in buffer.draw_prompts(4, now):
-            assert now - last[prompt.prompt_id] >= 3
-            buffer.add([a_group(prompt, now, rewards=HALF)], now)
-            last[prompt.prompt_id] = now
-        if now <= 6:
-            buffer.add([a_group(now, now)], now)
-            last[f"p{now}"] = now
-    assert (buffer.tables.items[buffer.tables.slots()]["visits"] > 5).all()
-
-
-def test_a_batch_is_filled_with_what_has_rested_though_better_items_have_not():
-    buffer = a_buffer(min_recall_interval=5)
-    buffer.add([a_group(i, 1, rewards=ALL) for i in range(3)], 1)
-    buffer.add([a_group(10 + i, 5, rewards=HALF) for i in range(6)], 5)  # worth more, and just played
-    assert {prompt.prompt_id for prompt in buffer.draw_prompts(3, 6)} == {"p0", "p1", "p2"}
-
-
 def test_a_failure_after_a_success_is_a_lapse():
     buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_coeff=0.0)
     assert not any(visit(buffer, now).is_lapse for now in (1, 4, 12, 23))
@@ -127,13 +104,3 @@ def test_what_passes_is_the_settings_to_say():
     assert visit(a_buffer(), 1, rewards).grade == 1
     assert visit(a_buffer(pass_reward=0.7), 1, np.float32(rewards)).grade == 1  # 0.7 is a little less in float32
     assert visit(a_buffer(pass_reward=0.69), 1, rewards).grade == 4
-
-
-def test_retrievability_is_of_the_days_that_have_passed():
-    buffer = a_buffer(iterations_per_day=2.0)
-    visit(buffer, 1, HALF)
-    slot = buffer.tables.slots()
-    recall = [float(buffer.recall.recall_of(buffer.tables.items[slot], now)[0]) for now in (1, 3, 9, 40)]
-    assert recall[0] == 1.0 and recall == sorted(recall, reverse=True) and recall[-1] < 0.9
-    state = SpacingState.of(buffer.tables.items[slot])
-    assert recall[1] == float(buffer.recall.rule.retrievability(state, np.array([1.0]))[0])

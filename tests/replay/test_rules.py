@@ -120,26 +120,6 @@ def is_of_words(domain, candidates):
     return domain == "words"
 
 
-def test_names_that_are_nowhere_are_named_early():
-    faults = ReplaySettings.faults({"selection": "uniforms", "eviction": "fifi", "admit": 3})
-    by_name = {fault.partition(" = ")[0]: fault for fault in faults}
-    assert by_name.keys() == {"selection", "eviction", "admit"} and len(faults) == 3
-    assert (
-        "expected one of 'fifo', 'largest_domain', 'least_diverse', 'mastered_first', 'module:rule'"
-        in by_name["eviction"]
-    )
-    assert "selection = 'uniforms'" in by_name["selection"] and by_name["selection"].endswith("did you mean 'uniform'?")
-    assert by_name["eviction"].endswith("did you mean 'fifo'?") and "did you mean" not in by_name["admit"]
-    bad = {
-        "no.such.module:rule": "there is no module",
-        f"{__name__}:nothing": f"{__name__} has no 'nothing'",
-        f"{__name__}:OWN": "expected a callable, not a dict",
-    }
-    for name, said_of_it in bad.items():
-        (fault,) = ReplaySettings.faults({"spacing": name}, "replay_")
-        assert fault.startswith(f"replay_spacing = {name!r}; expected") and said_of_it in fault
-
-
 def test_a_rule_that_only_this_process_knows_is_named_before_another_starts(tmp_path, monkeypatch):
     monkeypatch.setitem(SELECTIONS, "held", by_number)
     settings = ReplaySettings(selection="held", admit=None)

@@ -37,19 +37,6 @@ def after(rule, visits, num: int = 3) -> list[SpacingState]:
 @EVERY
 @LAWS
 @given(visits=VISITS, retention=RETENTIONS)
-def test_states_are_finite_and_count(name, parameters, visits, retention) -> None:
-    rule = make_spacing(name, retention, **parameters)
-    for n, state in enumerate(after(rule, visits)):
-        for column in state.columns().values():
-            assert np.isfinite(column).all() and len(column) == 3
-        assert (state.reps_N == n).all() and (state.interval_N >= 0).all()
-        assert (state.streak_N != 0).all() or n == 0
-    assert (state.stability_N > 0).all()
-
-
-@EVERY
-@LAWS
-@given(visits=VISITS, retention=RETENTIONS)
 def test_success_never_shortens(name, parameters, visits, retention) -> None:
     rule = make_spacing(name, retention, **parameters)
     states = after(rule, visits)
@@ -115,13 +102,6 @@ def test_lapses_and_streaks() -> None:
     assert seen == [(-1, 0), (1, 0), (2, 0), (-1, 1), (-2, 1), (1, 1)]
 
 
-def test_new_items_are_not_remembered_and_have_no_elapsed_time() -> None:
-    rule = make_spacing("fsrs")
-    np.testing.assert_array_equal(rule.retrievability(SpacingState.new(2), np.array([0.0, np.nan])), 0.0)
-    a = rule.review(SpacingState.new(1), [3], [np.nan])
-    assert a.stability_N == rule.review(SpacingState.new(1), [3], [7.0]).stability_N
-
-
 def test_hundreds_of_successes_stay_finite_and_below_the_maximum() -> None:
     for name in ("fsrs", OPTIONAL[0]):  # 2.25^900 is beyond float64
         state = after(make_spacing(name, 0.2), [[(4, 50.0)]] * 900, num=1)[-1]
@@ -137,14 +117,6 @@ def test_errors_are_named_all_at_once() -> None:
     error = r"desired_retention = 1\.0; expected a number in \(0, 1\); interval = 0; expected a number in"
     with pytest.raises(ValueError, match=error):
         make_spacing("fixed", 1.0, interval=0)
-
-
-def test_a_users_rule(monkeypatch) -> None:
-    def mine(desired_retention: float, **parameters):
-        return make_spacing("fixed", desired_retention, interval=parameters["days"])
-
-    monkeypatch.setitem(SPACINGS, "mine", mine)
-    assert make_spacing("mine", 0.8, days=3.0) == make_spacing("fixed", 0.8, interval=3.0)
 
 
 def schedule(rule, grades) -> tuple[list[float], SpacingState]:

@@ -28,10 +28,6 @@ def review(rule, state: SpacingState, grade: int, days: float) -> SpacingState:
     return rule.review(state, np.array([grade]), np.array([days]))
 
 
-def test_our_parameters_are_those_of_py_fsrs() -> None:
-    assert fsrs.scheduler.DEFAULT_PARAMETERS == spacing.W
-
-
 @settings(max_examples=100)
 @given(visits=VISITS, w=PARAMETERS, retention=st.floats(0.3, 0.97))
 def test_after_whole_days_it_is_py_fsrs(visits, w, retention) -> None:
@@ -52,14 +48,6 @@ def _review_both(oracle, rule, visits) -> None:
         np.testing.assert_allclose(state.difficulty_N, card.difficulty, rtol=1e-9)
         if abs(state.interval_N[0] % 1 - 0.5) > 1e-6:  # else the last bit decides which way a half is rounded
             assert max(1, round(state.interval_N[0])) == (card.due - now).days
-
-
-def test_golden_memory() -> None:
-    rule, state = make_spacing("fsrs"), SpacingState.new(1)
-    for grade, elapsed in zip([1, 3, 3, 3, 3, 3], [0, 0, 1, 3, 8, 21]):
-        state = review(rule, state, grade, elapsed)
-    np.testing.assert_allclose(state.stability_N, 53.626903, atol=1e-6)
-    np.testing.assert_allclose(state.difficulty_N, 6.357487, atol=1e-6)
 
 
 def test_time_is_not_truncated() -> None:

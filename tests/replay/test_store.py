@@ -101,16 +101,6 @@ def test_changed_tables_are_written_and_removed_ones_leave_no_row(tmp_path):
         assert list(store.vectors()) == [] and store.payload_seqs() == {0}
 
 
-def test_only_the_latest_answers_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "NUM_ANSWERS", 3)
-    with closing(Store(tmp_path)) as store:
-        for index in range(5):
-            commit(store, index)
-        assert [store.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
-        with pytest.raises(StoreError, match="UNIQUE"):
-            commit(store, 4)
-
-
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
     store = Store(tmp_path)
     commit(store, 1)
@@ -342,3 +332,13 @@ def test_a_hundred_kills_lose_nothing_acknowledged_and_draw_nothing_twice():
     result = json.loads(done.stdout)
     assert result["faults"] == [] and done.returncode == 0
     assert result["num_kills"] == 100 and result["num_lives"] >= 10  # in the others nothing was acknowledged
+
+
+def test_only_the_latest_answers_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "NUM_ANSWERS", 3)
+    with closing(Store(tmp_path)) as store:
+        for index in range(5):
+            commit(store, index)
+        assert [store.answer(f"{index}.add") is None for index in range(5)] == [True, True, False, False, False]
+        with pytest.raises(StoreError, match="UNIQUE"):
+            commit(store, 4)

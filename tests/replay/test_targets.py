@@ -64,20 +64,6 @@ def test_some_prompts_and_domains_are_left_out():
     assert min(counts.values()) > 65 and sum(counts.values()) == 600  # each 100 times, deviation 8
 
 
-def test_targets_leave_with_their_group_and_item():
-    buffer, groups = with_targets(capacity=6, groups_per_item=1, eviction="fifo")
-    newer = a_group(groups[0].prompt, 2, 0, salt=1)
-    buffer.add([newer], 2)  # replaces the group
-    assert buffer.stats(2)["num_targets"] == 10 and buffer.add_targets([target_of(groups[0], 0)], 2) == 0
-    buffer.add([a_group(9, 3, 0)], 3)  # evicts the item of the first group, which has no target left
-    buffer.add([a_group(10, 4, 0)], 4)  # and the next
-    assert buffer.stats(4)["num_targets"] == 8
-    buffer.draw_groups(6, 5)
-    buffer.drop([groups[3].group_id])
-    assert len(buffer.draw_targets(99, 6)) == 6
-    buffer.check_valid()
-
-
 def test_a_limit_of_a_domain_drops_the_oldest_groups():
     buffer, _ = with_targets()
     assert buffer.add_targets([], 2, per_domain=2) == 0
@@ -156,14 +142,6 @@ def test_what_is_removed_is_in_no_file(tmp_path, embedding):
     assert found() == {2}
 
 
-def test_older_groups_of_an_item_that_came_back_are_removed_alone():
-    buffer = a_buffer()
-    buffer.add([a_group(0, 1, 0)], 1)
-    buffer.add([a_group(0, 5, 0, salt=1)], 5)
-    assert buffer.remove(before=3) == 0 and buffer.tables.num_groups == len(buffer) == 1
-    buffer.check_valid()
-
-
 # --- draws of places ------------------------------------------------------------------------------
 
 
@@ -206,3 +184,17 @@ def test_the_oldest_targets_of_a_domain_are_surplus():
     store.remove_item(0)
     assert store.num_bytes == 30
     assert store.faults() == []
+
+
+def test_targets_leave_with_their_group_and_item():
+    buffer, groups = with_targets(capacity=6, groups_per_item=1, eviction="fifo")
+    newer = a_group(groups[0].prompt, 2, 0, salt=1)
+    buffer.add([newer], 2)  # replaces the group
+    assert buffer.stats(2)["num_targets"] == 10 and buffer.add_targets([target_of(groups[0], 0)], 2) == 0
+    buffer.add([a_group(9, 3, 0)], 3)  # evicts the item of the first group, which has no target left
+    buffer.add([a_group(10, 4, 0)], 4)  # and the next
+    assert buffer.stats(4)["num_targets"] == 8
+    buffer.draw_groups(6, 5)
+    buffer.drop([groups[3].group_id])
+    assert len(buffer.draw_targets(99, 6)) == 6
+    buffer.check_valid()

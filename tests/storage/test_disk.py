@@ -180,14 +180,6 @@ def test_a_checkpoint_without_room_is_gone_and_the_earlier_ones_stand(disk):
     assert len(checkpoints.checkpoints_in(disk.path)) == 2
 
 
-def test_what_lay_where_a_checkpoint_could_not_be_written_stays(disk):
-    place = disk.path / "mine"
-    place.mkdir()
-    (place / "letter.txt").write_text("dear")
-    fails_on_a_full(disk, "mine", lambda: write_checkpoint(place))
-    assert (place / "letter.txt").read_text() == "dear" and not (place / checkpoints.MANIFEST).exists()
-
-
 # --- what is a full disk, and what is not -----------------------------------------------------------
 
 

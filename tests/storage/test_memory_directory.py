@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.storage.memory_directory import MEMORY, memory_directory
 
 
@@ -28,11 +27,6 @@ def test_a_local_directory_is_private_and_found_again_by_the_link(run, tmp_path)
     assert [path.name for path in run.iterdir()] == [MEMORY]
 
 
-def test_two_runs_have_directories_of_their_own(tmp_path):
-    made = {memory_directory(tmp_path / name, str(tmp_path / "disk")) for name in ("one", "other")}
-    assert len(made) == 2
-
-
 def test_on_another_machine_the_link_is_replaced(run, tmp_path):
     local = str(tmp_path / "disk")
     first = memory_directory(run, local)
@@ -46,17 +40,3 @@ def test_another_local_directory_is_used_and_the_earlier_one_kept(run, tmp_path)
     second = memory_directory(run, str(tmp_path / "other"))
     assert (second.parent, (run / MEMORY).resolve()) == (tmp_path / "other", second)
     assert first.is_dir()
-
-
-def test_a_run_set_aside_shares_nothing_with_the_next(run, tmp_path):
-    first = memory_directory(run, str(tmp_path / "disk"))
-    (run / MEMORY).rename(run / "aside")
-    assert memory_directory(run, str(tmp_path / "disk")) != first
-    assert (run / "aside").resolve() == first
-
-
-def test_a_local_directory_needs_a_memory():
-    without = {"capacity": 0, "revisit_fraction": 0.0, "reuse_fraction": 0.0, "local_directory": "/disk"}
-    (line,) = ReplaySettings.faults(without)
-    assert line == "local_directory = '/disk' with capacity = 0; expected None without a memory"
-    assert ReplaySettings.faults({"local_directory": "/disk"}) == []
