@@ -132,7 +132,7 @@ class SRLReplayBuffer:
         self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
-        self._load_vectors(state)
+        self._make_tracker(state)
         self.intake = Intake(
             settings,
             self.tables,
@@ -147,8 +147,8 @@ class SRLReplayBuffer:
             max_prompt_tokens=self._max_prompt_tokens,
         )
 
-    def _load_vectors(self, state: Mapping[str, Any]) -> None:
-        """Make a tracker with the vectors of the store, if something needs one.
+    def _make_tracker(self, state: Mapping[str, Any]) -> None:
+        """Make a tracker if something needs one.
 
         Raises:
             ValueError: the items were stored with another embedding, or without one.
@@ -162,7 +162,6 @@ class SRLReplayBuffer:
         if name is None:
             return
         self.tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
-        self.tracker.load(self.store.vectors())
         if "embedder" in state:
             self.tracker.embedder.set_state(state["embedder"])
 
@@ -181,20 +180,15 @@ class SRLReplayBuffer:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Commit the changes made inside, or load the store again on an error."""
-        tables, tracker = self.tables, self.tracker
         try:
             with self.store.transaction():
                 yield
-                pending = {} if tracker is None else tracker.pending
-                vectors = {slot: one for slot, one in pending.items() if tables.items["has_vector"][slot]}
-                self.store.write(tables, vectors)
+                self.store.write(self.tables)
                 self.store.put_state(self._state())
         except BaseException:
             self._load()
             raise
-        if tracker is not None:
-            tracker.committed(tables.removed_slots, vectors)
-        tables.committed()
+        self.tables.committed()
 
     def _state(self) -> dict[str, Any]:
         """Return all state that is not in rows, as JSON types."""
@@ -453,13 +447,10 @@ class SRLReplayBuffer:
         """Raise a ValueError that names every broken invariant of the tables, and what the store holds otherwise."""
         stored, written = self.store.read()
         held, loaded = self.tables.content(), stored.content()
-        with_vector = self.tables.slots_with_vector()
-        indexed = with_vector if self.tracker is None else self.tracker.slots()
         # New settings are written with the next commit.
         state = {name: value for name, value in self._state().items() if name != "settings" and written}
         same = {
             **{name: loaded[name] == value for name, value in held.items()},
-            "vectors": [slot for slot, _ in self.store.vectors()] == with_vector == indexed,
             "payloads": self.store.payload_seqs() == set(held["groups"]),
             **{f"state {name!r}": written.get(name) == value for name, value in state.items()},
         }

@@ -54,7 +54,7 @@ def _remove(store: Store, **which: Any) -> int:
     tables, _ = store.read()
     with store.transaction():
         num = tables.remove(**which)
-        store.write(tables, {})
+        store.write(tables)
     store.erase()
     return num
 

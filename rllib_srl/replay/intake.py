@@ -117,7 +117,7 @@ class Intake:
             entries.append(Entry(group, visit, facts, self.tables.slot_of(key_of(group.prompt))))
         if self.tracker is not None:
             slots = [-1 if entry.slot is None else entry.slot for entry in entries]
-            measured = self.tracker.measure([entry.group for entry in entries], slots)
+            measured = self.tracker.measure([entry.group for entry in entries], slots, self.tables)
             for entry, one in zip(entries, measured, strict=True):
                 entry.measured = one
         for entry in entries:
@@ -158,8 +158,7 @@ class Intake:
         similarity = -1.0
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
         if entry.slot is None and entry.measured is not None and entry.measured.nearest is not None:
-            other, cosine = entry.measured.nearest
-            similarity = similarity if other in self.tables.removed_slots else cosine
+            similarity = entry.measured.nearest[1]
         refusal = admit(entry.group, self.settings, similarity, self.decode)
         if refusal is not None or entry.slot is None:
             return refusal
@@ -188,7 +187,7 @@ class Intake:
         if self.tracker is not None:
             measured = [entry.measured for entry in entries if entry.measured is not None]
             novelty_N = np.array([one.novelty for one in measured])
-            self.tracker.pending |= {slot: one.vector_D for slot, one in zip(slots, measured, strict=True)}
+            self.tables.set_vectors(slots, np.stack([one.vector_D for one in measured]))
             fields |= {"diversity": diversity(variance_N, novelty_N), "novelty": novelty_N, "has_vector": True}
         fields |= {"pass_rate": fields["num_success"] / size_N, "group_size": size_N, "variance": variance_N}
         fields["visits"] = before_N["visits"] + 1

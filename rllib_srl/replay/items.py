@@ -111,6 +111,7 @@ class Tables:
         groups_N: np.ndarray = NO_GROUPS,
         group_ids: Sequence[str] = (),
         targets: Mapping[tuple[int, int], int] | None = None,
+        vectors_KD: np.ndarray | None = None,
         *,
         next_seq: int = 0,
         next_group_seq: int = 0,
@@ -123,6 +124,7 @@ class Tables:
             slots_N: of the items, ascending, with their rows and prompts.
             groups_N: rows of the groups, in the order of seq, with their ids.
             targets: seq and episode -> bytes.
+            vectors_KD: of the items that have one, in the order of their slots.
             next_seq: of items, never used before, as `next_group_seq` of groups.
             domains: an item's `domain` is a position here; positions are final.
             newest_domain: of the item added last.
@@ -141,6 +143,9 @@ class Tables:
         self.group_ids = dict(zip(range(len(groups_N)), group_ids, strict=True))  # by slot of the group
         self._group_at = {name: at for at, name in self.group_ids.items()}
         self.targets = dict(targets or {})
+        self._vectors_ND = np.zeros((0, 0), np.float32)  # by slot
+        if vectors_KD is not None:
+            self.set_vectors(np.flatnonzero(self.items["has_vector"]), vectors_KD)
         self.removed_slots: list[int] = []  # since the last commit
         self.removed_groups: list[int] = []  # seqs
         for at, slot in enumerate(groups_N["slot"].tolist()):
@@ -226,10 +231,11 @@ class Tables:
         """Return the group slots of an item, oldest first."""
         return list(self._groups_of[slot])
 
-    def slots_with_vector(self) -> list[int]:
-        """Return the slots of items that have a vector, ascending."""
-        slots: list[int] = np.flatnonzero(self.items["has_vector"]).tolist()
-        return slots
+    @property
+    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots of the items that have a vector, ascending, and the vectors, [K, D]."""
+        slots_K = np.flatnonzero(self.items["has_vector"])
+        return slots_K, self._vectors_ND[slots_K]
 
     def group_at(self, group_id: str) -> int | None:
         """Return the slot of the group with an id, the newest of several, or None."""
@@ -288,6 +294,15 @@ class Tables:
         """
         self._items.update(slots, fields)
 
+    def set_vectors(self, slots: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
+        """Set the vectors of items whose `has_vector` is set."""
+        before_ND = self._vectors_ND
+        if len(before_ND) < len(self.items):
+            self._vectors_ND = np.zeros((len(self.items), vectors_KD.shape[1]), np.float32)
+            if len(before_ND):
+                self._vectors_ND[: len(before_ND)] = before_ND
+        self._vectors_ND[slots] = vectors_KD
+
     def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
         """Set fields of distinct groups, as `update` does."""
         self._groups.update(groups, fields)
@@ -318,10 +333,13 @@ class Tables:
         for place in [place for place in self.targets if place[0] == seq]:
             del self.targets[place]
 
-    def changed_items(self) -> list[tuple[int, bytes, Prompt]]:
-        """Return slot, row and prompt of each item that was written since the last commit."""
-        slots = [slot for slot in sorted(self._items.changed) if self.is_item_N[slot]]
-        return [(slot, self.items[slot].tobytes(), self._prompts[slot]) for slot in slots]
+    def changed_items(self) -> list[tuple[int, bytes, Prompt, bytes | None]]:
+        """Return slot, row, prompt and vector, if it has one, of each item that was written since the last commit."""
+        rows = [(slot, self.items[slot]) for slot in sorted(self._items.changed) if self.is_item_N[slot]]
+        return [
+            (slot, row.tobytes(), self._prompts[slot], self._vectors_ND[slot].tobytes() if row["has_vector"] else None)
+            for slot, row in rows
+        ]
 
     def changed_groups(self) -> list[tuple[int, bytes, str]]:
         """Return seq, row and id of each group that was written since the last commit."""
@@ -337,12 +355,13 @@ class Tables:
 
     def content(self) -> dict[str, Any]:
         """Return everything in a form that `==` compares; the slots of groups do not count."""
-        groups_N, slots_N = self.group_slots(), self.slots()
+        groups_N, slots_N, (with_vector, vectors_KD) = self.group_slots(), self.slots(), self.vectors
         seq_of = dict(zip(groups_N.tolist(), self.groups["seq"][groups_N].tolist(), strict=True))
         return {
             "keys": dict(self._slots),
             "items": (slots_N.tolist(), rows_at(self.items, slots_N).tobytes()),
             "prompts": dict(self._prompts),
+            "vectors": (with_vector.tolist(), vectors_KD.tobytes()),
             "groups": {seq: self.groups[at].tobytes() for at, seq in seq_of.items()},
             "ids of groups": {seq: self.group_ids.get(at) for at, seq in seq_of.items()},
             "groups of items": {slot: [seq_of.get(at) for at in groups] for slot, groups in self._groups_of.items()},

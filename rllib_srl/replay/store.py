@@ -4,9 +4,8 @@
     read() ──> tables, state                     answer(request) makes a repeated call harmless
     snapshot(path) ──> a copy for a checkpoint   restore(path) goes back to one
 
-    items    slot -> row, prompt            groups  seq -> row, id           payloads  seq -> bytes of the group
-    vectors  slot -> float32                targets seq, episode -> bytes    state     name -> JSON
-    answers  position -> name, answer: the latest `NUM_ANSWERS`
+    items    slot -> row, prompt, vector    groups  seq -> row, id           payloads  seq -> bytes of the group
+    targets  seq, episode -> bytes          state   name -> JSON             answers   position -> name, answer
 
     memory.db, -wal, -shm    the database and SQLite's log      memory.db.lock   locked by the process that writes it
 
@@ -45,8 +44,7 @@ MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves 
 PAGES_A_STEP = 1024  # of a copy
 VERSION = json.dumps([7, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
-CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL);
-CREATE TABLE vectors (slot INTEGER PRIMARY KEY, vector BLOB NOT NULL);
+CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL, vector BLOB);
 CREATE TABLE groups (seq INTEGER PRIMARY KEY, row BLOB NOT NULL, id TEXT NOT NULL);
 CREATE TABLE payloads (seq INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE TABLE targets (seq INTEGER, episode INTEGER, payload BLOB NOT NULL, PRIMARY KEY (seq, episode)) WITHOUT ROWID;
@@ -142,15 +140,14 @@ class Store(Database):
         """Delete the rows that meet a condition such as "seq = ?", for each of its values, in a transaction."""
         self._db.executemany(f"DELETE FROM {table} WHERE {condition}", rows)
 
-    def write(self, tables: Tables, vectors: Mapping[int, np.ndarray]) -> None:
-        """Write what has changed in tables since their last commit, and vectors by slot."""
-        for name in ("items", "vectors"):
-            self.delete(name, "slot = ?", [(slot,) for slot in tables.removed_slots])
+    def write(self, tables: Tables) -> None:
+        """Write what has changed in tables since their last commit."""
+        self.delete("items", "slot = ?", [(slot,) for slot in tables.removed_slots])
         for name in ("groups", "payloads", "targets"):
             self.delete(name, "seq = ?", [(seq,) for seq in tables.removed_groups])
-        self.put("items", [(*row, compact_json(prompt_fields(prompt))) for *row, prompt in tables.changed_items()])
+        changed = tables.changed_items()
+        self.put("items", [(slot, row, compact_json(prompt_fields(one)), vector) for slot, row, one, vector in changed])
         self.put("groups", tables.changed_groups())
-        self.put("vectors", [(slot, np.ascontiguousarray(one, "<f4").tobytes()) for slot, one in vectors.items()])
 
     def put_state(self, state: Mapping[str, Any]) -> None:
         """Write the values that have changed, of JSON types, by name."""
@@ -202,27 +199,23 @@ class Store(Database):
         """Return the groups that have a payload."""
         return {seq for (seq,) in self._read("SELECT seq FROM payloads")}
 
-    def vectors(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield slot and vector, float32, in slot order; do not commit during the iteration."""
-        with self._explained("reading vectors"):
-            for slot, data in self._db.execute("SELECT slot, vector FROM vectors ORDER BY slot"):
-                yield slot, np.frombuffer(data, "<f4")
-
     def read(self) -> tuple[Tables, dict[str, Any]]:
         """Return the tables and the state that the last commit left; raise a `StoreError` if the file is damaged."""
-        items = self._read("SELECT slot, row, prompt FROM items ORDER BY slot")
+        items = self._read("SELECT slot, row, prompt, vector FROM items ORDER BY slot")
         groups = self._read("SELECT seq, row, id FROM groups ORDER BY seq")
         targets = self._read("SELECT seq, episode, length(payload) FROM targets")
         texts = dict(self._read("SELECT name, value FROM state"))
+        vectors = [vector for *_, vector in items if vector is not None]
         try:
             state = {name: json.loads(value) for name, value in texts.items()}
             tables = Tables(
-                np.array([slot for slot, _, _ in items], np.int64),
-                np.frombuffer(b"".join(row for _, row, _ in items), ITEM),
-                [prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text in items)}]")],
+                np.array([slot for slot, *_ in items], np.int64),
+                np.frombuffer(b"".join(row for _, row, *_ in items), ITEM),
+                [prompt_of(fields) for fields in json.loads(f"[{','.join(text for _, _, text, _ in items)}]")],
                 np.frombuffer(b"".join(row for _, row, _ in groups), GROUP),
                 [name for _, _, name in groups],
                 {(seq, episode): num_bytes for seq, episode, num_bytes in targets},
+                np.frombuffer(b"".join(vectors), np.float32).reshape(len(vectors), -1) if vectors else None,
                 **state.get("items", {}),
             )
         except (ValueError, TypeError) as error:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rllib_srl.replay.diversity import neighbours
+from rllib_srl.replay.diversity.embedders import normalised
 
 DIM, QUERIES, K = 384, 256, 8
 
@@ -23,12 +24,10 @@ DIM, QUERIES, K = 384, 256, 8
 def timed(device: str, numpy_up_to: int, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the neighbours, and the seconds of the fastest of three searches."""
     neighbours.NUMPY_UP_TO = numpy_up_to
-    stored = neighbours.Neighbours(vectors_ND.shape[1], device)
-    stored.set(np.arange(len(vectors_ND)), vectors_ND)
-    seconds = []
+    ids_N, seconds = np.arange(len(vectors_ND)), []
     for _ in range(3):
         start = time.perf_counter()
-        ids_QK, _ = stored.nearest(queries_QD, K)
+        ids_QK, _ = neighbours.nearest(queries_QD, ids_N, vectors_ND, K, device=device)
         seconds.append(time.perf_counter() - start)
     return ids_QK, min(seconds)
 
@@ -43,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rng, is_same = np.random.default_rng(0), True
     figures: dict[str, float] = {}
     for num in (2048, 8192) if is_short else (32_768, 262_144):
-        vectors_ND = rng.standard_normal((num, DIM)).astype(np.float32)
-        queries_QD = rng.standard_normal((QUERIES, DIM)).astype(np.float32)
+        vectors_ND, queries_QD = (normalised(rng.standard_normal((size, DIM))) for size in (num, QUERIES))
         by_numpy, numpy_s = timed("cpu", sys.maxsize, vectors_ND, queries_QD)
         by_faiss, faiss_s = timed("cpu" if is_short else "gpu", 0, vectors_ND, queries_QD)
         is_same &= bool(np.array_equal(by_numpy, by_faiss))

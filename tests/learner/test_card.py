@@ -59,17 +59,15 @@ def test_weights_packed_from_the_card_have_the_bits_of_their_cast(model, dtype):
 
 def test_faiss_on_the_card_finds_the_neighbours_of_numpy():
     faiss = pytest.importorskip("faiss")
-    from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
+    from rllib_srl.replay.diversity.embedders import normalised
+    from rllib_srl.replay.diversity.neighbours import check_card, nearest
 
     if DEVICE == "cuda" and not hasattr(faiss, "StandardGpuResources"):
         pytest.skip("faiss is built for CPUs")
     if DEVICE == "cuda":
         check_card()
     rng = np.random.default_rng(0)
-    vectors, queries = (rng.standard_normal((num, 48)).astype(np.float32) for num in (3000, 50))
-    found = []
-    for device in ("cpu", "gpu" if DEVICE == "cuda" else "cpu"):
-        stored = Neighbours(48, device)
-        stored.set(np.arange(3000), vectors)
-        found.append(stored.nearest(queries, 5)[0])
+    vectors, queries = (normalised(rng.standard_normal((num, 48))) for num in (3000, 50))
+    devices = ("cpu", "gpu" if DEVICE == "cuda" else "cpu")
+    found = [nearest(queries, np.arange(3000), vectors, 5, device=device)[0] for device in devices]
     assert np.array_equal(*found)

@@ -127,9 +127,8 @@ def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
-    tables, tracker = buffer.tables, buffer.tracker
-    held_at = [] if tracker is None else tracker.slots()
-    vectors = {slot: tracker._neighbours._vectors_ND[slot].tobytes() for slot in held_at}
+    tables = buffer.tables
+    with_vector, vectors_KD = tables.vectors
     held = tables.groups[tables.group_slots()]
     slots = tables.slots().tolist()
     return {
@@ -138,7 +137,7 @@ def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
         "groups_of": {slot: [int(tables.groups[g]["seq"]) for g in tables.groups_of(slot)] for slot in slots},
         "targets": dict(tables.targets),
         "state": {**copy.deepcopy(buffer._state()), "counts": dict(+buffer.counts)},
-        "vectors": vectors,
+        "vectors": {slot: vector.tobytes() for slot, vector in zip(with_vector.tolist(), vectors_KD, strict=True)},
         "payloads": {int(row["seq"]): buffer.store.payload(int(row["seq"])) for row in held},
     }
 
@@ -149,6 +148,5 @@ def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
     return {
         "position": buffer.store.position,
         "state": state,
-        "vectors": {slot: vector.tobytes() for slot, vector in buffer.store.vectors()},
         **tables.content(),
     }

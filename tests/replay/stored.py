@@ -47,7 +47,7 @@ def assert_same(one: Group, other: Group) -> None:
 def an_item(key: int, due: float = 0.0) -> np.void:
     """Return a row."""
     row = np.zeros((), ITEM)
-    row["key"], row["due"] = key, due
+    row["key"], row["due"], row["has_vector"] = key, due, 1
     return row[()]
 
 
@@ -68,8 +68,7 @@ def commit(store: Store, index: int, **parts: Any) -> None:
     }
     values |= parts
     with store.transaction():
-        put_item(store, index, values["item"], prompt_at(index))
-        store.put("vectors", [(index, np.full(3, index, np.float32).tobytes())])
+        put_item(store, index, values["item"], prompt_at(index), np.full(3, index, np.float32))
         store.put("groups", [(index, a_row(index, index).tobytes(), f"g{index}")])
         store.put("payloads", [(index, values["payload"])])
         store.put("targets", [(index, 1, bytes([index % 256] * 7))])
@@ -77,9 +76,9 @@ def commit(store: Store, index: int, **parts: Any) -> None:
         store.put_answer(f"{index}.add", values["answer"])
 
 
-def put_item(store: Store, slot: int, row: np.void, prompt: Prompt) -> None:
+def put_item(store: Store, slot: int, row: np.void, prompt: Prompt, vector: np.ndarray) -> None:
     """Write an item, in a transaction."""
-    store.put("items", [(slot, row.tobytes(), compact_json(prompt_fields(prompt)))])
+    store.put("items", [(slot, row.tobytes(), compact_json(prompt_fields(prompt)), vector.tobytes())])
 
 
 def prompt_at(index: int) -> Prompt:

@@ -142,7 +142,7 @@ def test_what_changed_is_named_until_it_is_committed():
     tables.update([1], reps=1)
     tables.remove_item(2)
     group, _ = add_group(tables, 0, size=3)
-    assert tables.changed_items() == [(1, tables.items[1].tobytes(), prompt(1))]
+    assert tables.changed_items() == [(1, tables.items[1].tobytes(), prompt(1), None)]
     assert tables.changed_groups() == [(3, tables.groups[group].tobytes(), "g3")]
     assert (tables.removed_slots, tables.removed_groups) == ([2], [2])
 

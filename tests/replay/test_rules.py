@@ -76,7 +76,7 @@ def acting(settings):
         "reuse_selection": [one.group.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
-        "embedding": None if buffer.tracker is None else buffer.tracker._neighbours._vectors_ND.shape[1],
+        "embedding": buffer.tables.vectors[1].shape[1],
         "admit": buffer.counts["num_refused_thirty_three"],
         "domains": sorted({prompt.domain for prompt in buffer.draw_prompts(9, 3, "3.draw_prompts")}),
     }

@@ -28,8 +28,7 @@ def contents(store: Store) -> tuple:
     """Return everything that can be read, comparable."""
     tables, state = store.read()
     payloads = [store.payload(seq) for seq in tables.seqs()]
-    vectors = [(slot, vector.tobytes()) for slot, vector in store.vectors()]
-    return store.position, tables.content(), state, payloads, vectors
+    return store.position, tables.content(), state, payloads
 
 
 def prompts_in(directory: Path, run: str = "") -> list[str]:
@@ -62,7 +61,7 @@ def test_three_visits_by_hand(tmp_path):
             store.delete("items", "slot = ?", [(1,)])
             store.delete("groups", "seq = ?", [(1,)])
             store.delete("targets", "seq = ? AND episode = ?", [(1, 1)])
-            put_item(store, 2, an_item(5, 9.5), prompt_at(2))
+            put_item(store, 2, an_item(5, 9.5), prompt_at(2), np.full(3, 7, np.float32))
             store.put("groups", [(0, a_row(0, uses=1).tobytes(), "g0")])
             assert store.read()[0].slots().tolist() == [0, 2]  # what a transaction has written is read in it
         assert store.position == 4
@@ -74,7 +73,7 @@ def test_three_visits_by_hand(tmp_path):
         assert tables.groups["uses"][:2].tolist() == [1, 0] and tables.group_ids == {0: "g0", 1: "g2"}
         assert tables.targets == {(0, 1): 7, (2, 1): 7} and store.target(2, 1) == b"\2" * 7
         assert state["generator"] == np.random.default_rng(1).bit_generator.state
-        assert [(slot, vector[0]) for slot, vector in store.vectors()] == [(0, 0), (1, 1), (2, 2)]
+        assert tables.vectors[1].tolist() == [[0] * 3, [7] * 3]
         assert_same(decode(store.payload(2)), a_group(2))
         assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
         for absent in (lambda: store.payload(7), lambda: store.target(1, 1)):
@@ -90,15 +89,16 @@ def test_changed_tables_are_written_and_removed_ones_leave_no_row(tmp_path):
             tables.add_group(slot, f"g{slot}", 2, size=2)
             store.put("payloads", [(slot, b"payload")])
         tables.update([2], has_vector=1)
-        store.write(tables, {2: np.ones(3, np.float32)})
+        tables.set_vectors([2], np.ones((1, 3), np.float32))
+        store.write(tables)
         tables.committed()
         tables.remove_item(1)
         tables.remove_item(2)
         assert tables.add_item(9, prompt_at(9), "sums", 0) == 1
-        store.write(tables, {})
+        store.write(tables)
         stored, _ = store.read()
         assert [stored.prompt_of(slot).prompt_id for slot in (0, 1)] == ["p0", "p9"] and stored.seqs() == [0]
-        assert list(store.vectors()) == [] and store.payload_seqs() == {0}
+        assert not len(stored.vectors[0]) and store.payload_seqs() == {0}
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):

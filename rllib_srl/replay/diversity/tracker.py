@@ -1,27 +1,27 @@
 """Measure the diversity of items: how much their rewards vary, and how far they lie from all other items.
 
-    groups ──embedder──> vectors ──neighbours──> novelty and nearest other item of each
+    groups ──embedder──> vectors ──nearest──> novelty and nearest other item of each
 
     variance    min(1, 4 S), S the variance of the rewards of its last visit: 1 if half of the episodes succeed
     novelty     mean cosine distance to the `NEIGHBOURS` nearest items, at most 1
     diversity   the mean of the two, in [0, 1] ──> shorter intervals, more draws by `srl`, eviction by `least_diverse`
 
-Items are compared with the vectors stored before the current call. New vectors enter the index when the call is
-committed. A buffer has a tracker only if something needs it (`ReplaySettings.embedding_used`).
+A buffer has a tracker only if something needs it (`ReplaySettings.embedding_used`).
 
 Source: Jiang et al. 2025, arXiv 2509.04575, section on prioritisation (variance and distance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS
-from rllib_srl.replay.diversity.neighbours import Neighbours, check_card
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS, normalised
+from rllib_srl.replay.diversity.neighbours import check_card, nearest
+from rllib_srl.replay.items import Tables
 from rllib_srl.types import Group
 
 NEIGHBOURS = 8
@@ -57,10 +57,10 @@ def novelty(similarity_NK: np.ndarray) -> np.ndarray:
 
 
 class DiversityTracker:
-    """The embedder and the vectors of a buffer by slot. Invariant: after a commit, they are those of the store."""
+    """The embedder of a buffer, and the comparison of its prompts with the vectors in the tables."""
 
     def __init__(self, embedding: str, model_dir: Path | None, device: str) -> None:
-        """Create a tracker without vectors.
+        """Create the embedder.
 
         Args:
             embedding: name of the embedding.
@@ -72,39 +72,21 @@ class DiversityTracker:
         self._device = device
         self.embedder = EMBEDDINGS.named(embedding)()
         self.embedder.model_dir = model_dir
-        self._neighbours: Neighbours | None = None
-        self.pending: dict[int, np.ndarray] = {}  # vectors of the call under way, by slot
 
-    def measure(self, groups: Sequence[Group], slots: Sequence[int]) -> list[Measured]:
-        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet."""
+    def measure(self, groups: Sequence[Group], slots: Sequence[int], tables: Tables) -> list[Measured]:
+        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet.
+
+        Raises:
+            ValueError: the embedding gives vectors that are not finite, or of another dimension than before.
+        """
         if not groups:
             return []
-        vectors_PD = self.embedder.embed(groups)
-        slots_PK, similarity_PK = self._index(vectors_PD.shape[1]).nearest(vectors_PD, NEIGHBOURS, slots)
+        vectors_PD = normalised(self.embedder.embed(groups))
+        if not np.isfinite(vectors_PD).all():
+            raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
+        slots_PK, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
         nearest_P = zip(slots_PK[:, 0].tolist(), similarity_PK[:, 0].tolist())
         return [
             Measured(new, vector_D, (slot, cosine) if slot >= 0 else None)
             for new, vector_D, (slot, cosine) in zip(novelty(similarity_PK).tolist(), vectors_PD, nearest_P)
         ]
-
-    def committed(self, removed: Collection[int], vectors: Mapping[int, np.ndarray]) -> None:
-        """Remove the vectors of some slots, then store others by slot."""
-        self.pending = {}
-        if self._neighbours is not None:
-            self._neighbours.remove(sorted(removed))
-        self.load(vectors.items())
-
-    def load(self, vectors: Iterable[tuple[int, np.ndarray]]) -> None:
-        """Store vectors by slot."""
-        if pairs := list(vectors):
-            block = np.stack([vector for _, vector in pairs])
-            self._index(block.shape[1]).set([slot for slot, _ in pairs], block)
-
-    def slots(self) -> list[int]:
-        """Return the slots of items that have a vector, ascending."""
-        return [] if self._neighbours is None else self._neighbours.ids().tolist()
-
-    def _index(self, dim: int) -> Neighbours:
-        if self._neighbours is None:
-            self._neighbours = Neighbours(dim, self._device)
-        return self._neighbours
