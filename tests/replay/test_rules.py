@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import ray
 
-from rllib_srl.replay.admission import ADMISSIONS, Refusal
+from rllib_srl.replay.admission import Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.client import ReplayClient
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS, NgramEmbedder
+from rllib_srl.replay.diversity.embedders import NgramEmbedder
 from rllib_srl.replay.reading import reading
-from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
-from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
+from rllib_srl.replay.schedule.spacing import make_spacing
+from rllib_srl.replay.selection.rules import SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
@@ -53,14 +53,19 @@ class Unigrams(NgramEmbedder):
         super().__init__(dim=8, orders=(1,))
 
 
+def is_of_words(domain, candidates):
+    """Say whether a domain is that of words."""
+    return domain == "words"
+
+
 OWN = {
-    "selection": (SELECTIONS, by_number),
-    "reuse_selection": (SELECTIONS, by_number),
-    "spacing": (SPACINGS, nine_days),
-    "eviction": (EVICTIONS, oldest_stays),
-    "embedding": (EMBEDDINGS, Unigrams),
-    "admit": (ADMISSIONS, no_33),
-    "domains": (FILTERS, lambda domain, candidates: domain == "words"),
+    "selection": by_number,
+    "reuse_selection": by_number,
+    "spacing": nine_days,
+    "eviction": oldest_stays,
+    "embedding": Unigrams,
+    "admit": no_33,
+    "domains": is_of_words,
 }
 
 
@@ -92,18 +97,11 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("way", ["registered", "imported"])
 @pytest.mark.parametrize("setting", OWN)
-def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
-    table, rule = OWN[setting]
-    if way == "registered":
-        monkeypatch.setitem(table, "mine", rule)
-        name = "mine"
-    else:
-        name = f"{__name__}:{rule.__qualname__}" if setting != "domains" else f"{__name__}:is_of_words"
+def test_a_rule_of_ones_own_acts(setting):
+    name = f"{__name__}:{OWN[setting].__qualname__}"
     plain = {} if setting == "admit" else {"admit": None}
-    plain |= {"capacity": 6, "eviction": "mine" if way == "registered" else name} if setting == "eviction" else {}
-    if setting in ("selection", "reuse_selection"):
+    if setting in ("selection", "reuse_selection", "eviction"):
         plain |= {"capacity": 6, "eviction": f"{__name__}:oldest_stays"}
     settings = ReplaySettings(**{"capacity": 50, **plain, setting: name})
     settings.checked()
@@ -113,11 +111,6 @@ def test_a_rule_of_ones_own_acts(setting, way, monkeypatch):
         assert 10 > found == sum(bool((one.token_ids_N[one.loss_mask_N] == 33).any()) for one in groups) > 0
     else:
         assert found == EXPECTED[setting]
-
-
-def is_of_words(domain, candidates):
-    """Say whether a domain is that of words."""
-    return domain == "words"
 
 
 def test_a_rule_that_only_this_process_knows_is_named_before_another_starts(tmp_path, monkeypatch):

@@ -117,13 +117,7 @@ def test_redacting_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "a", "1-", "a@a.", "eyJaaaaaaaa.", "sk-aA", "-----BEGIN PRIVATE KEY-----a", "-----BEGIN A ", "password='",
-        "212-555-", "4111-1111-1111-1111-", "-----BEGIN PRIVATE KEY-----\n-----END",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("piece", ["1-", "a@a.", "sk-aA", "-----BEGIN A ", "-----BEGIN PRIVATE KEY-----\n-----END"])
 def test_a_megabyte_takes_seconds_whatever_it_is(piece):
     assert seconds_of(piece * (1_000_000 // len(piece))) < 20  # quadratic time would be hours
 
