@@ -85,7 +85,8 @@ class StoredAnswers:
     @cached_property
     def _rows(self) -> np.ndarray:
         tables = self._reading.tables
-        return tables.groups[tables.group_slots()]
+        rows_N: np.ndarray = tables.groups[tables.group_slots()]
+        return rows_N
 
     def _seqs(self) -> list[int]:
         """Return the seq of every group of the run, the newest first."""

@@ -437,7 +437,7 @@ class SRLReplayBuffer:
 
     def describe(self) -> dict[str, Any]:
         """Return the path, position and lineage of the store."""
-        return {"path": str(self.store.path), "position": self.store.position, "lineage": self.store.lineage}
+        return {"path": str(self.store.path), "position": self.store.position, "lineage": self.store.source_id}
 
     def close(self) -> None:
         """Close the store."""

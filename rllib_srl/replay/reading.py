@@ -115,7 +115,8 @@ class Reading:
             listed = ", ".join(f"{prompt.key} ({prompt.env_id} [{prompt.prompt_id}])" for prompt in some)
             listed += ", ..." * (len(found) > MOST_NAMED)
             raise ValueError(f"{name!r} is {len(found)} items: {listed}; expected more digits of a key")
-        return found[0]
+        slot: int = found[0]
+        return slot
 
     def group(self, seq: int) -> Group:
         """Return a stored group.

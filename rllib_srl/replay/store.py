@@ -258,7 +258,6 @@ class Store(Database):
             num_dropped = num_groups - _num_groups(source) if is_same else 0
             source.backup(self._db, pages=PAGES_A_STEP)  # one transaction
             self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if is_same and not self.position:
             _remove(self.path.with_name(EARLIER))
         self._take_meta()

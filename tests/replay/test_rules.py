@@ -139,7 +139,7 @@ def test_what_looks_into_a_memory_runs_no_code_that_it_names(tmp_path, capsys, m
     assert "num_items" in said(capsys, "stats", tmp_path)
     assert said(capsys, "verify", tmp_path).startswith("ok ")
     with reading(tmp_path) as one:
-        assert one.settings.selection == own["selection"] and np.isnan(one.recall).all()
+        assert one.settings.selection == own["selection"] and np.isnan([*one.recall.values()]).all()
     assert "1 item removed" in said(capsys, "drop", tmp_path, "p1")
     assert called == []
 
