@@ -210,27 +210,23 @@ def drop_items(arguments: argparse.Namespace) -> None:
 
 
 def known_decoder(arguments: argparse.Namespace) -> Decode | None:
-    """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known."""
-    from rllib_srl.engine.models import local_model
-
-    places = [arguments.directory, *arguments.directory.absolute().parents[:3]]
-    files = (place / SETTINGS_FILE for place in places if (place / SETTINGS_FILE).is_file())
-    name = arguments.model or next(map(model_in, files), None)
-    return None if name is None else decoder_of(local_model(name))
-
-
-def model_in(path: Path) -> str:
-    """Return the model in a file of settings.
+    """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the run's settings name no model.
     """
     import yaml
 
-    try:
-        return str(yaml.safe_load(path.read_text(encoding="utf-8"))["model"])
-    except (yaml.YAMLError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} names no model ({error!r}); expected `model: NAME` in it, or --model") from error
+    from rllib_srl.engine.models import local_model
+
+    name, places = arguments.model, [arguments.directory, *arguments.directory.absolute().parents[:3]]
+    path = next((place / SETTINGS_FILE for place in places if (place / SETTINGS_FILE).is_file()), None)
+    if name is None and path is not None:
+        try:
+            name = str(yaml.safe_load(path.read_text(encoding="utf-8"))["model"])
+        except (yaml.YAMLError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} names no model ({error!r}); expected `model: NAME` in it, or --model") from error
+    return None if name is None else decoder_of(local_model(name))
 
 
 def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:

@@ -26,7 +26,7 @@ import numpy as np
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.diversity.tracker import DiversityTracker
-from rllib_srl.replay.history import DomainStatistics, history_without
+from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
@@ -284,9 +284,8 @@ class SRLReplayBuffer:
 
     def _without(self, group: Group, at: int, version: int) -> History:
         row, mean = self.tables.groups[at], self.domain_statistics.mean(group.prompt.domain)
-        return history_without(
-            group, row, self.tables.items[row["slot"]], version, self.settings.history_half_life, mean
-        )
+        item = self.tables.items[row["slot"]]
+        return history_of(item, version, self.settings.history_half_life, mean, group, row)
 
     def _stored_groups(self, answer: Sequence[Sequence[Any]]) -> Iterator[Drawn]:
         """Yield the groups of an answer to `draw_groups`: seq, weight and history of each."""

@@ -101,26 +101,27 @@ def after_visit(rows_N: np.ndarray, facts: Sequence[GroupFacts], half_life: floa
     }
 
 
-def history_at(item: np.void, version: int, half_life: float, domain_mean: float) -> History:
-    """Return the history of an item as a policy of this version finds it."""
-    rho = float(discount(half_life, version - float(item["version"])))
-    return History(rho * float(item["history_sum"]), rho * float(item["history_count"]), domain_mean)
-
-
-def history_without(
-    group: Group, row: np.void, item: np.void, version: int, half_life: float, domain_mean: float
+def history_of(
+    item: np.void,
+    version: int,
+    half_life: float,
+    domain_mean: float,
+    without: Group | None = None,
+    row: np.void | None = None,
 ) -> History:
-    """Return the history of a stored group's prompt as a policy of this version finds it, without the group itself.
+    """Return the history of an item as a policy of this version finds it, without one of its stored groups, by its row.
 
-    The mean of the domain includes the group's reward: it has 3 % of the weight there, less with every later group.
+    The mean of the domain includes that group's reward: it has 3 % of the weight there, less with every later group.
     """
-    rewards_G = group.rewards_G[group.has_reward_G].astype(np.float64)
+    total, count = float(item["history_sum"]), float(item["history_count"])
+    if without is not None and row is not None:
+        rewards_G = without.rewards_G[without.has_reward_G].astype(np.float64)
+        weight = row["in_history"] * discount(half_life, float(item["version"]) - float(row["version"]))
+        total, count = total - weight * rewards_G.sum(), count - weight * len(rewards_G)
+        if count <= _ROUNDING:
+            return History(0.0, 0.0, domain_mean)
     rho = discount(half_life, version - float(item["version"]))
-    weight = row["in_history"] * discount(half_life, float(item["version"]) - float(row["version"]))
-    count = item["history_count"] - weight * len(rewards_G)
-    if count <= _ROUNDING:
-        return History(0.0, 0.0, domain_mean)
-    return History(float(rho * (item["history_sum"] - weight * rewards_G.sum())), float(rho * count), domain_mean)
+    return History(float(rho * total), float(rho * count), domain_mean)
 
 
 class DomainStatistics:

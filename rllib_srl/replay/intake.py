@@ -29,7 +29,7 @@ from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
 from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
-from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_at
+from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, corrected, rewards_of, with_ratings
@@ -103,7 +103,7 @@ class Intake:
         if slot is None or not group.size:
             return History(0.0, 0.0, mean)
         version, half_life = int(group.versions_G2.min()), self.settings.history_half_life
-        return history_at(self.tables.items[slot], version, half_life, mean)
+        return history_of(self.tables.items[slot], version, half_life, mean)
 
     def take(self, played: Sequence[tuple[Group, Visit]], now: int, is_played: bool) -> None:
         """Take in groups of distinct prompts, in order; note in the visit of each what became of it."""

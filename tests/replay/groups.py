@@ -69,6 +69,23 @@ def a_group(
     return Group(**{**values, **fields})
 
 
+def group_of(*episodes: tuple[Sequence[int], Sequence[int]]) -> Group:
+    """Return a group of episodes of (prompt ids, written ids)."""
+    streams = [[*prompt, *written] for prompt, written in episodes]
+    mask_N = np.concatenate([[False] * len(prompt) + [True] * len(written) for prompt, written in episodes])
+    return Group(
+        group_id="g",
+        prompt=Prompt("world", "q"),
+        token_ids_N=np.concatenate(streams).astype(np.int32),
+        loss_mask_N=mask_N,
+        behaviour_logp_N=np.where(mask_N, -0.5, 0).astype(np.float32),
+        offsets=np.cumsum([0, *map(len, streams)]),
+        rewards_G=np.zeros(len(streams), np.float32),
+        versions_G2=np.zeros((len(streams), 2), np.int64),
+        stop_reasons=(StopReason.TERMINATED,) * len(streams),
+    )
+
+
 # A memory with every part of the schedule on, so that each acts in the tests; by default all of them are off.
 SCHEDULED: dict[str, Any] = {
     "spacing": "fsrs",

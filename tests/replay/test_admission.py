@@ -20,28 +20,15 @@ from rllib_srl.replay.admission import (
     malformed,
     most_common,
 )
-from rllib_srl.types import Group, Prompt, StopReason
+from rllib_srl.types import Group, StopReason
+from tests.replay import groups
 
-PROMPT = Prompt("world", "q")
 VARIED = list(range(40))
 
 
 def group_of(*written: list[int]) -> Group:
-    """Return a group whose episodes are the prompt [900, 901] and what is written; log-probs are -0.5."""
-    streams = [[900, 901, *ids] for ids in written]
-    mask_N = np.concatenate([[False, False] + [True] * len(ids) for ids in written])
-    size = len(streams)
-    return Group(
-        group_id="g",
-        prompt=PROMPT,
-        token_ids_N=np.concatenate(streams).astype(np.int32),
-        loss_mask_N=mask_N,
-        behaviour_logp_N=np.where(mask_N, -0.5, 0).astype(np.float32),
-        offsets=np.cumsum([0, *map(len, streams)]),
-        rewards_G=np.arange(size, dtype=np.float32),
-        versions_G2=np.zeros((size, 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * size,
-    )
+    """Return a group whose episodes are the prompt [900, 901] and what is written."""
+    return groups.group_of(*(([900, 901], ids) for ids in written))
 
 
 GOOD = group_of(VARIED, VARIED[::-1])

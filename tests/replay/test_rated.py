@@ -142,17 +142,6 @@ def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(t
 # --- what is not there ------------------------------------------------------------------------------
 
 
-def test_ratings_of_an_answer_that_is_gone_are_unused_until_it_is_played_again(buffer):
-    gone = a_group(1, (0, 0), 3)
-    nothing = {"num_applied": 0, "num_changed": 0, "num_graded": 0, "num_too_old": 0}
-    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0})) == nothing
-    assert buffer.stats(3)["ratings/num_unused"] == 2
-    assert buffer.rated.unused == {"3.1": 2}
-    buffer.add([gone], 3)
-    assert apply(buffer, rated(gone, {0: 1.0, 1: 0.0}), position=2, now=3)["num_applied"] == 2
-    assert buffer.stats(3)["ratings/num_unused"] == 0
-
-
 def test_another_answer_under_the_same_id_is_not_rated(buffer):
     other = a_group(0, (0, 0, 0, 0), 1, ids=[99])
     assert other.group_id == "1.0"

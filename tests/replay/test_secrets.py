@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import numpy as np
 import pytest
 
 from rllib_srl.common.decoder import _without_transformers, decoder_of
@@ -19,7 +18,7 @@ from rllib_srl.replay.admission import (
     secret_episodes,
     turns_of,
 )
-from rllib_srl.types import Group, Prompt, StopReason
+from tests.replay.groups import group_of
 from tests.rollout.fakes import make_tokenizer
 
 # Built from pieces, so that no scanner takes this file for a leak.
@@ -140,25 +139,6 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def decode(tokenizer):
     return lambda ids: tokenizer.decode(ids)
-
-
-def group_of(*episodes: tuple[list[int], list[int]], extra=None) -> Group:
-    """Return a group of (prompt ids, written ids) pairs; log-probs are -1, -2, ..."""
-    streams = [prompt + written for prompt, written in episodes]
-    mask_N = np.concatenate([[False] * len(prompt) + [True] * len(written) for prompt, written in episodes])
-    size = len(streams)
-    return Group(
-        group_id="g",
-        prompt=Prompt("world", "q"),
-        token_ids_N=np.concatenate(streams).astype(np.int32),
-        loss_mask_N=mask_N,
-        behaviour_logp_N=np.where(mask_N, -1.0 - np.arange(len(mask_N)), 0).astype(np.float32),
-        offsets=np.cumsum([0, *map(len, streams)]),
-        rewards_G=np.zeros(size, np.float32),
-        versions_G2=np.zeros((size, 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * size,
-        extra=extra or {},
-    )
 
 
 def test_turns_by_hand(tokenizer, decode):
