@@ -151,9 +151,10 @@ def faults_of(path: Path) -> list[str]:
         if found:
             return [f"page: {text}" for text in found]
         with reading(path) as one:
-            if one.store.payload_seqs() != set(one.tables.seqs()):
-                return ["the payloads are not those of the groups"]
-            return [*_faults_of_groups(one)] or one.tables.faults()
+            faults = [*_faults_of_groups(one)] or one.tables.faults()
+            if not faults and one.store.payload_seqs() != set(one.tables.seqs()):
+                faults = ["the payloads are not those of the groups"]
+            return faults
     except (StoreError, ValueError, sqlite3.DatabaseError) as error:
         return [str(error)]
 

@@ -66,7 +66,7 @@ def test_show_tells_the_item_and_what_was_said(run: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize(("damage", "expected"), [
     ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group 1 is damaged"),
-    ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 1", "not so in this memory"),
+    ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 1", "which is not its item"),
     ("UPDATE state SET value = '9' || value WHERE name = 'items'", "loading it failed: Extra data"),
     ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "does not hold group"),
     ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "the payloads are not those"),
