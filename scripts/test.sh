@@ -29,8 +29,8 @@ over() {
 }
 
 trackers() {
-    say "pytest: Weights & Biases, MLflow and Trackio, offline"
-    over trackers 'wandb>=0.31,<0.32' 'mlflow>=3.17,<4' 'trackio>=0.43,<0.44' || return
+    say "pytest: Weights & Biases and MLflow, offline"
+    over trackers 'wandb>=0.31,<0.32' 'mlflow>=3.17,<4' || return
     build/trackers/bin/python -m pytest -q -m slow tests/contrib/test_trackers.py
 }
 

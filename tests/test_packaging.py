@@ -91,7 +91,7 @@ def test_what_the_code_imports_is_declared(config: configparser.ConfigParser) ->
     packages_of = importlib.metadata.packages_distributions()
     # Extras, imported where a setting asks for them.
     optional = {"PIL", "bitsandbytes", "faiss", "openai", "peft", "vllm"}
-    optional |= {"httpx", "jsonschema", "mcp", "mlflow", "trackio", "verifiers", "wandb", "websockets"}
+    optional |= {"httpx", "jsonschema", "mcp", "mlflow", "verifiers", "wandb", "websockets"}
     for path in python_files("rllib_srl", "envs", "tune_configs"):
         for name in third_party_imports(path.read_text()) - {"rllib_srl"} - optional:
             assert declared & {canonicalize_name(package) for package in packages_of[name]}, f"{path.name}: {name}"
@@ -138,7 +138,7 @@ def test_the_wheel_installs_nothing_beside_the_package(unpacked: Path) -> None:
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"rllib_srl"}
     assert {"py.typed", "envs", "tune_configs"} <= {path.name for path in (unpacked / "rllib_srl").iterdir()}
     assert (unpacked / "rllib_srl" / "engine" / "tiny" / "model.safetensors").stat().st_size > 1e6
-    pages = {unpacked / "rllib_srl" / "studies" / "report" / name for name in ("page.html.j2", "page.css", "live.js")}
+    pages = {unpacked / "rllib_srl" / "studies" / "report" / name for name in ("page.html.j2", "page.css")}
     pages |= {unpacked / "rllib_srl" / "cli" / "serving" / "page" / name for name in ("index.html", "page.js")}
     assert {path for path in pages if not path.exists()} == set()
 

@@ -30,8 +30,8 @@ shows how to mark the answer, the prompt explains it.
 With `reward`, functions of the user's own grade the answers instead (envs/rewards/scoring.py); rows then need no right
 answer. The info of the last step has the value of each function as "reward/<name>".
 
-Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out; the setting
-`srl contrib contamination` finds those that repeat a held-out one in a longer text.
+Without `heldout_path` a fixed share of the questions is held out. A question in both files is held out; the callback
+`contrib.contamination` finds those that repeat a held-out one in a longer text.
 """
 
 from __future__ import annotations

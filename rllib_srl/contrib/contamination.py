@@ -1,7 +1,5 @@
 """Find training questions that repeat evaluation questions; report them, leave them out, or stop.
 
-    srl contrib contamination --train train.jsonl --eval test.jsonl                    report, all pairs in --audit
-    srl contrib contamination --train train.jsonl --eval test.jsonl --drop clean.jsonl the training rows without a hit
     config.callbacks("contrib.contamination")        at the start of a run: a warning and contamination.json
     config.callbacks("contrib.contamination:drop")   training leaves the repeats out
     config.callbacks("contrib.contamination:halt")   the run does not start if there is one
@@ -14,14 +12,11 @@ their answers, so give both files theirs.
 In a run, rows of data (`question_file`, tools with rows) are compared with the held-out rows, with the held-out
 prompts of other environments, and with the files that a subclass names: `class Mine(Drop): files = ("aime.jsonl",)`.
 
-Exit status of the command: 1 an error; 2 wrong flags; 3 more than --tolerance of the evaluation questions are hit.
-
 Sources: n-gram decontamination, Brown et al. 2020, arXiv 2005.14165, appendix C; containment, Broder 1997.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import re
@@ -36,8 +31,6 @@ from typing import Any, ClassVar
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_srl.algorithm.own_data import data_settings
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.envs.math.data_files import RowFault, rows_of
 from rllib_srl.envs.math.data_place import local_files
 from rllib_srl.envs.math.question_rows import problem_of
@@ -48,7 +41,6 @@ AUDIT = "contamination.json"
 NGRAM, LEAST_TOKENS = 8, 4  # tokens; the latter of a text that may be contained in another
 CONTAINMENT = 0.8  # lowest share of n-grams
 BOILERPLATE = (10, 0.01)  # n-grams in more rows than this, and in more than this share of them, do not count
-OVER = 3  # exit status
 NUM_SHOWN = 5  # pairs
 _SYMBOLS = str.maketrans({"−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "’": "'"})
 _CJK = "\u3040-\u30ff\u3400-\u9fff"  # written without spaces: a token per character
@@ -175,29 +167,24 @@ def _told(row: Row) -> dict[str, str]:
     return {"place": row.place, "name": row.name, "question": row.text, "answer": row.answer}
 
 
-def read(data: str, split: str = "", skips: bool = False, **columns: str) -> tuple[list[Row], dict[str, Any]]:
-    """Return the questions of a file or a data set of the hub, and the raw rows by number.
+def read(data: str) -> list[Row]:
+    """Return the questions of a file or a data set of the hub.
 
     Raises:
-        ValueError: there is no such data, or rows without a question and `skips` is False.
+        ValueError: there is no such data, or rows without a question.
     """
-    place = data_settings(data, split=split)
+    place = data_settings(data)
     files = local_files(place.get("hub_id", ""), place["path"])
-    path = files[0] if len(files) == 1 else files[0].parent
-    rows, raw, bad = [], {}, []
+    rows, bad = [], []
     for number, row in enumerate((row for file in files for _, row in rows_of(file)), 1):
         try:
-            problem = problem_of(row, columns.get("question", ""), columns.get("answer", ""), has_reward=True)
+            problem = problem_of(row, "", "", has_reward=True)
+            rows.append(Row(data, str(number), problem.question, problem.answer))
         except RowFault as fault:
             bad.append(f"row {number}, {fault}")
-            continue
-        rows.append(Row(str(path), str(number), problem.question, problem.answer))
-        raw[str(number)] = row
-    if bad and not skips:
-        raise ValueError(f"file {str(path)!r}: {'; '.join(bad[:20])} ({len(bad)} rows); fix them, or skip them")
-    if not rows:
-        raise ValueError(f"file {str(path)!r} has no questions to compare")
-    return rows, raw
+    if bad or not rows:
+        raise ValueError(f"data {data!r}: {'; '.join(bad[:20]) or 'no questions'}; expected a question in every row")
+    return rows
 
 
 class Contamination(RLlibCallback):
@@ -217,7 +204,7 @@ class Contamination(RLlibCallback):
         source = algorithm.source
         train = list(_training(source))
         evaluation = list(_evaluation(source, int(algorithm.config.evaluation_duration)))
-        evaluation += [row for data in self.files for row in read(data)[0]]
+        evaluation += [row for data in self.files for row in read(data)]
         if not train or not evaluation:
             side = "trains" if not train else "is measured"
             raise ValueError(f"contrib.contamination: no environment {side} on rows of data, such as question_file")
@@ -228,7 +215,7 @@ class Contamination(RLlibCallback):
             pairs = "; ".join(f"{hit.train.text[:100]!r} and {hit.evaluation.text[:100]!r}" for hit in hits[:NUM_SHOWN])
             raise ContaminationError(
                 f"contrib.contamination: training repeats {shown}; expected at most {self.tolerance:.2%}; such as "
-                f"{pairs}; `srl contrib contamination` lists all pairs of two files"
+                f"{pairs}; contrib.contamination:drop leaves them out"
             )
         path = Path(algorithm.logdir) / AUDIT
         path.write_text(json.dumps(audit, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -285,54 +272,3 @@ def _check_left(source: Any, train: Sequence[Row], repeats: dict[str, set[str]])
                              "expected another shots_seed, or num_shots = 0")  # fmt: skip
         if gone >= {row.name for row in train if row.place == env_id}:
             raise ValueError(f"environment {env_id!r}: all training questions repeat evaluation questions")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `srl contrib contamination`; return the exit status."""
-    parser = argparse.ArgumentParser(prog="srl contrib contamination", **help_of(__doc__))
-    for side in ("train", "eval"):
-        text = "file (.jsonl, .json, .csv, .parquet) or id of a data set of the Hugging Face hub"
-        parser.add_argument(f"--{side}", required=True, metavar="DATA", help=text)
-        parser.add_argument(f"--{side}-split", default="", metavar="SPLIT", help=f"split of --{side} of the hub")
-        for column in ("question", "answer"):
-            text = f"column of the {column}, if it has none of the known names"
-            parser.add_argument(f"--{side}-{column}", default="", metavar="COLUMN", help=text)
-    parser.add_argument("--drop", type=Path, metavar="FILE", help="write the training rows without a hit (.jsonl)")
-    text = "share of the evaluation questions that may be hit (default: 1)"
-    parser.add_argument("--tolerance", type=float, default=1.0, metavar="SHARE", help=text)
-    parser.add_argument("--audit", type=Path, default=Path(AUDIT), metavar="FILE", help=f"all pairs (default: {AUDIT})")
-    parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows without a question")
-    add_debug(parser)
-    args = parser.parse_args(argv)
-    if not 0 <= args.tolerance <= 1:
-        parser.error(f"--tolerance {args.tolerance:g}; expected a share from 0 to 1")
-    return run_cleanly(lambda: _run(args), args.debug)
-
-
-def _run(args: argparse.Namespace) -> int:
-    sides = ("train", "eval")
-    columns = [{name: getattr(args, f"{side}_{name}") for name in ("split", "question", "answer")} for side in sides]
-    (train, raw), (evaluation, _) = (
-        read(getattr(args, side), skips=args.skip_bad_rows, **given) for side, given in zip(sides, columns, strict=True)
-    )
-    for path in filter(None, (args.drop, args.audit)):
-        if str(path.resolve()) in {str(Path(side[0].place).resolve()) for side in (train, evaluation)}:
-            raise ValueError(f"{path} is one of the files that are compared; expected another file")
-    hits = find_hits(train, evaluation)
-    audit = audit_of(train, evaluation, hits)
-    args.audit.write_text(json.dumps(audit, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (share,), repeats = audit["shares"].values(), {hit.train.name for hit in hits}
-    print(f"train      {len(train)} questions, {len(repeats)} repeat an evaluation question")
-    print(f"eval       {len(evaluation)} questions, {share:.2%} are repeated; all pairs: {args.audit}")
-    for hit in hits[:NUM_SHOWN]:
-        print(f"  {hit.score:.2f}  {hit.train.text[:100]!a}\n        {hit.evaluation.text[:100]!a}")
-    if share > args.tolerance:
-        print(f"halted     more than --tolerance {args.tolerance:g}")
-        return OVER
-    if args.drop:
-        left = [json.dumps(raw[row.name], ensure_ascii=False) for row in train if row.name not in repeats]
-        if not left:
-            raise ValueError("every training row is hit, so --drop is not written; expected rows that are left")
-        args.drop.write_text("\n".join(left) + "\n", encoding="utf-8")
-        print(f"written    {args.drop}: {len(left)} rows, {len(repeats)} dropped")
-    return 0

@@ -1,31 +1,27 @@
-"""Send the metrics and settings of a run to Weights & Biases, MLflow or Trackio: one callback each.
+"""Send the metrics and settings of a run to Weights & Biases or MLflow, or offer them to Prometheus: one callback each.
 
-    config.callbacks("contrib.trackers:wandb")       also :mlflow, :trackio, or a list of them
+    config.callbacks("contrib.trackers:wandb")       also :mlflow, :prometheus, or a list of them
     srl train ... --callbacks contrib.trackers:wandb
     class Mine(Wandb): project, group = "sums", "first"                                  another project
 
 Each row has the numbers of an iteration. The tracker's run belongs to the log directory, where `tracker-NAME.txt` has
 its id: a run that resumes there continues it. A tracker that fails later is a warning; its rows wait and are sent with
 the next iteration. Credentials and addresses are the tracker's own environment variables and login commands
-(WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY; MLFLOW_TRACKING_URI; TRACKIO_SPACE_ID): never settings, which are
-written to files. Command line, console, git remote, packages and transcripts are not sent.
+(WANDB_API_KEY, WANDB_MODE=offline, WANDB_ENTITY; MLFLOW_TRACKING_URI): never settings, which are written to
+files. Command line, console, git remote, packages and transcripts are not sent.
 
 Traps: W&B drops rows whose step is below the newest, as after a resume, so the iteration is a metric. MLflow repeats a
-request for minutes, here for seconds; two processes that create its local store at once damage it. Trackio has one
-current run per context and finishes it when another starts, so each run gets its own context.
+request for minutes, here for seconds; two processes that create its local store at once damage it.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
-from contextvars import Context
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -199,33 +195,6 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run_id)
 
 
-class Trackio(Tracker):
-    """Trackio, on this machine (TRACKIO_DIR) or in the Hugging Face Space of TRACKIO_SPACE_ID."""
-
-    name: ClassVar[str] = "trackio"
-
-    def start(self, directory: Path, settings: Mapping[str, Any], run_id: str | None) -> tuple[str, str]:
-        """Start or continue a run; its id is its name, by which Trackio finds runs."""
-        import trackio
-
-        name = run_id or f"{directory.name}-{uuid.uuid4().hex[:6]}"
-        options: dict[str, Any] = {"project": self.project, "name": name, "group": self.group, "config": dict(settings)}
-        options |= {"resume": "allow" if run_id else "never", "embed": False}
-        options |= {"auto_log_gpu": False, "auto_log_cpu": False}
-        with redirect_stdout(io.StringIO()):
-            self._run = Context().run(trackio.init, **options)
-        return name, os.environ.get("TRACKIO_SPACE_ID") or f"trackio show --project {self.project}"
-
-    def send(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """Queue a row; a thread of Trackio writes or sends it."""
-        self._run.log(dict(numbers), step=iteration)
-
-    def finish(self) -> None:
-        """Send what is left, at most for 30 seconds."""
-        with redirect_stdout(io.StringIO()):
-            self._run.finish()
-
-
 GAUGES = {  # name -> pattern of the metric's name (docs/metrics.md) with the domain as its group, description
     "lag": (r"rollout/lag_mean", "updates between the first token of a group and its training, mean"),
     "live_share": (r"env_runners/live_token_share", "share of the generated tokens that are trained on"),
@@ -261,7 +230,7 @@ class Prometheus(SRLCallback):
             self._gauges[name].set(value, {"run": run, "domain": domain})
 
 
-wandb, mlflow, trackio, prometheus = Wandb, MLflow, Trackio, Prometheus
+wandb, mlflow, prometheus = Wandb, MLflow, Prometheus
 
 
 def _line_of(error: Exception) -> str:

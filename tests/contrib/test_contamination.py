@@ -1,4 +1,4 @@
-"""The contamination gate: pairs by hand, the command, and a run whose repeats are left out or that does not start."""
+"""The contamination gate: pairs by hand, and a run whose repeats are left out or that does not start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rllib_srl.cli.main import main as srl
 from rllib_srl.contrib.contamination import AUDIT, ContaminationError, Row, find_hits, tokens_of
 from tests.small_worlds import small_config, watch
 
@@ -52,29 +51,6 @@ def test_what_many_rows_share_does_not_count() -> None:
     start = "read the following question with care and answer it with one number only"
     rows = [Row("a", str(n), f"{start} what is word{n}") for n in range(40)]
     assert find_hits(rows, [Row("b", "1", f"{start} what is wordx")]) == []
-
-
-def test_the_command_writes_pairs_and_clean_rows(files, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    train, heldout = files
-    flags = ["contrib", "contamination", "--train", train, "--eval", heldout]
-    assert srl([*flags, "--drop", "clean.jsonl"]) == 0
-    assert "32 questions, 2 repeat" in capsys.readouterr().out
-    assert [json.loads(line) for line in (tmp_path / "clean.jsonl").read_text().splitlines()] == SUMS
-    audit = json.loads((tmp_path / AUDIT).read_text())
-    assert [hit["train"]["question"] for hit in audit["hits"]] == REPEATS and audit["shares"] == {heldout: 0.5}
-    assert srl([*flags, "--tolerance", "0.4"]) == 3
-    assert srl([*flags, "--drop", train]) == 1
-    assert "is one of the files that are compared" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        srl([*flags, "--tolerance", "2"])
-
-
-def test_a_misspelt_command_is_answered_with_the_nearest_and_the_list(capsys) -> None:
-    assert srl(["contrib", "contaminaton"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: unknown contrib command 'contaminaton'; did you mean 'contamination'? (expected one")
-    assert srl(["contrib"]) == 0 and "contamination  Find training" in capsys.readouterr().out
 
 
 @pytest.mark.slow

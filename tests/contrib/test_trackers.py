@@ -1,4 +1,4 @@
-"""Trackers: what they are sent, failures, and the values that real ones store offline.
+"""Trackers: what they are sent, failures, the values that real ones store offline, and the gauges of Prometheus.
 
 The real ones need their packages, which the working set does not hold: `scripts/test.sh --all` makes an environment.
 """
@@ -9,18 +9,22 @@ import json
 import logging
 import struct
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from ray.rllib.callbacks.callbacks import RLlibCallback
+import ray
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.shown_settings import settings_to_log
-from rllib_srl.contrib.trackers import Tracker, TrackerError
+from rllib_srl.contrib.trackers import GAUGES, Tracker, TrackerError, found_in
 from tests.small_worlds import small_config
+from tests.waiting import wait_until
 
 REWARD = "env_runners/episode_return_mean"
 
@@ -106,37 +110,10 @@ def test_the_run_of_a_directory_is_continued_and_one_that_cannot_start_is_an_err
 
 
 def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not installed
-    config = SRLConfig().callbacks("contrib.trackers:trackio")
-    with pytest.raises(TrackerError, match=r"needs the package trackio: pip install 'rllib_srl\[trackio\]'"):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    config = SRLConfig().callbacks("contrib.trackers:wandb")
+    with pytest.raises(TrackerError, match=r"needs the package wandb: pip install 'rllib_srl\[wandb\]'"):
         config.callbacks_class().on_algorithm_init(algorithm=algorithm(tmp_path))
-
-
-class Noted(Tracker):
-    """Notes what it was called with."""
-
-    name = "noted"
-    calls: ClassVar[list[Any]] = []
-
-    def start(self, directory: Path, settings: Mapping[str, Any], run_id: str | None) -> tuple[str, str]:
-        self.calls.append(run_id)
-        return "r1", "here"
-
-    def send(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        self.calls.append((iteration, numbers[REWARD]))
-
-    def finish(self) -> None:
-        self.calls.append("end")
-
-
-@pytest.mark.slow
-def test_a_run_sends_each_iteration_and_ends_its_tracker(random_llama_dir: Path, tmp_path: Path, ray_here: Any) -> None:
-    algo = small_config(random_llama_dir, tmp_path).callbacks([Noted, RLlibCallback]).build_algo()
-    try:
-        rewards = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(2)]
-    finally:
-        algo.stop()
-    assert Noted.calls == [None, (1, rewards[0]), (2, rewards[1]), "end"]
 
 
 def wandb_rows(directory: Path) -> Iterator[dict[str, Any]]:
@@ -163,21 +140,16 @@ def stored(name: str, directory: Path) -> list[tuple[int, float]]:
     run_id = (directory / f"tracker-{name}.txt").read_text().strip()
     if name == "wandb":
         return [(row["iteration"], row[REWARD]) for row in wandb_rows(directory)]
-    if name == "mlflow":
-        from mlflow import MlflowClient
+    from mlflow import MlflowClient
 
-        run = (client := MlflowClient()).get_run(run_id)
-        assert run.info.status == "FINISHED" and run.data.params["lr"] == "0.0003"
-        return [(metric.step, metric.value) for metric in client.get_metric_history(run_id, REWARD)]
-    from trackio.sqlite_storage import SQLiteStorage
-
-    return [(row["step"], row[REWARD]) for row in SQLiteStorage.get_logs("rllib_srl", run_id)]
+    run = (client := MlflowClient()).get_run(run_id)
+    assert run.info.status == "FINISHED" and run.data.params["lr"] == "0.0003"
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run_id, REWARD)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_real_tracker_stores_a_run_and_its_continuation(name, ray_here, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     pytest.importorskip(name, reason=f"{name} is not installed: rllib_srl[{name}]")
@@ -204,3 +176,54 @@ def test_a_real_tracker_stores_a_run_and_its_continuation(name, ray_here, tmp_pa
     found = stored(name, directory)
     assert [step for step, _ in found] == [1, 2, 3]
     assert [value for _, value in found] == pytest.approx(rewards)
+
+
+# --- gauges of Prometheus
+
+
+def test_metrics_become_gauges_with_their_domain() -> None:
+    result = {
+        "rollout": {"lag_mean": 1.5, "lag_max": 2},
+        "env_runners": {"live_token_share": 0.5},
+        "evaluation": {"accuracy": 0.6, "by_domain": {"a/b": {"accuracy": 0.75, "num": 4}}},
+        "planner": {"forgetting": 0.1},
+        "retention": {"by_domain": {"even": {"kl": 0.02}}},
+        "weight_sync": {"canary_max": 0.001, "canary_mean": 0.0},
+    }
+    found = {(name, domain): value for name, domain, value in found_in(result)}
+    assert found == {
+        ("lag", ""): 1.5, ("live_share", ""): 0.5, ("accuracy", "a/b"): 0.75, ("forgetting", ""): 0.1,
+        ("retention_kl", "even"): 0.02, ("canary_gap", ""): 0.001,
+    }  # fmt: skip
+    assert {name for name, _ in found} == set(GAUGES)
+
+
+def scraped() -> list[str]:
+    """Return the lines of this node's metrics of ours, in Prometheus' text form; [] while there are none."""
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10) as answer:
+        return [line for line in answer.read().decode().splitlines() if line.startswith("ray_rllib_srl_")]
+    return []
+
+
+@pytest.mark.slow
+def test_prometheus_reads_the_numbers_of_a_run(random_llama_dir: Path, tmp_path: Path, ray_here: object) -> None:
+    config = small_config(random_llama_dir, tmp_path / "mine").evaluation(evaluation_interval=1)
+    algo = config.callbacks("contrib.trackers:prometheus").build_algo()
+    try:
+        result = algo.train()
+        wanted = {name for name, _, _ in found_in(result)}
+        assert wanted == {"live_share", "accuracy", "canary_gap"}
+        values: dict[str, str] = {}
+
+        def are_there() -> bool:
+            values.update(line.rsplit(" ", 1) for line in scraped() if 'run="mine"' in line)
+            return {name.partition("{")[0].removeprefix("ray_rllib_srl_") for name in values} == wanted
+
+        assert wait_until(are_there, 90), values
+        (share,) = [float(value) for name, value in values.items() if "live_share{" in name]
+        assert share == pytest.approx(result["env_runners"]["live_token_share"])
+        assert any("accuracy{" in name and 'domain="even"' in name for name in values), values
+    finally:
+        algo.stop()
