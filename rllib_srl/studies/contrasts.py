@@ -14,7 +14,7 @@ import numpy as np
 
 from rllib_srl.studies.curves import Curve
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
-from rllib_srl.studies.results import Results, Trial
+from rllib_srl.studies.records import Results, Trial
 from rllib_srl.studies.seeds import (
     ALPHA,
     Interval,
@@ -80,7 +80,7 @@ def curves_of(results: Results) -> dict[str, dict[int, Curve]]:
         ValueError: a trial lacks the evaluation of a stage.
     """
     arms = [arm.name for arm in results.study.arms]
-    return {arm: {t.header.seed: curve_of(t, results.study) for t in results.of(arm)} for arm in arms}
+    return {arm: {t.seed: curve_of(t, results.study) for t in results.of(arm)} for arm in arms}
 
 
 def curve_of(trial: Trial, study: Study) -> Curve:
@@ -89,33 +89,27 @@ def curve_of(trial: Trial, study: Study) -> Curve:
     Raises:
         ValueError: a stage has no evaluation; the message names the file.
     """
-    domains = {domain.name: at for at, domain in enumerate(study.domains)}
-    num = len(domains)
-    starts = range(0, len(trial.rows), num)
-    blocks = [sorted(trial.rows[at : at + num], key=lambda row: domains[row.domain]) for at in starts]
-    seen = {block[0].stage for block in blocks}
-    if missing := [stage for stage in range(study.num_stages) if stage not in seen]:
-        raise ValueError(f"{trial.path}: no evaluation with stage in {missing}; expected one after each stage")
+    found, names = trial.evaluations, [domain.name for domain in study.domains]
+    if missing := set(range(study.num_stages)) - {one.stage for one in found}:
+        raise ValueError(f"{trial.path}: no evaluation of the stages {sorted(missing)}; expected one after each stage")
     extras: dict[str, list[float]] = defaultdict(list)
-    for row in blocks[-1]:
-        for name, value in row.measures.items():
+    for measures in found[-1].measures.values():
+        for name, value in measures.items():
             extras[name].append(value)
 
     def column(name: str) -> np.ndarray:
-        return np.array([getattr(block[0], name) for block in blocks])
+        return np.array([getattr(one, name) for one in found])
 
     return Curve(
-        accuracy_IC=np.array([[row.accuracy for row in block] for block in blocks]),
+        accuracy_IC=np.array([[one.accuracy[name] for name in names] for one in found]),
         stage_I=column("stage"),
-        iteration_I=column("iteration"),
         num_generated_tokens_I=column("num_generated_tokens"),
         num_trained_tokens_I=column("num_trained_tokens"),
-        seconds_I=column("seconds"),
-        num_probe_tokens_I=column("num_probe_tokens"),
-        probe_s_I=column("probe_s"),
-        peak_bytes=max(row.peak_bytes for row in trial.rows),
-        learned_at_C=study.learned_at_C(),
         num_live_tokens_I=column("num_live_tokens"),
+        num_probe_tokens_I=column("num_probe_tokens"),
+        seconds_I=column("seconds"),
+        peak_bytes=max(one.peak_bytes for one in found),
+        learned_at_C=study.learned_at_C(),
         extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
     )
 
@@ -180,7 +174,7 @@ def warnings_of(results: Results, findings: Mapping[str, Mapping[str, Finding]])
         few = "runs per arm are too few: intervals are too narrow, and no difference can be significant"
         lines.append(f"{len(study.seeds)} {few}")
     for arm in study.arms:
-        finished = {trial.header.seed for trial in results.of(arm.name)}
+        finished = {trial.seed for trial in results.of(arm.name)}
         if absent := [seed for seed in study.seeds if seed not in finished]:
             lines.append(f"{arm.title}: no finished trial with seed {', '.join(map(str, absent))}")
         spent = {s: v / study.budget for s, v in findings[arm.name]["num_generated_tokens"].values.items()}
@@ -215,7 +209,7 @@ def _contrast(name: str, first: str, second: str, pairs: Mapping[int, tuple[floa
 
 
 def _num_pairs(results: Results, contrast: Contrast) -> int:
-    first, second = ({trial.header.seed for trial in results.of(arm)} for arm in (contrast.first, contrast.second))
+    first, second = ({trial.seed for trial in results.of(arm)} for arm in (contrast.first, contrast.second))
     return len(first & second)
 
 

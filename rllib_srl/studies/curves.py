@@ -23,15 +23,13 @@ class Curve:
 
     accuracy_IC: np.ndarray
     stage_I: np.ndarray
-    iteration_I: np.ndarray
     num_generated_tokens_I: np.ndarray
     num_trained_tokens_I: np.ndarray
-    seconds_I: np.ndarray
+    num_live_tokens_I: np.ndarray
     num_probe_tokens_I: np.ndarray
-    probe_s_I: np.ndarray
+    seconds_I: np.ndarray
     peak_bytes: int
     learned_at_C: np.ndarray
-    num_live_tokens_I: np.ndarray
     extras: dict[str, float]  # other measures of the last evaluation, averaged over the domains that have them
 
     @property

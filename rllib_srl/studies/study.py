@@ -16,14 +16,14 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rllib_srl.studies.accuracy import NEVER
-from rllib_srl.studies.fields import STRICT
 from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.seeds import ALPHA
 
-FORMAT = "rllib_srl.study/2"
+FORMAT = "rllib_srl.study/3"
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of dataclasses that are read from JSON
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 

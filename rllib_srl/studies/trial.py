@@ -1,14 +1,14 @@
-"""Runs one trial of a study: SRL that evaluates every domain, writes rows, and stops when its token budget is spent.
+"""Runs one trial of a study: SRL that evaluates every domain and stops when its token budget is spent.
 
-    before training   rows, stage -1
+    before training   an evaluation, stage -1
     iteration         ... until a stage of the stream has generated its tokens
-    end of a stage    rows, then a checkpoint; after the last stage: the end line
+    end of a stage    an evaluation, then a checkpoint
 
     tune.Tuner(StudyTrial, param_space={"trial": tune.grid_search([settings of a trial, ...])})
 
-A trial's settings contain "_study": {"directory", "arm", "seed", "settings"}; study.json is in the directory. The trial
-resumes from its checkpoint in the directory, if there is one. Rows are written to disk before the checkpoint, so after
-a kill some rows may be written again, but none is missing.
+A trial's settings contain "_study": {"directory", "arm", "seed"}; study.json is in the directory. The trial resumes
+from its checkpoint in the directory, if there is one. An evaluation is on disk before the checkpoint, so after a kill
+one may be written again, but none is missing.
 
 Held-out prompts depend on the seed only, so all arms are evaluated on the same prompts. Tokens and seconds of
 evaluation are counted separately, and evaluation uses separate random streams, so it does not change training.
@@ -21,30 +21,27 @@ import resource
 import shutil
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
-from rllib_srl.algorithm.evaluation import GREEDY, several_answers
+from rllib_srl.algorithm.evaluation import GREEDY, several_answers, summary
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.curriculum.streams import Stages
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.storage import checkpoints
 from rllib_srl.studies.online import FirstAnswers
-from rllib_srl.studies.recording import TrialWriter, open_trial
-from rllib_srl.studies.results import Row, read_study
-from rllib_srl.studies.study import Study
-from rllib_srl.types import GroupMeta, StopReason
+from rllib_srl.studies.records import Evaluation, TrialWriter, read_study
+from rllib_srl.types import GroupMeta
 
 RUNS = "runs"  # folder in a results directory for the checkpoints of unfinished trials
 CONFIG = "trial"  # key of Tune's param_space that holds all settings of a trial
-MEASURES = {  # name in a row -> metric of the memory
+MEASURES = {  # name of a measure -> metric of the memory
     "revisit_share": "revisit_share_prompts",
     "reuse_share": "reuse_share_prompts",
     "reuse_share_tokens": "reuse_share_tokens",
@@ -70,7 +67,7 @@ def run_path(directory: Path, arm: str, seed: int) -> Path:
 
 
 class StudyTrial(SRL):
-    """One arm with one seed. Invariant: the rows on disk are those of the evaluations up to this iteration."""
+    """One arm with one seed. Invariant: the evaluations on disk are those up to this iteration."""
 
     def __init__(self, config: Any = None, **kwargs: Any) -> None:
         """Take a trial's settings, alone or under Tune's key "trial"."""
@@ -86,7 +83,6 @@ class StudyTrial(SRL):
         told = dict(self.config._study)
         self._directory, self._arm, self._seed = Path(told["directory"]), told["arm"], told["seed"]
         self._every = told.get("checkpoint_every", 0)
-        self._told_settings = told.get("settings", {})
         self._spent, self._memory_metrics = Spent(), dict[str, float]()
         self._domain_counts: dict[str, dict[str, float]] = {}
         self._first_answers = FirstAnswers()
@@ -96,7 +92,7 @@ class StudyTrial(SRL):
         self._run = run_path(self._directory, self._arm, self._seed)
         if found := checkpoints.checkpoints_in(self._run):
             try:
-                self.restore_from_path(str(found[-1]), trust=told.get("trust", False))
+                self.restore_from_path(str(found[-1]))
             except Exception:
                 self.cleanup()  # no process is left behind; `stop` needs what Trainable makes after this
                 raise
@@ -104,8 +100,7 @@ class StudyTrial(SRL):
     def step(self) -> dict[str, Any]:
         """Run one iteration; evaluate before the first one and after each stage."""
         if self._writer is None:
-            where = (self._directory, self._study, self._arm, self._seed)
-            self._writer = open_trial(*where, self._told_settings, self.iteration)
+            self._writer = TrialWriter(self._directory, self._study, self._arm, self._seed, self.iteration)
         if self.iteration == 0:
             self._measure(-1, 0)
         stage, start = self.stage, time.perf_counter()
@@ -123,7 +118,6 @@ class StudyTrial(SRL):
         elif self._every and now % self._every == 0:
             self._save(now)
         if is_spent:
-            self._writer.finish()
             shutil.rmtree(self._run, ignore_errors=True)
         about |= {**asdict(self._spent), "arm": self._arm, "seed": self._seed}
         return results | {"study": about, "done": is_spent}
@@ -158,10 +152,14 @@ class StudyTrial(SRL):
             writer.close()
         super().cleanup()
 
-    # --- rows ------------------------------------------------------------------------------------
+    # --- evaluations ------------------------------------------------------------------------------
 
     def _measure(self, stage: int, iteration: int) -> float:
-        """Play held-out prompts of every domain greedily, write the rows, and return the mean accuracy."""
+        """Play held-out prompts of every domain greedily, write the evaluation, and return the mean accuracy.
+
+        Raises:
+            ValueError: the domains played are not those of the study.
+        """
         start = time.perf_counter()
         share = -(-self.config.evaluation_duration // len(self.source.world_ids))
         prompts = self.source.heldout(share * len(self.source.world_ids))
@@ -170,19 +168,25 @@ class StudyTrial(SRL):
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
-        measures = self._extras() | {name: value for name, value in figures.items() if math.isfinite(value)}
-        rows = rows_of(played, self._study, stage, iteration, self.num_generated_tokens, self._spent, measures)
-        rows = with_measures(rows, self._first_answers.measures())
-        rows = with_measures(rows, {
-            domain: {f"memory_{name}": float(num) for name, num in counts.items()}
-            for domain, counts in self._domain_counts.items()
-        })  # fmt: skip
+        accuracy = {name: found["accuracy"] for name, found in summary(played, len(prompts))["by_domain"].items()}
+        evaluation = Evaluation(
+            study=self._study.fingerprint,
+            stage=stage,
+            iteration=iteration,
+            accuracy=accuracy,
+            num_generated_tokens=self.num_generated_tokens,
+            measures={domain: self._measures_of(domain, figures) for domain in accuracy},
+            **asdict(self._spent),
+        )
         if self._writer is not None:
-            self._writer.add(rows)
-        return float(np.mean([row.accuracy for row in rows]))
+            self._writer.add(evaluation)
+        return float(np.mean(list(accuracy.values())))
 
-    def _extras(self) -> dict[str, float]:
-        found = {name: self._memory_metrics.get(metric, math.nan) for name, metric in MEASURES.items()}
+    def _measures_of(self, domain: str, figures: dict[str, float]) -> dict[str, float]:
+        """Return the other measures of a domain: of the memory, of several answers, of first answers."""
+        memory = {name: self._memory_metrics.get(metric, math.nan) for name, metric in MEASURES.items()}
+        stored = {f"memory_{name}": num for name, num in self._domain_counts.get(domain, {}).items()}
+        found = memory | figures | self._first_answers.measures().get(domain, {}) | stored
         return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
     def _save(self, iteration: int) -> None:
@@ -217,51 +221,6 @@ class StudyTrial(SRL):
             self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
             self._spent.num_live_tokens += shards[0].num_tokens
         return is_updated
-
-def rows_of(
-    played: Sequence[GroupMeta],
-    study: Study,
-    stage: int,
-    iteration: int,
-    num_generated_tokens: int,
-    spent: Spent,
-    measures: Mapping[str, float],
-) -> list[Row]:
-    """Return a row for each domain, from groups of one greedy episode each.
-
-    An answer is right by `GroupMeta.is_right_G`. It counts as parsed if its reward is above 0, or if the environment
-    terminated the episode with a stop reason other than "unparsable".
-
-    Raises:
-        ValueError: the domains played are not those of the study.
-    """
-    by_domain: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
-    for group in played:
-        is_right, reward, reason = bool(group.is_right_G()[0]), float(group.rewards_G[0]), group.stop_reasons[0]
-        by_domain[group.prompt.domain].append((is_right, reward > 0 or reason is StopReason.TERMINATED))
-    expected = [domain.name for domain in study.domains]
-    if set(by_domain) != set(expected):
-        raise ValueError(f"answered domains are {sorted(by_domain)}; expected {sorted(expected)}")
-    cost = {field.name: getattr(spent, field.name) for field in fields(spent)}
-    return [
-        Row(
-            stage=stage,
-            iteration=iteration,
-            domain=name,
-            accuracy=float(np.mean([is_right for is_right, _ in by_domain[name]])),
-            parse_rate=float(np.mean([is_read for _, is_read in by_domain[name]])),
-            num_prompts=len(by_domain[name]),
-            num_generated_tokens=num_generated_tokens,
-            measures=dict(measures),
-            **cost,
-        )
-        for name in expected
-    ]
-
-
-def with_measures(rows: Sequence[Row], found: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """Return the rows with further measures, given by domain."""
-    return [replace(row, measures={**row.measures, **found.get(row.domain, {})}) for row in rows]
 
 
 def _unpacked(config: Any) -> Any:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.studies.recording import open_trial, write_study
-from rllib_srl.studies.results import Row
+from rllib_srl.studies.records import Evaluation, TrialWriter, write_study
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 
 DOMAINS = ("chain_sum", "compare", "products", "lookup", "word_problem_tool")
@@ -37,37 +36,32 @@ def small_study(seeds: Sequence[int] = range(1, 11), arms: Sequence[str] = tuple
         "seeds": tuple(seeds),
         "budget": TOKENS * len(DOMAINS),
         "primary": Primary("srl", tuple(arm for arm in arms if arm not in ("srl", "fifo"))),
+        "settings": {"model": "tiny", "group_size": 8},
     }
     return Study(**{**fields, **changes}).checked()  # type: ignore[arg-type]
 
 
-def rows_of(study: Study, arm: str, seed: int) -> Iterator[Row]:
-    """Yield the rows of a trial: domains rise in their own stage and decay after it."""
+def evaluations_of(study: Study, arm: str, seed: int) -> Iterator[Evaluation]:
+    """Yield the evaluations of a trial: domains rise in their own stage and decay after it."""
     rng = np.random.default_rng([seed, 7])
     start_C = rng.uniform(0.05, 0.2, len(study.domains))
     noise = np.random.default_rng([seed, sorted(ARMS).index(arm)])
     for stage in range(-1, study.num_stages):
-        for part in range(PER_STAGE) if stage >= 0 else (PER_STAGE - 1,):
+        for part in range(PER_STAGE) if 0 <= stage < study.num_stages - 1 else (PER_STAGE - 1,):
             done = stage * PER_STAGE + part + 1 if stage >= 0 else 0
+            accuracy = {}
             for j, domain in enumerate(study.domains):
                 since = done - PER_STAGE * (j + 1)
                 rise = 1 - np.exp(-0.9 * np.clip(done - PER_STAGE * j, 0, PER_STAGE))
                 lost = (1 - KEEPING[arm]) * (1 - np.exp(-0.25 * max(0, since))) * 0.65
                 level = start_C[j] + (0.9 - start_C[j]) * rise * (1 - lost)
-                accuracy = float(np.clip(level + noise.normal(0, 0.03), 0, 1))
-                parse_rate = max(accuracy, float(np.clip(0.5 + 0.48 * rise - 0.3 * lost, 0, 1)))
-                yield Row(
-                    stage, 3 * done, domain.name, round(accuracy, 4), done * TOKENS // PER_STAGE,
-                    int(done * TOKENS // PER_STAGE * TRAINED[arm]), done * 9.0 * TRAINED[arm], 2_100_000_000 + seed,
-                    200, round(parse_rate, 4), (done + 1) * 3_000, done * 2.0,
-                    {"pass_at_8": min(1.0, accuracy + 0.1), "answer_diversity": 0.4, "median_reviews": 5.0},
-                )  # fmt: skip
-
-
-def evaluations_of(study: Study, arm: str, seed: int) -> Iterator[list[Row]]:
-    """Yield the rows of a trial, one evaluation at a time."""
-    rows, num = list(rows_of(study, arm, seed)), len(study.domains)
-    yield from (rows[at : at + num] for at in range(0, len(rows), num))
+                accuracy[domain.name] = round(float(np.clip(level + noise.normal(0, 0.03), 0, 1)), 4)
+            tokens = done * TOKENS // PER_STAGE
+            yield Evaluation(
+                study.fingerprint, stage, 3 * done, accuracy, tokens, int(tokens * TRAINED[arm]), 0,
+                done * 9.0 * TRAINED[arm], (done + 1) * 3_000, done * 2.0, 2_100_000_000 + seed,
+                {name: {"answer_diversity": 0.4} for name in accuracy},
+            )  # fmt: skip
 
 
 def write_synthetic(directory: Path, study: Study, skip: Sequence[tuple[str, int]] = ()) -> Path:
@@ -75,12 +69,10 @@ def write_synthetic(directory: Path, study: Study, skip: Sequence[tuple[str, int
     write_study(directory, study)
     for arm in study.arms:
         for seed in study.seeds:
-            settings = {"lr": 3e-4, "model": "tiny", "group_size": 8, "seed": seed, "replay": KEEPING[arm.name] > 0}
-            with open_trial(directory, study, arm.name, seed, settings) as trial:
-                for rows in evaluations_of(study, arm.name, seed):
-                    if (arm.name, seed) in skip and rows[0].stage > 0:
-                        break
-                    trial.add(rows)
-                else:
-                    trial.finish()
+            trial = TrialWriter(directory, study, arm.name, seed)
+            for evaluation in evaluations_of(study, arm.name, seed):
+                if (arm.name, seed) in skip and evaluation.stage > 0:
+                    break
+                trial.add(evaluation)
+            trial.close()
     return directory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.studies.contrasts import Finding, contrasts_of, curves_of, findings_of, verdict_of, warnings_of
-from rllib_srl.studies.results import read_results
+from rllib_srl.studies.records import read_results
 from rllib_srl.studies.seeds import Interval
 from tests.studies.synthetic import small_study, write_synthetic
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,32 +10,31 @@ import pytest
 
 from rllib_srl.studies.contrasts import curve_of
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
-from rllib_srl.studies.results import Header, Row, Trial
+from rllib_srl.studies.records import Evaluation, Trial
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 
 STUDY = Study(
     "two", "Which is better?", "a", (Arm("a", "A", ""), Arm("b", "B", "")), (Domain("x", 0), Domain("y", 1)), 2, (1,),
     400, Primary("a", ("b",)),
 )  # fmt: skip
-#          stage, iteration, tokens, (accuracy, parse rate) of x and y
+#          stage, iteration, tokens, accuracy of x and y
 POINTS = [
-    (-1, 0, 0, (0.1, 0.5), (0.2, 0.6)),
-    (0, 1, 100, (0.5, 1.0), (0.2, 0.6)),
-    (0, 2, 200, (0.8, 1.0), (0.3, 0.6)),  # R[0] = .8 .3
-    (1, 3, 300, (0.6, 0.8), (0.6, 0.9)),
-    (1, 4, 400, (0.4, 0.5), (0.9, 1.0)),  # R[1] = .4 .9
+    (-1, 0, 0, 0.1, 0.2),
+    (0, 1, 100, 0.5, 0.2),
+    (0, 2, 200, 0.8, 0.3),  # R[0] = .8 .3
+    (1, 3, 300, 0.6, 0.6),
+    (1, 4, 400, 0.4, 0.9),  # R[1] = .4 .9
 ]
 
 
-def trial_of(points=POINTS):
-    rows = [
-        Row(stage, iteration, name, share[0], tokens, 2 * tokens, tokens / 10, 1000 + iteration % 3,
-            parse_rate=share[1], num_probe_tokens=7 * (iteration + 1), num_live_tokens=tokens // 2,
-            measures={"pass_at_4": share[0]})
-        for stage, iteration, tokens, *shares in points
-        for name, share in reversed(list(zip(("x", "y"), shares, strict=True)))
+def trial_of(points=POINTS, live=0.5):
+    evaluations = [
+        Evaluation(STUDY.fingerprint, stage, iteration, {"y": y, "x": x}, tokens, 2 * tokens, int(live * tokens),
+                   tokens / 10, 7 * (iteration + 1), 0.0, 1000 + iteration % 3,
+                   {"x": {"pass_at_4": x}, "y": {"pass_at_4": y}})
+        for stage, iteration, tokens, x, y in points
     ]  # fmt: skip
-    return Trial(Header(STUDY.fingerprint, "a", 1, {}), tuple(rows), True, Path("a--1.jsonl"))
+    return Trial("a", 1, tuple(evaluations), True, Path("a--1.jsonl"))
 
 
 def test_the_matrix_is_cut_at_the_ends_of_stages():
@@ -68,21 +66,18 @@ def test_every_measure_by_hand():
 
 
 def test_without_a_first_evaluation_what_needs_it_is_unknown():
-    points = [(stage, i, tokens, (x[0], None), (y[0], None)) for stage, i, tokens, x, y in POINTS[1:]]
-    found = measure(curve_of(trial_of(points), STUDY))
+    found = measure(curve_of(trial_of(POINTS[1:]), STUDY))
     unknown = {name for name, value in found.items() if math.isnan(value)}
     assert unknown == {"forward_transfer", "plasticity", "online_accuracy"}
     assert found["forgetting"] == pytest.approx(0.4)
 
 
 def test_a_trial_without_a_count_of_live_tokens_has_no_such_measure():
-    trial = trial_of()
-    rows = [replace(row, measures={}, num_live_tokens=0) for row in trial.rows]
-    found = measure(curve_of(replace(trial, rows=tuple(rows)), STUDY))
+    found = measure(curve_of(trial_of(live=0), STUDY))
     assert math.isnan(found["live_share"])
     assert found["accuracy_area"] == pytest.approx(0.475)
 
 
 def test_a_stage_without_an_evaluation_is_named():
-    with pytest.raises(ValueError, match=r"a--1\.jsonl: no evaluation with stage in \[1\]"):
+    with pytest.raises(ValueError, match=r"a--1\.jsonl: no evaluation of the stages \[1\]"):
         curve_of(trial_of(POINTS[:3]), STUDY)

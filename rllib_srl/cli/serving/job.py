@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rllib_srl.studies.recording import write_whole
+from rllib_srl.studies.records import write_whole
 
 CONTEXT = 4096  # most tokens of a conversation
 
