@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rllib_srl.algorithm.srl import SRL
 from rllib_srl.cli.tuning import stream, study
-from rllib_srl.cli.tuning.plan import Plan, config_of
-from rllib_srl.studies.results import read_results
+from rllib_srl.cli.tuning.study import Plan
+from rllib_srl.studies.records import read_results
 from rllib_srl.studies.trial import CONFIG, StudyTrial
 
 SHORT = ["--short", "--evaluation_duration", "16", "--tokens", "300", "--max_turn_tokens", "8"]
@@ -23,17 +24,17 @@ def questions(path: Path, num: int) -> Path:
     return path
 
 
-def played_here(plan: Plan, missing: list[tuple[str, int]], how: study.Run) -> list:
+def played_here(configs: list[dict], plan: Plan, max_failures: int, verbose: bool) -> SimpleNamespace:
     """Run trials in this process, which saves the start of Tune's processes."""
-    for arm, seed in missing:
-        config = config_of(plan, arm, seed, plan.directory, trust=how.trusts)
-        trial = StudyTrial({CONFIG: config | {"log_directory": str(plan.directory / "logs" / arm)}})
+    for config in configs:
+        logs = str(plan.directory / "logs" / config["_study"]["arm"])
+        trial = StudyTrial({CONFIG: config | {"log_directory": logs}})
         try:
             while not trial.train()["done"]:
                 pass
         finally:
             trial.stop()
-    return []
+    return SimpleNamespace(errors=[])
 
 
 @pytest.mark.slow
@@ -50,32 +51,32 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
                 played[algo._arm].setdefault((group.prompt.domain, group.prompt.key), group.rewards_G.tolist())
         return groups, late
 
-    def stopped_after_the_first(plan, missing, how):
-        played_here(plan, missing[:1], how)
+    def stopped_after_the_first(configs, plan, max_failures, verbose):
+        played_here(configs[:1], plan, max_failures, verbose)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SRL, "_kept", watched)
-    monkeypatch.setattr(study, "play", stopped_after_the_first)
+    monkeypatch.setattr(study, "fit", stopped_after_the_first)
     tasks = ["--tasks", "compare={num_shots: 0}", str(questions(tmp_path / "mine.jsonl", 400))]
     assert stream.main([*SHORT, *tasks, "--out", str(out), "--replay_revisit_fraction", "0.5", "--debug"]) == 130
     before = (out / "trials" / "memory--1.jsonl").read_bytes()
-    monkeypatch.setattr(study, "play", played_here)
+    monkeypatch.setattr(study, "fit", played_here)
     assert f"--resume {out}" in capsys.readouterr().err
     assert stream.main(["--resume", str(out), "--debug"]) == 0
     assert (out / "trials" / "memory--1.jsonl").read_bytes() == before  # not run again
     printed = capsys.readouterr().out
     assert "online accuracy" in printed and "memory against no_memory: undecided" in printed
-    trials = {trial.header.arm: trial for trial in read_results(out).trials}
-    assert list(trials) == ["memory", "no_memory"] and all(trial.is_finished for trial in trials.values())
-    assert trials["memory"].header.settings["replay_revisit_fraction"] == 0.5
-    without = trials["no_memory"].header.settings
+    results = read_results(out)
+    assert results.finished == {("memory", 1), ("no_memory", 1)}
+    assert results.study.settings_of("memory", 1)["replay_revisit_fraction"] == 0.5
+    without = results.study.settings_of("no_memory", 1)
     assert without["replay_capacity"] == 0 == without["replay_revisit_fraction"]
-    for arm, trial in trials.items():
-        for row in trial.rows[-2:]:  # every task was answered before it was learned
-            first = [rewards for (domain, _), rewards in played[arm].items() if domain == row.domain]
+    for trial in results.trials:
+        for domain, measures in trial.evaluations[-1].measures.items():  # every task was answered before it was learned
+            first = [rewards for (of, _), rewards in played[trial.arm].items() if of == domain]
             shares = [sum(reward == 1 for reward in rewards) / len(rewards) for rewards in first]
-            assert len(shares) == row.measures["online_prompts"] >= 8
-            assert row.measures["online_accuracy"] == pytest.approx(sum(shares) / len(shares))
+            assert len(shares) == measures["online_prompts"] >= 8
+            assert measures["online_accuracy"] == pytest.approx(sum(shares) / len(shares))
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -20,18 +20,19 @@ import sys
 
 from rllib_srl.cli.shared.cluster import command, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
+from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import given_settings
-from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.plan import Plan
-from rllib_srl.cli.tuning.tasks import SEEDS, STREAM, WITHOUT, plan_of
-from rllib_srl.studies.results import read_study
+from rllib_srl.cli.tuning.study import FIXED, SHORT, SHORT_STAGES, SHORT_TOKENS, Plan, planned
+from rllib_srl.cli.tuning.tasks import STREAM, stages_of, study_of
+from rllib_srl.studies.records import read_study
 from rllib_srl.tune_configs.arms import STAGE_TOKENS
 
-BESIDE = ("resume", "trust_checkpoint", "verbose", "debug")  # flags allowed with --resume
+BESIDE = ("resume", "verbose", "debug")  # flags allowed with --resume
+SEEDS = (1, 2)
+WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -50,7 +51,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="two tasks, one seed, a few iterations")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help="resume a stream; takes no settings")
-    add_trust(parser)
     add_verbose(parser, "Ray, Tune, vLLM and transformers")
     add_debug(parser)
     add_settings(parser, without=WITHOUT)
@@ -72,7 +72,8 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run what is not finished of a stream and print the results; return 1 if a trial is not finished."""
-    how = study_run.Run.of(arguments, given := {} if arguments.resume else given_settings(arguments))
+    given = {} if arguments.resume else given_settings(arguments)
+    max_failures = study_run.max_failures_in(given)
     if arguments.resume:
         study = read_study(directory := arguments.resume.absolute())
         plan = Plan(study, tuple(arm.name for arm in study.arms), study.seeds, directory)
@@ -80,9 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
         directory = (arguments.out or new_directory("stream")).absolute()
         if directory.exists():
             raise RunError(f"--out {directory} exists; expected a new directory, or --resume {directory}")
-        plan = plan_of(arguments, given, directory)
-    WATCH.last_words = lambda: f"resume with: {command('stream', '--resume', directory)}"
-    return study_run.run(plan, how)
+        stages = stages_of(arguments.tasks, arguments.tokens or (SHORT_TOKENS if arguments.short else STAGE_TOKENS))
+        seeds = arguments.seeds or SEEDS[: 1 if arguments.short else None]
+        if arguments.short:
+            stages, given = stages[:SHORT_STAGES], {**SHORT, **given}
+        plan = planned(study_of(directory.name, stages, seeds, given), {}, directory)
+    how_to_resume = f"resume with: {command('stream', '--resume', directory)}"
+    is_resumed = bool(arguments.resume)
+    return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,232 +1,254 @@
-"""Run the trials of a study through Ray Tune, two or more at once, and show the results.
+"""Plan the trials of a study, run them through Ray Tune, and show the results.
 
-    trials     whole pairs first, with the time left
-    results    the table of `srl report`'s main figures, and whether the primary comparison holds
+    planned(study, given, ...)   the study with the flags applied, the arms and seeds to run now, its directory
+    run(plan, ...)               a trial per arm and seed, whole pairs first; then a table and the verdict
 
 Finished trials are recorded in the study's directory (`rllib_srl.studies`), not in Tune's: a killed study is resumed
-from there, finished trials are not run again, and the others continue from their last checkpoint.
+from there, finished trials are not run again, and the others continue from their last checkpoint. `--arms` and
+`--seeds` select trials of the same study; any other setting makes it another study, which an existing results
+directory refuses.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ray
 from ray import tune
 
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
 from rllib_srl.cli.shared.display import duration, table
-from rllib_srl.cli.shared.settings import run_settings
-from rllib_srl.cli.shared.stopping import WATCH
-from rllib_srl.cli.tuning.plan import Plan, check_directory, config_of
-from rllib_srl.storage.checkpoints import checkpoints_in, verify_own
-from rllib_srl.studies.contrasts import (
-    Contrast,
-    curves_of,
-    findings_of,
-    verdict_of,
-    warnings_of,
-)
+from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.shared.settings import build_config, listed, run_settings
+from rllib_srl.cli.shared.stopping import ENDING
+from rllib_srl.common.foreign_names import nearest
+from rllib_srl.studies.contrasts import Contrast, curves_of, findings_of, verdict_of, warnings_of
 from rllib_srl.studies.measures import COSTS, MEASURES
-from rllib_srl.studies.recording import finished_trials, write_study
-from rllib_srl.studies.report.story import MAIN, number, span
-from rllib_srl.studies.results import STUDY_FILE, read_results
-from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
+from rllib_srl.studies.records import STUDY_FILE, read_results, write_study
+from rllib_srl.studies.report.study_page import MAIN, number, span
+from rllib_srl.studies.study import Primary, Study
+from rllib_srl.studies.trial import CONFIG, StudyTrial
 
-NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"
+FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
+SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
+SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
+CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
+NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"  # Tune's logs would be megabytes per trial
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
-class Run(NamedTuple):
-    """How the trials of a study are run."""
+@dataclass(frozen=True)
+class Plan:
+    """The trials to run. Invariant: arms and seeds are those of the study, in its order."""
 
-    is_resumed: bool
-    trusts: bool  # checkpoints sealed with any key
-    verbose: bool
-    max_failures: int  # new starts of a trial
+    study: Study
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    directory: Path
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, given: dict[str, Any]) -> Run:
-        """Return what a command line says; the settings of `RunSettings` are taken out of `given`."""
-        how_long = run_settings(given)
-        WATCH.grace_s = how_long.grace_s
-        for name in ("grace_s", "max_failures"):
-            given.pop(name, None)
-        return cls(bool(arguments.resume), arguments.trust_checkpoint, arguments.verbose, how_long.max_failures)
+    def trials(self) -> list[tuple[str, int]]:
+        """Return arm and seed of every trial, whole pairs first."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
-def run(plan: Plan, how: Run) -> int:
-    """Run a study; return the exit status: 1 if a requested trial is not finished."""
-    check_directory(plan.directory, how.is_resumed, (plan.directory / STUDY_FILE).is_file())
-    errors: list[Exception] = []
-    if missing := missing_of(plan, how.is_resumed):
-        if not how.trusts:
-            check_seals(plan, missing)
-        start_ray(how.verbose)
-        needed = needed_of(plan)
-        at_once = min(len(missing), num_at_once(needed, ray.cluster_resources()))
-        announce(plan, missing, at_once, needed)
-        write_study(plan.directory, plan.study)
+def planned(
+    study: Study,
+    given: Mapping[str, Any],
+    directory: Path,
+    arms: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Plan:
+    """Return the plan, validated as far as possible without starting anything.
+
+    Args:
+        study: as defined in its file.
+        given: settings of all arms, which override the study's.
+        directory: of the results.
+        arms: the arms to run now; None: all.
+        seeds: the seeds to run now; None: all.
+
+    Raises:
+        RunError: all errors, one per line.
+    """
+    study = with_settings(study, given)
+    faults = study.faults()
+    faults += _unknown("arm", arms or (), [arm.name for arm in study.arms])
+    faults += _unknown("seed", seeds or (), study.seeds)
+    if faults := faults or faults_of_trials(study):
+        raise RunError(f"study {study.name!r} cannot be run:\n" + "\n".join(f"  {fault}" for fault in faults))
+    chosen = tuple(arm.name for arm in study.arms if not arms or arm.name in arms)
+    return Plan(study, chosen, tuple(seed for seed in study.seeds if not seeds or seed in seeds), directory)
+
+
+def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
+    """Return a study whose arms all have the given settings.
+
+    Raises:
+        RunError: the study fixes a given setting, or its arms differ in it.
+    """
+    faults = []
+    for name in given:
+        own = [arm.name for arm in study.arms if name in arm.settings]
+        if name in FIXED:
+            faults.append(f"  {name}: fixed by the study" + ("; expected --seeds" if name == "seed" else ""))
+        elif own:
+            faults.append(f"  {name}: set by the arms ({', '.join(own)}); expected other settings")
+    if faults:
+        raise RunError(f"study {study.name!r} does not accept these settings:\n" + "\n".join(faults))
+    values = {name: listed(value) for name, value in given.items()}
+    if "model" in values and Path(values["model"]).is_dir():  # each trial runs in its own directory
+        values["model"] = str(Path(values["model"]).absolute())
+    return replace(study, settings={**study.settings, **values})
+
+
+def shortened(study: Study) -> Study:
+    """Return a study of two arms, two seeds and two stages that takes a minute, as a smoke test."""
+    primary = study.primary
+    kept = (primary.treatment, primary.controls[0])
+    stream = [{**stage, "tokens": SHORT_TOKENS} for stage in study.settings["stream"][:SHORT_STAGES]]
+    domains = [d for d in study.domains if d.learned_at is not None and d.learned_at < len(stream)]
+    return replace(
+        study,
+        name=f"{study.name}_short",
+        arms=tuple(arm for arm in study.arms if arm.name in kept),
+        domains=tuple(domains),
+        num_stages=len(stream),
+        seeds=study.seeds[:SHORT_SEEDS],
+        budget=SHORT_TOKENS * len(stream),
+        primary=Primary(primary.treatment, kept[1:], primary.measures),
+        settings={**study.settings, **SHORT, "stream": stream},
+    )
+
+
+def faults_of_trials(study: Study) -> list[str]:
+    """Return the errors in the arms' settings."""
+    faults: dict[str, list[str]] = {}
+    for arm in study.arms:
         try:
-            errors = play(plan, missing, how)
+            build_config(study.settings_of(arm.name, study.seeds[0])).validate()
+        except (TypeError, ValueError) as error:
+            lines = str(error).splitlines()
+            for line in lines[1:] or lines:
+                faults.setdefault(line.strip(), []).append(arm.name)
+    every = len(study.arms)
+    return [line if len(of) == every else f"arm {', '.join(of)}: {line}" for line, of in faults.items()]
+
+
+def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
+    """Return the config of a `StudyTrial`."""
+    values = plan.study.settings_of(arm, seed)
+    config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own
+    every = values.get("checkpoint_every", CHECKPOINT_EVERY)
+    return config | {
+        "_study": {"directory": str(plan.directory), "arm": arm, "seed": seed, "checkpoint_every": every}
+    }
+
+
+def run(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, verbose: bool) -> int:
+    """Run a study; return the exit status: 1 if a requested trial is not finished.
+
+    Args:
+        plan: of the study.
+        max_failures: new starts of a trial.
+        how_to_resume: a line for the user.
+        is_resumed: the directory has trials of the study.
+        verbose: show the output of Ray and Tune.
+
+    Raises:
+        RunError: the directory is in use, or has nothing to resume.
+    """
+    has_study = (plan.directory / STUDY_FILE).is_file()
+    if is_resumed and not has_study:
+        raise RunError(f"{plan.directory} has no study to resume; omit --resume to start it")
+    if not is_resumed and plan.directory.exists():
+        raise RunError(f"{plan.directory} already has this study; set another --storage, or resume it: --resume")
+    if has_study:
+        write_study(plan.directory, plan.study)  # refuses another study
+    done = read_results(plan.directory).finished if has_study else set()
+    missing = [trial for trial in plan.trials() if trial not in done]
+    errors: list[Exception] = []
+    if missing:
+        study = plan.study
+        print(f"{study.name}: {study.question}")
+        print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
+        print(f"each {study.budget:,} generated tokens in {study.num_stages} stages", flush=True)
+        start_ray(verbose)
+        write_study(plan.directory, plan.study)
+        ENDING.last_words = lambda: how_to_resume
+        try:
+            errors = list(fit([config_of(plan, *trial) for trial in missing], plan, max_failures, verbose).errors)
         except BaseException as stop:
-            stop.add_note(WATCH.last_words())
+            stop.add_note(how_to_resume)
             raise
     else:
         print("all trials are finished", flush=True)
     show(plan)
     for error in errors:
         print(f"error: {message_of(error)}", file=sys.stderr)
-    left = set(plan.trials()) - finished_trials(plan.directory, plan.study)
+    left = set(plan.trials()) - read_results(plan.directory).finished
     if left:
-        print(f"{len(left)} trials are not finished; {WATCH.last_words()}", file=sys.stderr)
+        print(f"{len(left)} trials are not finished; {how_to_resume}", file=sys.stderr)
     return 1 if left else 0
 
 
-def missing_of(plan: Plan, is_resumed: bool) -> list[tuple[str, int]]:
-    """Return arm and seed of the trials to run: all, or those that an earlier run has not finished.
+def fit(configs: Sequence[dict[str, Any]], plan: Plan, max_failures: int, verbose: bool) -> tune.ResultGrid:
+    """Run one trial per config; one that fails is started again and goes on from its checkpoint."""
 
-    Leftovers of finished trials are deleted.
-    """
-    done = finished_trials(plan.directory, plan.study) if is_resumed else set()
-    for trial in done:  # killed between its last row and the removal of its checkpoints
-        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
-    return [trial for trial in plan.trials() if trial not in done]
+    def named(trial: Any) -> str:
+        told = trial.config[CONFIG]["_study"]
+        return f"{told['arm']}--{told['seed']}"
 
-
-def check_seals(plan: Plan, missing: Sequence[tuple[str, int]]) -> None:
-    """Check, before anything starts, that the checkpoints to resume from are sealed with this user's key.
-
-    Raises:
-        CheckpointError: a checkpoint is sealed with another key, or damaged.
-    """
-    for arm, seed in missing:
-        if found := checkpoints_in(run_path(plan.directory, arm, seed)):
-            verify_own(found[-1], plan.study.settings_of(arm, seed).get("seal_key_file"))
-
-
-def needed_of(plan: Plan) -> dict[str, float]:
-    """Return the resources of one trial; if arms differ, the maximum of each.
-
-    Raises:
-        PlacementError: a trial needs more than the cluster has.
-    """
-    needed: dict[str, float] = {}
-    for arm in plan.arms:
-        request = StudyTrial.default_resource_request(config_of(plan, arm, plan.seeds[0], plan.directory))
-        for resource, amount in request.required_resources.items():
-            needed[resource] = max(needed.get(resource, 0.0), amount)
-    return needed
-
-
-def num_at_once(needed: Mapping[str, float], cluster: Mapping[str, float]) -> int:
-    """Return the number of trials that the cluster can run concurrently."""
-    return min(math.floor(cluster.get(name, 0.0) / n + 1e-9) for name, n in needed.items() if n)
-
-
-def announce(plan: Plan, missing: Sequence[tuple[str, int]], at_once: int, needed: Mapping[str, float]) -> None:
-    """Print the trials to run and their resources."""
-    study, amounts = plan.study, ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
-    print(f"{study.name}: {study.question}")
-    size = f"{study.budget:,} generated tokens in {study.num_stages} stages"
-    print(f"{len(missing)} of {len(plan.trials())} trials to run ({len(plan.arms)} arms x {len(plan.seeds)} seeds)")
-    print(f"each {size}, on {amounts}; {at_once} in parallel", flush=True)
-
-
-# --- trials --------------------------------------------------------------------------------------
+    os.environ.setdefault(NO_LOGGERS, "1")
+    tuner = tune.Tuner(
+        StudyTrial,
+        param_space={CONFIG: tune.grid_search(list(configs))},
+        tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
+        run_config=tune.RunConfig(
+            name=time.strftime("%Y%m%d-%H%M%S"),
+            storage_path=str(plan.directory / "tune"),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(max_failures=max_failures),
+            callbacks=[Lines(plan.study, len(configs))],
+            verbose=int(verbose),
+        ),
+    )
+    return tuner.fit()
 
 
 class Lines(tune.Callback):
     """Prints a line at the end of each stage of a trial, with the remaining time of all trials."""
 
-    def __init__(self, plan: Plan, missing: Sequence[tuple[str, int]]) -> None:
-        """Show progress through the trials in `missing`."""
-        self._study, self._num, self._start = plan.study, len(missing), time.monotonic()
-        self._tokens: dict[tuple[str, int], int] = {}
-        self._first: dict[tuple[str, int], int] = {}
+    def __init__(self, study: Study, num_trials: int) -> None:
+        """Show progress through the trials of a study."""
+        self._study, self._num, self._start = study, num_trials, time.monotonic()
+        self._tokens: dict[str, int] = {}  # by trial
+        self._first: dict[str, int] = {}  # that a resumed trial had already
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Print the end of a stage."""
         about = result["study"]
-        key = (about["arm"], about["seed"])
-        self._first.setdefault(key, about["num_generated_tokens"])
-        self._tokens[key] = about["num_generated_tokens"]
+        name, tokens = f"{about['arm']} seed {about['seed']}", about["num_generated_tokens"]
+        self._first.setdefault(name, tokens)
+        self._tokens[name] = tokens
         if "accuracy" not in about:
             return
+        text = f"{name}: stage {about['stage'] + 1}/{self._study.num_stages}"
+        text += f"  average accuracy {about['accuracy']:.3f}  {tokens:,} tokens"
         done = sum(tokens >= self._study.budget for tokens in self._tokens.values())
-        text = f"{key[0]} seed {key[1]}: stage {about['stage'] + 1}/{self._study.num_stages}"
-        text += f"  average accuracy {about['accuracy']:.3f}  {about['num_generated_tokens']:,} tokens"
-        print(f"{text}  {done}/{self._num} trials  {self._left()}", flush=True)
+        print(f"{text}  {done}/{self._num} trials  {self._left()}".rstrip(), flush=True)
 
     def _left(self) -> str:
-        written = sum(tokens - self._first[key] for key, tokens in self._tokens.items())
+        written = sum(self._tokens.values()) - sum(self._first.values())
         ahead = self._num * self._study.budget - sum(min(n, self._study.budget) for n in self._tokens.values())
-        if not written or not ahead:
-            return "done" if not ahead else ""
-        return f"{duration((time.monotonic() - self._start) * ahead / written)} left"
-
-
-def play(plan: Plan, missing: Sequence[tuple[str, int]], how: Run) -> list[Exception]:
-    """Run the trials as `fit` does; return the errors."""
-    configs = [config_of(plan, arm, seed, plan.directory, trust=how.trusts) for arm, seed in missing]
-    name, callbacks = time.strftime("%Y%m%d-%H%M%S"), [Lines(plan, missing)]
-    return list(fit(configs, plan.directory / "tune", name, callbacks, how.verbose, how.max_failures).errors)
-
-
-def fit(
-    configs: Sequence[dict[str, Any]],
-    storage: Path,
-    name: str,
-    callbacks: list[tune.Callback],
-    verbose: bool,
-    retries: int = 0,
-) -> tune.ResultGrid:
-    """Run one trial per config; one that fails is started again `retries` times, and goes on from its checkpoint."""
-
-    def named(trial: Any) -> str:
-        told = trial.config[CONFIG]["_study"]
-        return f"{told['arm']}--{told['seed']}"
-
-    tuner = tune.Tuner(
-        StudyTrial,
-        param_space={CONFIG: tune.grid_search(list(configs))},
-        tune_config=tune.TuneConfig(trial_name_creator=named, trial_dirname_creator=named),
-        run_config=tune.RunConfig(
-            name=name,
-            storage_path=str(storage),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=callbacks,
-            verbose=int(verbose),
-        ),
-    )
-    with without_loggers():
-        return tuner.fit()
-
-
-@contextmanager
-def without_loggers() -> Iterator[None]:
-    """Disable Tune's loggers: the study's rows are the record, and Tune's logs would be megabytes per trial."""
-    before = os.environ.get(NO_LOGGERS)
-    os.environ[NO_LOGGERS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[NO_LOGGERS]
-        else:
-            os.environ[NO_LOGGERS] = before
+        seconds = (time.monotonic() - self._start) * ahead / max(written, 1)
+        return f"{duration(seconds)} left" if written and ahead else ""
 
 
 # --- results -------------------------------------------------------------------------------------
@@ -235,10 +257,8 @@ def without_loggers() -> Iterator[None]:
 def show(plan: Plan) -> None:
     """Print the table, the verdict, and the command that writes the report."""
     results = read_results(plan.directory)
-    curves = curves_of(results)
-    findings = findings_of(curves)
-    titles = [MEASURES[name].title for name in MAIN] + [COSTS[name].title for name in COSTS]
-    rows = [("arm", "trials", *titles)]
+    findings = findings_of(curves_of(results))
+    rows = [("arm", "trials", *(MEASURES[name].title for name in MAIN), *(cost.title for cost in COSTS.values()))]
     for arm in results.study.arms:
         cells = [f"{len(results.of(arm.name))}/{len(results.study.seeds)}"]
         for name in MAIN:
@@ -247,13 +267,10 @@ def show(plan: Plan) -> None:
         cells += [number(findings[arm.name][name].mean, COSTS[name].unit) for name in COSTS]
         rows.append((arm.name, *cells))
     print(table(rows))
-    verdict = verdict_of(results, findings)
-    primary = results.study.primary
+    verdict, primary = verdict_of(results, findings), results.study.primary
     against = f"{primary.treatment} against {', '.join(primary.controls)}"
     print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
-    for contrast in verdict.contrasts:
-        print(f"  {line_of(contrast)}")
-    for line in [*verdict.reasons, *warnings_of(results, findings)]:
+    for line in [*map(line_of, verdict.contrasts), *verdict.reasons, *warnings_of(results, findings)]:
         print(f"  {line}")
     print(f"report: {command('report', plan.directory)}")
 
@@ -264,3 +281,20 @@ def line_of(contrast: Contrast) -> str:
     text = f"{MEASURES[contrast.measure].title}, {contrast.first} minus {contrast.second}: "
     text += f"{number(contrast.mean, unit, signed=True)} ({span(*contrast.interval, unit, signed=True)})"
     return f"{text}, p = {contrast.p_holm:.2g} after correction, {len(contrast.differences)} pairs"
+
+
+def max_failures_in(given: dict[str, Any]) -> int:
+    """Take `max_failures` out of the given settings."""
+    num = run_settings(given).max_failures
+    given.pop("max_failures", None)
+    return num
+
+
+def _unknown(what: str, asked: Iterable[Any], known: Sequence[Any]) -> list[str]:
+    faults = []
+    for name in asked:
+        if name not in known:
+            near = nearest(name, known) if what == "arm" else ""
+            hint = f"; did you mean {near}?" if near else ""
+            faults.append(f"{what} {name!r} is unknown; expected some of {', '.join(map(str, known))}{hint}")
+    return faults

@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,17 @@ from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import build_config, plain
-from rllib_srl.cli.tuning.plan import FIXED, SHORT, SHORT_STAGES, SHORT_TOKENS, Plan, planned
 from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
 from rllib_srl.envs.math.data_names import kind_of, stem_of
 from rllib_srl.studies.study import Arm, Primary, Study
-from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, STAGE_TOKENS, domains_of
+from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, domains_of
 from rllib_srl.tune_configs.streams import STREAMS
 
 MEMORY, NO_MEMORY = "memory", "no_memory"
-OF_MEMORY = ("replay_",)  # settings that only the arm with memory gets
-WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
-SEEDS, STREAM, SHORT_SEEDS = (1, 2), "cpu", (1,)  # defaults
+OF_MEMORY = "replay_"  # in front of settings that only the arm with memory gets
+STREAM = "cpu"  # without tasks
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,6 @@ class World:
         """Return the environment id of its prompts."""
         return environment_id(self.world, self.domain)
 
-    def entry(self) -> dict[str, Any]:
-        """Return the environment as an entry of a stream."""
-        return {"world": self.world, "domain": self.domain, "env_config": dict(self.env_config)}
-
 
 def world_named(text: str) -> World:
     """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check."""
@@ -62,48 +55,31 @@ def world_named(text: str) -> World:
     return World(world, domain or world, env_config)
 
 
-def plan_of(arguments: argparse.Namespace, given: Mapping[str, Any], directory: Path) -> Plan:
-    """Return the plan of `srl stream`, validated as far as possible without starting anything.
-
-    Raises:
-        ValueError: tasks or settings are invalid.
-    """
-    stages, seeds, tokens = stages_of(arguments.tasks), arguments.seeds, arguments.tokens
-    if arguments.short:
-        stages = stages[:SHORT_STAGES]
-        given = {**SHORT, **given}
-    seeds = seeds or (SHORT_SEEDS if arguments.short else SEEDS)
-    tokens = tokens or (SHORT_TOKENS if arguments.short else STAGE_TOKENS)
-    timed = [{**stage, "tokens": tokens} for stage in stages]
-    if len(timed) < 2:
-        raise RunError(f"tasks: {len(timed)}; expected at least 2, one after another")
-    if faults := stream_faults(timed):
-        raise RunError("invalid tasks:\n" + "\n".join(f"  {fault}" for fault in faults))
-    names = [domain.name for domain in domains_of(timed)]
-    if len(names) < len(timed):
-        expected = "expected one each (ENV#NAME={...} names another)"
-        raise RunError(f"{len(timed)} tasks have the domains {', '.join(names)}; {expected}")
-    study = study_of(directory.name, timed, seeds, given)
-    check_prompts(study)
-    return replace(planned(study, {}, directory.parent), directory=directory)
-
-
-def stages_of(tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the tasks as stages of a stream, without lengths; those of `STREAM` without any.
+def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
+    """Return the tasks as stages of a stream, each of `tokens` generated tokens; those of `STREAM` without any.
 
     Raises:
         RunError: tasks are invalid; all of them, one per line.
     """
     if not tasks:
-        return [{key: value for key, value in stage.items() if key != "iterations"} for stage in STREAMS[STREAM]]
+        stages = [{key: value for key, value in stage.items() if key != "iterations"} for stage in STREAMS[STREAM]]
+        return [{**stage, "tokens": tokens} for stage in stages]
     stages, faults = [], []
     for text in tasks:
         try:
-            stages.append(_stage_of(text))
+            stages.append(_stage_of(text) | {"tokens": tokens})
         except (ValueError, OSError) as error:
             faults.append(f"  {text}: {error}")
     if faults:
         raise RunError("invalid --tasks:\n" + "\n".join(faults))
+    if len(stages) < 2:
+        raise RunError(f"tasks: {len(stages)}; expected at least 2, one after another")
+    if faults := stream_faults(stages):
+        raise RunError("invalid tasks:\n" + "\n".join(f"  {fault}" for fault in faults))
+    names = [domain.name for domain in domains_of(stages)]
+    if len(names) < len(stages):
+        expected = "expected one each (ENV#NAME={...} names another)"
+        raise RunError(f"{len(stages)} tasks have the domains {', '.join(names)}; {expected}")
     return stages
 
 
@@ -120,19 +96,23 @@ def _stage_of(text: str) -> dict[str, Any]:
 
 
 def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
-    """Return a study of GRPO with a memory against plain GRPO, on the same prompts."""
+    """Return a study of GRPO with a memory against plain GRPO, on the same prompts.
+
+    Raises:
+        RunError: a task has no prompts to evaluate on.
+        ValueError: the settings cannot be used, or a task has no prompts to train on.
+    """
     own = {setting: value for setting, value in given.items() if setting.startswith(OF_MEMORY)}
     shared = {setting: value for setting, value in given.items() if setting not in own}
     without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}
-    arms = (
-        Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **own}),
-        Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
-    )
-    return Study(
+    study = Study(
         name=re.sub(r"[^A-Za-z0-9_.+-]", "-", name),
         question="Does the memory raise the accuracy on these tasks, before and after they are learned?",
         answered_by="Final and online accuracy are higher with memory, paired by seed.",
-        arms=arms,
+        arms=(
+            Arm(MEMORY, "with memory", "Old prompts come back.", {**REVISITS, **own}),
+            Arm(NO_MEMORY, "without memory", "Nothing is stored: plain GRPO.", without),
+        ),
         domains=domains_of(stages),
         num_stages=len(stages),
         seeds=tuple(seeds),
@@ -140,22 +120,13 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
         primary=Primary(MEMORY, (NO_MEMORY,), ("average_accuracy", "online_accuracy")),
         settings={**COMMON, **shared, "stream": [dict(stage) for stage in stages]},
     )
-
-
-def check_prompts(study: Study) -> None:
-    """Check that every task has prompts to train on and to evaluate.
-
-    Raises:
-        RunError: a task has none, or the settings cannot be used.
-    """
-    config = build_config(study.settings_of(study.arms[0].name, study.seeds[0]))
+    config = build_config(study.settings_of(MEMORY, study.seeds[0]))
     config.validate()
-    source = PromptSource(
-        config.world_creators(), config.world_configs(), config.mixture_weights(), config.seed, config.task_stream()
-    )
+    worlds = (config.world_creators(), config.world_configs(), config.mixture_weights())
+    source = PromptSource(*worlds, config.seed, config.task_stream())
     for env_id in source.world_ids:
         source.first(env_id)  # raises if there is none
     measured = {prompt.env_id for prompt in source.heldout(config.evaluation_duration)}
-    faults = [f"  {env_id}: no held-out prompts" for env_id in source.world_ids if env_id not in measured]
-    if faults:
-        raise RunError("each task needs prompts for evaluation:\n" + "\n".join(faults))
+    if missing := [env_id for env_id in source.world_ids if env_id not in measured]:
+        raise RunError(f"no held-out prompts to evaluate on: {', '.join(missing)}")
+    return study

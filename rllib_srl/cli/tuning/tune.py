@@ -25,13 +25,12 @@ from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import table
-from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
+from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import given_settings
-from rllib_srl.cli.shared.stopping import WATCH
 from rllib_srl.cli.tuning import study as study_run
-from rllib_srl.cli.tuning.plan import planned
+from rllib_srl.cli.tuning.study import planned, shortened
 from rllib_srl.common.foreign_names import nearest
 from rllib_srl.studies.study import Study
 
@@ -48,7 +47,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     text = "directory of the results (default: %(default)s)"
     parser.add_argument("--storage", type=local_directory, default=default, metavar="DIR", help=text)
     parser.add_argument("--resume", action="store_true", help="resume the study in --storage")
-    add_trust(parser)
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms to run (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
@@ -92,11 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0
     study, given = load(arguments.study), given_settings(arguments)
-    how = study_run.Run.of(arguments, given)
-    words = (arguments.study, "--storage", arguments.storage.absolute(), "--resume")
-    WATCH.last_words = lambda: f"resume with: {command('tune', *words)}, and the flags of the first start"
-    chosen = (arguments.arms, arguments.seeds, arguments.short)
-    return study_run.run(planned(study, given, arguments.storage.absolute(), *chosen), how)
+    max_failures = study_run.max_failures_in(given)
+    study = shortened(study) if arguments.short else study
+    storage = arguments.storage.absolute()
+    plan = planned(study, given, storage / study.name, arguments.arms, arguments.seeds)
+    words = command("tune", arguments.study, "--storage", storage, "--resume")
+    how_to_resume = f"resume with: {words}, and the flags of the first start"
+    is_resumed = arguments.resume
+    return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
 def main(argv: list[str] | None = None) -> int:
