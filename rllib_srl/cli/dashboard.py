@@ -1,4 +1,4 @@
-"""Serve the report of a run in the browser; the page follows the run.
+"""Serve the report of a run in the browser; the page loads itself anew every `REFRESH_S` seconds.
 
     srl dashboard results/first                      print an address; Ctrl-C ends
     ssh -L 8642:127.0.0.1:8642 machine               the page of another machine, at the same address
@@ -12,10 +12,7 @@ connection is not encrypted. Nothing is loaded from the network.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
-import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,15 +32,14 @@ from rllib_srl.cli.shared.paths import local_directory, missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.envs.agents.web import Server, listen
-from rllib_srl.studies.report.blocks import HERE, Notice, Page, to_html
-from rllib_srl.studies.results import STUDY_FILE
+from rllib_srl.studies.records import STUDY_FILE
+from rllib_srl.studies.report.page import STYLES, Notice, Page, to_html
 
 HOST, PORT = "127.0.0.1", 8642
 MOST_CONNECTIONS = 64
 KEEP_ALIVE_S, GRACE_S = 5, 3
-DRAWING = 0.1  # fraction of the time, at most, in which charts are drawn
+REFRESH_S = 20  # charts take a second
 NUM_TRANSCRIPTS = 6
-FILES = {"page.css": "text/css", "live.js": "text/javascript"}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -79,53 +75,26 @@ def check_is_run(directory: Path) -> None:
         raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS})")
 
 
-class LiveReport:
-    """The report of a run as HTML. Invariant: it is drawn again only when a file has changed, `DRAWING` of the time."""
-
-    def __init__(self, directory: Path) -> None:
-        """Prepare the report of a run; nothing is read."""
-        self._directory, self._lock = directory, threading.Lock()
-        self._html, self._seen = b"", list[tuple[int, int]]()
-        self.next_at = 0.0  # when it may be drawn again
-
-    def html(self) -> bytes:
-        """Return the page, as of a moment ago."""
-        with self._lock:
-            begun, marks = time.monotonic(), self._marks()
-            if not self._html or (marks != self._seen and begun >= self.next_at):
-                self._html, self._seen = self._drawn(), marks
-                self.next_at = time.monotonic() + (time.monotonic() - begun) / DRAWING
-            return self._html
-
-    def _marks(self) -> list[tuple[int, int]]:
-        """Return size and time of each file of metrics and settings."""
-        files = [path.stat() for name in (METRICS, SETTINGS_FILE) for path in self._directory.glob(name)]
-        return [(one.st_size, one.st_mtime_ns) for one in files]
-
-    def _drawn(self) -> bytes:
-        try:
-            page = page_of_run(RunFacts.read(self._directory), NUM_TRANSCRIPTS)
-        except (ValueError, OSError) as error:  # no finished iteration yet, or damaged settings
-            line = " ".join(str(error).split())
-            page = Page(f"Run {self._directory.resolve().name}", (Notice("Nothing to show yet", (line,), "open"),))
-        return to_html(page, is_live=True).encode("utf-8", "replace")  # a half of a surrogate pair becomes "?"
+def html_of(directory: Path) -> bytes:
+    """Return the report of a run as it is now."""
+    try:
+        page = page_of_run(RunFacts.read(directory), NUM_TRANSCRIPTS)
+    except (ValueError, OSError) as error:  # no finished iteration yet, or damaged settings
+        line = " ".join(str(error).split())
+        page = Page(f"Run {directory.resolve().name}", (Notice("Nothing to show yet", (line,), "open"),))
+    return to_html(page, REFRESH_S).encode("utf-8", "replace")  # a half of a surrogate pair becomes "?"
 
 
-def application(report: LiveReport, access: Access) -> Starlette:
-    """Return the application that serves a report to whoever has the token."""
+def application(directory: Path, access: Access) -> Starlette:
+    """Return the application that serves the report of a run to whoever has the token."""
 
-    def page(request: Request) -> Response:
-        html = report.html()
-        etag = hashlib.sha256(html).hexdigest()
-        if request.headers.get("if-none-match") == etag:
-            return Response(status_code=304)
-        return Response(html, media_type="text/html", headers={"etag": etag})
+    async def page(request: Request) -> Response:
+        return Response(html_of(directory), media_type="text/html")
 
-    def file(request: Request) -> Response:
-        name = request.url.path.removeprefix("/")
-        return Response((HERE / name).read_bytes(), media_type=FILES[name])
+    async def styles(request: Request) -> Response:
+        return Response(STYLES.read_bytes(), media_type="text/css")
 
-    routes = [Route("/", page), *(Route(f"/{name}", file) for name in FILES)]
+    routes = [Route("/", page), Route("/page.css", styles)]
     return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
 
 
@@ -140,7 +109,7 @@ def serve(arguments: argparse.Namespace) -> int:
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])
     access = Access(port=port)
-    app = application(LiveReport(arguments.directory), access)
+    app = application(arguments.directory, access)
     server = Server(app, listening, GRACE_S, timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=MOST_CONNECTIONS)
     shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     print(f"report of {arguments.directory}; Ctrl-C ends")

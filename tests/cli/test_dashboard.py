@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from rllib_srl.cli.dashboard import LiveReport, application, check_is_run
+from rllib_srl.cli import dashboard
+from rllib_srl.cli.dashboard import application, check_is_run, html_of
 from rllib_srl.cli.serving.served_directory import SETTINGS
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.studies.results import STUDY_FILE
+from rllib_srl.studies.records import STUDY_FILE
 from scripts.page.browser import CHROMIUM, PATIENCE_S, opened_tab
 from tests.cli.test_script_report import episode, evaluation, row
 
@@ -44,8 +45,8 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def client_of(report: LiveReport, has_cookie: bool = True) -> TestClient:
-    client = TestClient(application(report, Access(TOKEN, port=7)))
+def client_of(run: Path, has_cookie: bool = True) -> TestClient:
+    client = TestClient(application(run, Access(TOKEN, port=7)))
     if has_cookie:
         client.cookies.set("srl_dashboard_7", TOKEN)
     return client
@@ -53,7 +54,7 @@ def client_of(report: LiveReport, has_cookie: bool = True) -> TestClient:
 
 @pytest.mark.parametrize("address", ["/", "/page.css", "/nothing", "/?token=", "/?token=wrong", "/?token=%ff%00é"])
 def test_nothing_is_read_without_the_token(run: Path, address: str) -> None:
-    with client_of(LiveReport(run), has_cookie=False) as client:
+    with client_of(run, has_cookie=False) as client:
         for cookie in (None, "wrong", TOKEN + "x", 'bad"; é'):
             headers = {"cookie": f"srl_dashboard_7={cookie}".encode()} if cookie else {}
             answer = client.get(address, headers=headers)
@@ -62,7 +63,7 @@ def test_nothing_is_read_without_the_token(run: Path, address: str) -> None:
 
 
 def test_the_token_sets_a_cookie_that_is_enough(run: Path) -> None:
-    with client_of(LiveReport(run), has_cookie=False) as client:
+    with client_of(run, has_cookie=False) as client:
         answer = client.get(f"/?token={TOKEN}")
         assert answer.status_code == 200 and client.get("/").status_code == 200
         assert answer.headers["set-cookie"] == f"srl_dashboard_7={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
@@ -70,7 +71,7 @@ def test_the_token_sets_a_cookie_that_is_enough(run: Path) -> None:
         assert {name: answer.headers[name] for name in expected} == expected
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
-        assert client.get("/live.js").status_code == 200 and client.get("/nothing").status_code == 404
+        assert client.get("/page.css").status_code == 200 and client.get("/nothing").status_code == 404
 
 
 def test_no_text_becomes_markup(run: Path) -> None:
@@ -81,10 +82,10 @@ def test_no_text_becomes_markup(run: Path) -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             found.append((tag, dict(attrs)))
 
-    html = LiveReport(run).html().decode()
+    html = html_of(run).decode()
     Elements().feed(html)
-    assert [attributes for tag, attributes in found if tag == "script"] == [{"src": "/live.js", "defer": None}]
-    assert not {tag for tag, _ in found} & {"i", "b>", "iframe", "style", "object", "base"} and "\x1b" not in html
+    assert not {tag for tag, _ in found} & {"script", "i", "b>", "iframe", "style", "object", "base"}
+    assert "\x1b" not in html
     for tag, attributes in found:
         assert not [name for name in attributes if name == "style" or name.startswith("on")]
         links = [attributes.get(name) for name in ("href", "src", "action")]
@@ -94,29 +95,21 @@ def test_no_text_becomes_markup(run: Path) -> None:
 
 
 def test_the_page_follows_the_run(run: Path) -> None:
-    report = LiveReport(run)
-    with client_of(report) as client:
-        first = client.get("/")
-        assert "tiny on sums: 4 of 9 iterations" in first.text
-        again = client.get("/", headers={"if-none-match": first.headers["etag"]})
-        assert again.status_code == 304 and again.text == ""
+    with client_of(run) as client:
+        first = client.get("/").text
+        assert "tiny on sums: 4 of 9 iterations" in first
+        assert f'<meta http-equiv="refresh" content="{dashboard.REFRESH_S};url=/">' in first
         with (run / "metrics.jsonl").open("a") as stream:
             stream.write(json.dumps(row(5, 1.0)) + "\n" + json.dumps(row(6, 0.9))[:20])  # the second is being written
-        assert report.next_at > 0
-        report.next_at = float("inf")
-        assert client.get("/").content == first.content  # charts take time: not at once
-        report.next_at = 0.0
         assert "tiny on sums: 5 of 9 iterations" in client.get("/").text
 
 
 def test_what_cannot_be_shown_yet_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("iterations: 9\n")
-    report = LiveReport(tmp_path)
-    assert b"metrics.jsonl has no finished iteration" in report.html()
+    assert b"metrics.jsonl has no finished iteration" in html_of(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1, 1.0)) + "\n")
     (tmp_path / "settings.yaml").write_text("no_such_setting: 1\n")
-    report.next_at = 0.0
-    assert b"unknown names: no_such_setting" in report.html()
+    assert b"unknown names: no_such_setting" in html_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +144,12 @@ def test_the_command_in_a_browser(run: Path) -> None:
     async def look(address: str) -> None:
         async with opened_tab() as tab:
             await tab.open(address, 390)
-            assert await tab.value("location.search") == ""  # the token is gone from the address
             await tab.until("[...document.querySelectorAll('.charts img')].every((one) => one.naturalWidth > 0)")
             assert await tab.value("document.documentElement.scrollWidth") == 390  # nothing sticks out
             with (run / "metrics.jsonl").open("a") as stream:
                 stream.write(json.dumps(row(5, 1.0)) + "\n")
             await tab.until("document.body.innerText.includes('5 of 9 iterations')")
+            assert await tab.value("location.search") == ""  # the token is gone from the address
             assert tab.faults == []
 
     with served(run) as address:

@@ -2,7 +2,7 @@
 
     srl report results/first                       a run of srl train
     srl report results/tune/replay                 a study of srl tune
-    srl report results/first --out docs/first
+    srl report results/first --transcripts 1000    all episodes that the run has written down
 
 The directory decides: that of a study has study.json and trials/, that of a run metrics.jsonl. The file is
 report.html, there or in --out. A run may still be training; srl dashboard serves its report live. Secrets in settings
@@ -24,9 +24,9 @@ from rllib_srl.cli.shared.paths import local_directory, missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.storage.disk import writing
-from rllib_srl.studies.report.blocks import Notice, Page, to_html
-from rllib_srl.studies.report.text import page_of
-from rllib_srl.studies.results import STUDY_FILE, read_results
+from rllib_srl.studies.records import STUDY_FILE, read_results
+from rllib_srl.studies.report.page import Notice, Page, to_html
+from rllib_srl.studies.report.study_page import page_of
 
 NAME = "report.html"
 

@@ -10,11 +10,10 @@ before the first iteration is that of iteration 0, which has no other metrics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,57 +22,28 @@ from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
-from rllib_srl.replay.metrics import by_domain
 from rllib_srl.types import StopReason
 
 REWARD, ACCURACY = "env_runners/episode_return_mean", "evaluation/accuracy"
-DOMAIN = ("evaluation/by_domain/", "/accuracy")
-LEARNER = "learners/default_policy"
-NUM_AVERAGED = 5  # iterations at the start and at the end
-MANY_UNTRAINED, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
 LIVE_TOKENS = "env_runners/live_token_share"
-
-
-class Fault(NamedTuple):
-    """A count that is 0 in a run without faults; `is_lifetime`: the metric counts since the start."""
-
-    metric: str
-    is_lifetime: bool
-    meaning: str
-
-
-class DomainChange(NamedTuple):
-    """The held-out accuracy of a domain: in its first, its best and its last evaluation."""
-
-    first: float
-    best: float
-    last: float
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> DomainChange:
-        """Return the change over evaluations; nan stands for none."""
-        known = values[~np.isnan(values)]
-        return cls(float(known[0]), float(known.max()), float(known[-1])) if len(known) else cls(*[math.nan] * 3)
-
-    @property
-    def lost(self) -> float:
-        """Return how much was lost since the best evaluation: forgetting, or chance."""
-        return self.best - self.last
-
-
-FAULTS = (
-    Fault("num_runner_restarts", True, "restarts of env runners that died or timed out"),
-    Fault("env_runners/num_episodes_lost", False, "episodes ended by failures of environment or engine, or late"),
-    Fault("env_runners/num_groups_dropped", False, "groups with too few valid episodes"),
-    Fault("num_empty_batches", True, "iterations with nothing to train on"),
-    Fault(f"{LEARNER}/num_nonfinite_gradients", False, "optimiser steps skipped for a gradient that is not finite"),
-    Fault(f"{LEARNER}/num_nonfinite_logps", False, "tokens with a log-prob that is not finite"),
-    Fault("replay/num_restarts", True, "restarts of actors of the memory"),
-    Fault("replay/num_groups_lost", True, "groups lost before they were stored"),
-    Fault("replay/num_refused_bad_logp", True, "groups that the memory refused for log-probs that are not finite"),
-    Fault("replay/num_refused_invalid", True, "groups that the memory refused as invalid"),
-    Fault("replay/num_refused_secret", True, "groups that the memory refused for a secret"),
-)
+LEARNER = "learners/default_policy"
+MANY_UNTRAINED, MANY_UNPARSED, MANY_CUT = 0.8, 0.1, 0.1  # shares above which there is a warning
+# Counts that are 0 in a run without faults: of each iteration, and since the start of the run.
+FAULTS = {
+    "env_runners/num_episodes_lost": "episodes ended by failures of environment or engine, or late",
+    "env_runners/num_groups_dropped": "groups with too few valid episodes",
+    f"{LEARNER}/num_nonfinite_gradients": "optimiser steps skipped for a gradient that is not finite",
+    f"{LEARNER}/num_nonfinite_logps": "tokens with a log-prob that is not finite",
+}
+LIFETIME_FAULTS = {
+    "num_runner_restarts": "restarts of env runners that died or timed out",
+    "num_empty_batches": "iterations with nothing to train on",
+    "replay/num_restarts": "restarts of actors of the memory",
+    "replay/num_groups_lost": "groups lost before they were stored",
+    "replay/num_refused_bad_logp": "groups that the memory refused for log-probs that are not finite",
+    "replay/num_refused_invalid": "groups that the memory refused as invalid",
+    "replay/num_refused_secret": "groups that the memory refused for a secret",
+}
 
 
 @dataclass(frozen=True)
@@ -97,57 +67,39 @@ class RunFacts:
         row_of: dict[float, dict[str, float]] = {}
         for row in filter(None, lines):
             row_of.setdefault(row["iteration"], {}).update(row)
-        num_damaged = len(lines) - sum(row is not None for row in lines)
+        num_damaged = lines.count(None)
         if not row_of:
             damaged = f" and {num_damaged} damaged lines" if num_damaged else ""
             raise RunError(f"{directory / METRICS} has no finished iteration{damaged}; expected at least one")
         rows = [row_of[number] for number in sorted(row_of)]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-        return cls(directory, settings_in(directory), columns["iteration"].astype(int), columns, num_damaged)
+        path = directory / SETTINGS_FILE
+        settings = read_yaml(path) if path.is_file() else {}
+        return cls(directory, settings, columns["iteration"].astype(int), columns, num_damaged)
 
     def values(self, metric: str) -> np.ndarray:
         """Return a metric in each iteration; nan where it is missing."""
         return self.columns.get(metric, np.full(len(self.iterations), math.nan))
 
-    def has(self, metric: str) -> bool:
-        """Return whether a metric was logged in an iteration."""
-        return metric in self.columns
+    def known(self, metric: str) -> np.ndarray:
+        """Return the values of a metric in the iterations that have it."""
+        values = self.values(metric)
+        known: np.ndarray = values[~np.isnan(values)]
+        return known
 
     def total(self, metric: str) -> float:
         """Return the sum of a metric over all iterations."""
-        return float(np.nansum(self.values(metric)))
+        return float(self.known(metric).sum())
 
     def last(self, metric: str) -> float:
         """Return the newest value of a metric; nan without one."""
-        known = self.values(metric)
-        known = known[~np.isnan(known)]
-        return float(known[-1]) if len(known) else math.nan
+        return float(known[-1]) if len(known := self.known(metric)) else math.nan
 
-    def span(self, metric: str) -> tuple[float, float]:
-        """Return the means over the first and the last `NUM_AVERAGED` iterations with the metric; nan without one."""
-        known = self.values(metric)
-        known = known[~np.isnan(known)]
-        num = max(1, min(NUM_AVERAGED, len(known) // 2))
-        return (float(known[:num].mean()), float(known[-num:].mean())) if len(known) else (math.nan, math.nan)
-
-    @cached_property
-    def domains(self) -> list[str]:
-        """Return the domains with a held-out accuracy."""
-        first, last = DOMAIN
-        names = [name for name in self.columns if name.startswith(first) and name.endswith(last)]
-        return sorted(name.removeprefix(first).removesuffix(last) for name in names)
-
-    @cached_property
-    def domain_changes(self) -> dict[str, DomainChange]:
-        """Return how the held-out accuracy of each domain changed."""
-        first, last = DOMAIN
-        return {name: DomainChange.of(self.values(f"{first}{name}{last}")) for name in self.domains}
-
-    @cached_property
-    def domain_counts(self) -> dict[str, dict[str, float]]:
-        """Return domain -> name -> newest value of the memory's metrics by domain."""
-        return by_domain({metric: self.last(metric) for metric in self.columns if metric.startswith("domains/")})
+    def by_name(self, first: str, last: str = "") -> dict[str, str]:
+        """Return name -> metric of the metrics `first` + name + `last`, by name."""
+        found = [metric for metric in self.columns if metric.startswith(first) and metric.endswith(last)]
+        return {metric.removeprefix(first).removesuffix(last): metric for metric in sorted(found)}
 
     @property
     def endings(self) -> dict[str, float]:
@@ -155,22 +107,16 @@ class RunFacts:
         found = {reason.value: self.total(f"env_runners/stop_reason/{reason.value}") for reason in StopReason}
         return {name: num for name, num in found.items() if num}
 
-    @property
-    def faults(self) -> dict[str, tuple[int, str]]:
-        """Return metric -> its count and meaning, for each count of `FAULTS` above 0."""
-        counts = {one: self.last(one.metric) if one.is_lifetime else self.total(one.metric) for one in FAULTS}
-        return {one.metric: (int(num), one.meaning) for one, num in counts.items() if num > 0}
-
-    def warnings(self) -> list[str]:
-        """Return a line for each fault and each sign that little is learned."""
-        damaged = [f"{METRICS} has {self.num_damaged:,} damaged lines, which are left out"] * bool(self.num_damaged)
-        return [*damaged, *(f"{meaning}: {num:,}" for num, meaning in self.faults.values()), *self._signs()]
-
-    def _signs(self) -> Iterator[str]:
-        if self.has(REWARD) and not (self.values(REWARD) > 0).any():
+    def warnings(self) -> Iterator[str]:
+        """Yield a line for each fault and each sign that little is learned."""
+        if self.num_damaged:
+            yield f"{METRICS} has {self.num_damaged:,} damaged lines, which are left out"
+        counts = {meaning: self.last(metric) for metric, meaning in LIFETIME_FAULTS.items()}
+        counts |= {meaning: self.total(metric) for metric, meaning in FAULTS.items()}
+        yield from (f"{meaning}: {count:,.0f}" for meaning, count in counts.items() if count > 0)
+        if len(rewards := self.known(REWARD)) and not (rewards > 0).any():
             yield "every reward is 0: nothing is learned (docs/grading.md)"
-        live = self.values(LIVE_TOKENS)
-        if not np.isnan(live).all() and (share := 1.0 - float(np.nanmean(live))) > MANY_UNTRAINED:
+        if len(live := self.known(LIVE_TOKENS)) and (share := 1.0 - float(live.mean())) > MANY_UNTRAINED:
             yield f"{share:.0%} of the generated tokens are in groups that are not trained on"
         endings = self.endings
         num = sum(endings.values()) - self.total("env_runners/num_episodes_lost")
@@ -181,44 +127,30 @@ class RunFacts:
             if num > 0 and count / num > most:
                 yield f"{count / num:.0%} {text}"
         accuracy, high = self.values(ACCURACY), self.last("evaluation/accuracy_high")
-        if not np.isnan(accuracy).all() and high < np.nanmax(accuracy):
+        if len(self.known(ACCURACY)) and high < np.nanmax(accuracy):
             best = int(np.nanargmax(accuracy))
             before = f"{accuracy[best]:.3f} in iteration {self.iterations[best]}"
             after = f"{self.last(ACCURACY):.3f}, whose interval ends at {high:.3f}"
             yield f"held-out accuracy fell from {before} to {after}"
 
 
-def settings_in(directory: Path) -> Mapping[str, Any]:
-    """Return the settings of a run, {} without their file."""
-    path = directory / SETTINGS_FILE
-    return read_yaml(path) if path.is_file() else {}
-
-
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in line.items()} | {"iteration": int(line["iteration"])}
 
 
-def episodes_in(
-    directory: Path, is_wanted: Callable[[Mapping[str, Any]], bool] = bool
-) -> tuple[list[Mapping[str, Any]], int]:
-    """Return the transcripts of a run that are wanted, and the number of damaged lines.
+def episodes_in(directory: Path) -> tuple[list[Mapping[str, Any]], int]:
+    """Return the transcripts of a run and the number of damaged lines.
 
     Of an episode that was played again after a resume the newest counts.
     """
 
-    def form(line: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None]:
+    def form(line: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         if not all(isinstance(turn["text"], str) for turn in line["turns"]):
             raise ValueError("a turn without a text")
         name = (int(line["iteration"]), str(line["group_id"]), int(line["index"]))
         float(line["reward"]), line["env_id"], line["stop_reason"]  # raise if one is missing
-        return name, line if is_wanted(line) else None
+        return name, line
 
-    found: dict[Any, Mapping[str, Any] | None] = {}
-    num_damaged = 0
-    for pair in json_lines(directory / TRANSCRIPTS, form):
-        if pair is None:
-            num_damaged += 1
-        else:
-            found.pop(pair[0], None)
-            found[pair[0]] = pair[1]
-    return [episode for episode in found.values() if episode is not None], num_damaged
+    lines = list(json_lines(directory / TRANSCRIPTS, form))
+    found = dict(filter(None, lines))
+    return [found[name] for name in sorted(found)], lines.count(None)

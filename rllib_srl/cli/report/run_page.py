@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from rllib_srl.cli.episodes import printable_lines
-from rllib_srl.cli.report.run_facts import ACCURACY, REWARD, RunFacts, episodes_in
-from rllib_srl.cli.report.run_plots import (
-    UNKNOWN,
-    domain_row,
-    learning_plots,
-    memory_rows,
-    number,
-)
-from rllib_srl.cli.shared.display import duration
+from rllib_srl.cli.report.run_facts import ACCURACY, LIVE_TOKENS, REWARD, RunFacts, episodes_in
+from rllib_srl.cli.shared.display import duration, printable_lines
 from rllib_srl.cli.shared.run_log import PARTS
 from rllib_srl.cli.shared.settings import all_settings, listed
 from rllib_srl.cli.shared.shown_settings import flat_settings
-from rllib_srl.studies.report.blocks import (
+from rllib_srl.replay.metrics import by_domain
+from rllib_srl.studies.report.charts import NUM_DRAWN, Line, chart
+from rllib_srl.studies.report.page import (
     Block,
-    Cell,
+    Chart,
     Charts,
     Details,
     Heading,
@@ -33,44 +28,39 @@ from rllib_srl.studies.report.blocks import (
     Verbatim,
 )
 
+UNKNOWN = "–"
 HIDDEN = ("seal_key_file",)
 LONGEST = 4000  # characters of a turn on the page
-MEMORY = {  # metric of the memory -> title and meaning
+MOST_POINTS = 200  # of a line in a chart
+NUM_AVERAGED = 5  # iterations at the start and at the end
+MEMORY = {  # metric of the memory -> title
     "num_items": "items in the memory",
     "num_revisits": "prompts revisited",
     "num_reuses": "groups reused",
     "num_evicted": "items evicted",
     "num_refused": "groups refused",
     "num_groups_replaced": "groups replaced by newer ones",
-    "revisit_pass_rate": "pass rate of revisits",
-    "surprise_mean": "mean surprise, |reward - prediction from history|",
 }
-
 OF_DOMAIN = {  # metric of a domain -> title
     "num_items": "prompts stored",
-    "num_stored_groups": "groups stored",
     "num_groups": "groups played",
     "num_groups_without_signal": "of equal rewards",
     "num_revisits": "revisits",
     "num_reuses": "reuses",
 }
+MEMORY_LINES = {  # metric -> title
+    "replay/revisit_share_prompts": "revisits, of prompts",
+    "replay/reuse_share_prompts": "reuse, of groups",
+    "replay/revisit_pass_rate": "pass rate of revisits",
+}
 
 
 def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
-    """Return the report of a run.
-
-    Args:
-        facts: of the run.
-        num_transcripts: most episodes to show.
-    """
-    episodes, num_damaged = episodes_in(facts.directory) if num_transcripts else ([], 0)
+    """Return the report of a run with at most `num_transcripts` episodes."""
     parts = (_opening, _learning, _domains, _memory, _cost, _endings, _settings)
     blocks = [block for part in parts for block in part(facts)]
-    blocks += _transcripts(episodes, num_transcripts, num_damaged)
-    return Page(f"Run {facts.directory.resolve().name}", tuple(blocks))
-
-
-# --- parts ----------------------------------------------------------------------------------------
+    blocks += _transcripts(facts, num_transcripts)
+    return Page(f"Run {facts.directory.resolve().name}", blocks)
 
 
 def _opening(facts: RunFacts) -> Iterator[Block]:
@@ -78,112 +68,116 @@ def _opening(facts: RunFacts) -> Iterator[Block]:
     settings = facts.settings
     env = settings.get("env") or ", ".join(settings.get("worlds") or ())
     env = env or ("a stream of domains" if settings.get("stream") else "unknown environments")
-    what = f"{settings.get('model', 'A model')} on {env}"
-    planned = settings.get("iterations")
-    done = int(facts.iterations[-1])
-    of = f" of {planned}" if planned else ""
+    of = f" of {settings['iterations']}" if settings.get("iterations") else ""
     seconds, tokens = facts.total("time_this_iter_s"), facts.total("env_runners/num_generated_tokens")
-    yield Text(f"{what}: {done}{of} iterations, {tokens:,.0f} generated tokens, {duration(seconds)}.")
-    yield Notice(*_outcome(facts))
-    if warnings := facts.warnings():
-        yield Notice("Warnings", tuple(line[:1].upper() + line[1:] + "." for line in warnings), "warn")
+    what = f"{settings.get('model', 'A model')} on {env}: {facts.iterations[-1]}{of} iterations"
+    yield Text(f"{what}, {tokens:,.0f} generated tokens, {duration(seconds)}.")
+    yield _outcome(facts)
+    if warnings := [line[:1].upper() + line[1:] + "." for line in facts.warnings()]:
+        yield Notice("Warnings", warnings, "warn")
 
 
-def _outcome(facts: RunFacts) -> tuple[str, tuple[str, ...], str]:
-    """Return title, lines and tone of the box with the results."""
-    first, last = facts.span(REWARD)
+def _outcome(facts: RunFacts) -> Notice:
+    """Return the box with the results."""
+    rewards = facts.known(REWARD)
+    num = max(1, min(NUM_AVERAGED, len(rewards) // 2))
+    first, last = (float(of.mean()) if len(of) else math.nan for of in (rewards[:num], rewards[-num:]))
     reward = f"Mean reward {number(first)} at the start, {number(last)} at the end"
     how = "of training episodes, over the first and last iterations: five of each, or half of a shorter run."
     known = np.flatnonzero(~np.isnan(facts.values(ACCURACY)))
     if not len(known):
-        return reward, (f"O{how[1:]}", "Held-out accuracy was not measured (evaluation_interval)."), "open"
+        lines = (f"O{how[1:]}", "Held-out accuracy was not measured (evaluation_interval).")
+        return Notice(reward, lines, "open")
     before, after = int(known[0]), int(known[-1])
     title = "Held-out accuracy " + ", ".join(dict.fromkeys(_interval(facts, at) for at in (before, after)))
     low, high = (facts.values(f"evaluation/accuracy_{side}") for side in ("low", "high"))
     is_better, is_worse = low[after] > high[before], high[after] < low[before]
-    return title, (f"{reward}, {how}",), "good" if is_better else "bad" if is_worse else "open"
+    return Notice(title, (f"{reward}, {how}",), "good" if is_better else "bad" if is_worse else "open")
+
+
+def _interval(facts: RunFacts, at: int) -> str:
+    """Return an accuracy with its 95 % interval, and when it was measured."""
+    value, low, high = (facts.values(f"evaluation/accuracy{side}")[at] for side in ("", "_low", "_high"))
+    iteration = facts.iterations[at]
+    return f"{value:.3f} [{low:.3f}, {high:.3f}] {f'after iteration {iteration}' if iteration else 'before training'}"
 
 
 def _learning(facts: RunFacts) -> Iterator[Block]:
+    """Yield the charts of rewards, of held-out accuracy, and of the tokens trained on."""
     yield Heading("Reward and accuracy")
-    caption = "By iteration. Shaded: 95% interval. Live tokens are in groups that are trained on."
-    yield Charts(tuple(learning_plots(facts)), caption)
+    charts = [_chart(facts, {"reward": REWARD}, "Reward of training episodes", "mean reward")]
+    for name, metric in facts.by_name("env_runners/reward/").items():
+        charts.append(_chart(facts, {name: metric}, f"Reward function {name}", "mean value"))
+    if len(facts.known(ACCURACY)):
+        charts.append(_chart(facts, {"accuracy": ACCURACY}, "Accuracy on held-out prompts", "accuracy"))
+    charts.append(_chart(facts, {"live": LIVE_TOKENS}, "Live tokens", "share of generated tokens"))
+    yield Charts(charts, "By iteration. Shaded: 95% interval. Live tokens are in groups that are trained on.")
 
 
 def _domains(facts: RunFacts) -> Iterator[Block]:
-    if row := domain_row(facts):
-        yield Heading("Held-out accuracy by domain")
-        yield row
-        yield _domain_table(facts)
-
-
-def _domain_table(facts: RunFacts) -> Table:
-    """Return the held-out accuracy of each domain, and how much of its best it has lost."""
-    changes = facts.domain_changes.items()
-    rows = [(Cell(name), *(Cell(f"{value:.3f}") for value in (*change, change.lost))) for name, change in changes]
+    """Yield the held-out accuracy of each domain, and how much of its best it has lost."""
+    metrics = facts.by_name("evaluation/by_domain/", "/accuracy")
+    if len(metrics) < 2:
+        return
+    known = {name: facts.known(metric) for name, metric in metrics.items()}
+    known = {name: values for name, values in known.items() if len(values)}
+    most = sorted(known, key=lambda name: -abs(known[name][-1] - known[name][0]))[:NUM_DRAWN]
+    few = f"The {NUM_DRAWN} of {len(known)} domains that changed most. " if len(known) > NUM_DRAWN else ""
+    yield Heading("Held-out accuracy by domain")
+    drawn = _chart(facts, {name: metrics[name] for name in sorted(most)}, "Accuracy by domain", "accuracy")
+    yield Charts((drawn,), f"{few}The table has all of them.")
+    figures = {name: (one[0], one.max(), one[-1], one.max() - one[-1]) for name, one in known.items()}
+    rows = [(name, *(f"{value:.3f}" for value in row)) for name, row in figures.items()]
     caption = "Lost: from the best to the last evaluation, forgetting or chance."
-    return Table(caption, ("domain", "first", "best", "last", "lost"), tuple(rows))
+    yield Table(("domain", "first", "best", "last", "lost"), rows, caption)
 
 
 def _memory(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Memory")
-    if not facts.has("replay/num_items"):
+    if not len(facts.known("replay/num_items")):
         yield Text("This run had no memory (replay_capacity = 0, or both fractions 0).")
         return
-    yield from memory_rows(facts)
-    yield _memory_table(facts)
-    if facts.domain_counts:
-        yield _memory_of_domains(facts)
-
-
-def _memory_table(facts: RunFacts) -> Table:
-    """Return the counts and gauges of the memory."""
-    rows = [(Cell(title), Cell(number(facts.last(f"replay/{name}")))) for name, title in MEMORY.items()]
-    return Table("After the last iteration; counts since the start.", ("memory", "value"), tuple(rows))
-
-
-def _memory_of_domains(facts: RunFacts) -> Table:
-    """Return what the memory holds of each domain, and the counts of its groups and draws."""
-    counts = facts.domain_counts
-    rows = [(Cell(domain), *(Cell(number(of.get(name, 0.0))) for name in OF_DOMAIN)) for domain, of in counts.items()]
-    return Table("After the last iteration; counts since the start.", ("domain", *OF_DOMAIN.values()), tuple(rows))
+    lines = {title: metric for metric, title in MEMORY_LINES.items() if len(facts.known(metric))}
+    yield Charts((_chart(facts, lines, "Revisits and reuse", "share"),), "Realised shares since the start.")
+    caption = "After the last iteration; counts since the start."
+    rows = [(title, number(facts.last(f"replay/{name}"))) for name, title in MEMORY.items()]
+    yield Table(("memory", "value"), rows, caption)
+    if counts := by_domain({metric: facts.last(metric) for metric in facts.by_name("domains/").values()}):
+        of_domains = [(domain, *(number(of.get(name, 0.0)) for name in OF_DOMAIN)) for domain, of in counts.items()]
+        yield Table(("domain", *OF_DOMAIN.values()), of_domains, caption)
 
 
 def _cost(facts: RunFacts) -> Iterator[Block]:
     yield Heading("Time")
     total = facts.total("time_this_iter_s")
-    by_part = {name: facts.total(f"timers/{name}") for name in PARTS}
-    by_part["other, such as evaluation"] = max(0.0, total - sum(by_part.values()))
-    share = {name: f"{spent / total:.0%}" if total else UNKNOWN for name, spent in by_part.items()}
-    rows = [(Cell(name), Cell(f"{spent:.1f}"), Cell(share[name])) for name, spent in by_part.items()]
-    yield Table("Where the time went.", ("part of an iteration", "seconds", "share"), tuple(rows))
+    seconds = {name: facts.total(f"timers/{name}") for name in PARTS}
+    seconds["other, such as evaluation"] = max(0.0, total - sum(seconds.values()))
+    rows = [(name, f"{spent:.1f}", f"{spent / total:.0%}" if total else UNKNOWN) for name, spent in seconds.items()]
+    yield Table(("part of an iteration", "seconds", "share"), rows, "Where the time went.")
 
 
 def _endings(facts: RunFacts) -> Iterator[Block]:
     endings = facts.endings
-    num = sum(endings.values())
-    if not num:
-        return
-    yield Heading("How episodes ended")
-    rows = [(Cell(name), Cell(f"{count:,.0f}"), Cell(f"{count / num:.1%}")) for name, count in endings.items()]
-    yield Table("Of training episodes.", ("reason", "episodes", "share"), tuple(rows))
-    if faults := facts.faults:
-        listed = [(name.rpartition("/")[2], f"{count:,}", meaning) for name, (count, meaning) in faults.items()]
-        cells = tuple(tuple(map(Cell, row)) for row in listed)
-        yield Table("Faults.", ("metric", "count", "meaning"), cells, is_text=True)
+    if num := sum(endings.values()):
+        yield Heading("How episodes ended")
+        rows = [(name, f"{count:,.0f}", f"{count / num:.1%}") for name, count in endings.items()]
+        yield Table(("reason", "episodes", "share"), rows, "Of training episodes.")
 
 
-def _transcripts(episodes: Sequence[Mapping[str, Any]], most: int, num_damaged: int) -> Iterator[Block]:
+def _transcripts(facts: RunFacts, most: int) -> Iterator[Block]:
+    """Yield episodes, spread evenly over those that were written down."""
     yield Heading("Episodes")
+    episodes, num_damaged = episodes_in(facts.directory) if most else ([], 0)
     if num_damaged:
         yield Text(f"{num_damaged:,} damaged lines of transcripts are left out.")
-    chosen = _chosen(episodes, most)
-    if not chosen:
+    if not episodes:
         yield Text("No transcripts are shown (num_transcripts, --transcripts).")
         return
-    yield Text("The best and the worst of the first and last iterations with transcripts. srl episodes shows all.")
-    for one in chosen:
-        turns = tuple(Verbatim(shortened(turn["text"]), turn["role"]) for turn in one["turns"])
+    chosen = np.unique(np.linspace(0, len(episodes) - 1, most).round().astype(int))
+    yield Text(f"{len(chosen)} of {len(episodes)}, spread evenly; --transcripts shows more.")
+    for at in chosen:
+        one = episodes[at]
+        turns = [Verbatim(shortened(turn["text"]), turn["role"]) for turn in one["turns"]]
         where = f"iteration {one['iteration']}, {one['env_id']}"
         yield Details(f"Reward {one['reward']:g}, {where}, ended as {one['stop_reason']}", turns)
 
@@ -203,18 +197,30 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _chosen(episodes: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
-    """Return episodes of the first and last iterations, the best and the worst of each, and so on inwards."""
-    iterations = sorted({one["iteration"] for one in episodes})
-    order = [iteration for pair in zip(iterations, reversed(iterations), strict=True) for iteration in pair]
-    chosen: list[Mapping[str, Any]] = []
-    for iteration in dict.fromkeys(order):
-        ranked = sorted((one for one in episodes if one["iteration"] == iteration), key=lambda one: -one["reward"])
-        pair = [ranked[0], ranked[-1]] if ranked[0]["reward"] > ranked[-1]["reward"] else ranked[:1]
-        chosen += pair
-        if len(chosen) >= most:
-            break
-    return sorted(chosen[:most], key=lambda one: one["iteration"])
+def _table_of(settings: Mapping[str, Any], caption: str) -> Table:
+    rows = [(name, str(value)) for name, value in flat_settings(settings)]
+    return Table(("setting", "value"), rows, caption, is_text=True)
+
+
+def _chart(facts: RunFacts, metrics: Mapping[str, str], title: str, y: str) -> Chart:
+    """Draw metrics, by the name of each line, over the iterations that have them; from 0 to 1 if they are shares."""
+    lines = {}
+    for name, metric in metrics.items():
+        values = facts.values(metric)
+        known = np.isfinite(values)
+        low, high = (facts.columns.get(f"{metric}_{side}", np.full(len(values), math.nan)) for side in ("low", "high"))
+        lines[name] = thinned(Line(facts.iterations[known], values[known], low[known], high[known]))
+    every = np.concatenate([line.mean for line in lines.values()])
+    is_share = bool(len(every)) and float(every.min()) >= 0 and float(every.max()) <= 1
+    return chart(lines, title, "iteration", y, is_share=is_share)
+
+
+def thinned(line: Line) -> Line:
+    """Return a line of at most `MOST_POINTS` points, each the mean of its neighbours."""
+    if len(line.x) <= MOST_POINTS:
+        return line
+    parts = [np.array_split(column, MOST_POINTS) for column in line]
+    return Line(*(np.array([one.mean() for one in part]) for part in parts))
 
 
 def shortened(text: str) -> str:
@@ -223,13 +229,8 @@ def shortened(text: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ... ({len(shown) - LONGEST} more characters)"
 
 
-def _table_of(settings: Mapping[str, Any], caption: str) -> Table:
-    rows = [(Cell(name), Cell(str(value))) for name, value in flat_settings(settings)]
-    return Table(caption, ("setting", "value"), tuple(rows), is_text=True)
-
-
-def _interval(facts: RunFacts, at: int) -> str:
-    """Return an accuracy with its 95 % interval, and when it was measured."""
-    value, low, high = (facts.values(f"evaluation/accuracy{side}")[at] for side in ("", "_low", "_high"))
-    iteration = facts.iterations[at]
-    return f"{value:.3f} [{low:.3f}, {high:.3f}] {f'after iteration {iteration}' if iteration else 'before training'}"
+def number(value: float) -> str:
+    """Return a value in at most three digits, or with thousands separated."""
+    if math.isnan(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

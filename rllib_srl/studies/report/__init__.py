@@ -1,1 +1,1 @@
-"""Writes the report of a study as HTML or Markdown."""
+"""Reports as HTML: the blocks of a page, charts, and the page of a study."""

@@ -1,24 +1,25 @@
 """The blocks of a report, and the HTML page that shows them.
 
-All text is plain text; the template of the page escapes it (Jinja's autoescape).
+All text is plain text; the template escapes it (Jinja's autoescape). A page stands alone: charts and styles are in it.
 """
 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+STYLES = HERE / "page.css"
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading; level 2 starts a section."""
+    """A heading of a section."""
 
     text: str
-    level: int = 2
     kind: str = "heading"
 
 
@@ -35,28 +36,18 @@ class Notice:
     """A box; `tone` is "good", "bad", "open" or "warn" and sets its colour; the title repeats it in words."""
 
     title: str
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     tone: str
     kind: str = "notice"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table's cell: a text, a smaller text below it, and the strength of its shading in [0, 1]."""
-
-    text: str
-    small: str = ""
-    shade: float = 0.0
-    style: str = ""  # colour of the marker in front of an arm's name
 
 
 @dataclass(frozen=True)
 class Table:
     """A table; the first column names the row."""
 
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
     is_text: bool = False  # all columns hold words, not numbers
     kind: str = "table"
 
@@ -66,9 +57,7 @@ class Chart:
     """A chart as SVG, with `alt` as its text alternative."""
 
     svg: bytes
-    title: str
     alt: str
-    kind: str = "chart"
 
     @property
     def source(self) -> str:
@@ -78,20 +67,19 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side if the page is wide enough, with one caption and one legend: (title, chart of the line)."""
+    """Charts side by side if the page is wide enough, with one caption."""
 
-    charts: tuple[Chart, ...]
+    charts: Sequence[Chart]
     caption: str
-    legend: tuple[tuple[str, Chart], ...] = ()
     kind: str = "charts"
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A text whose line breaks are kept, with a word about it in front, such as who said it."""
+    """A text whose line breaks are kept, and who said it."""
 
     text: str
-    label: str = ""
+    label: str
     kind: str = "verbatim"
 
 
@@ -100,11 +88,11 @@ class Details:
     """Blocks that are collapsed at first."""
 
     summary: str
-    blocks: tuple[Heading | Text | Table | Verbatim, ...]
+    blocks: Sequence[Table | Verbatim]
     kind: str = "details"
 
 
-Block = Heading | Text | Notice | Table | Charts | Verbatim | Details
+Block = Heading | Text | Notice | Table | Charts | Details
 
 
 @dataclass(frozen=True)
@@ -112,13 +100,13 @@ class Page:
     """A report."""
 
     title: str
-    blocks: tuple[Block, ...] = field(default=())
+    blocks: Sequence[Block]
 
 
-def to_html(page: Page, is_live: bool = False) -> str:
-    """Return a page as HTML with embedded charts; a live one takes styles and script from its server."""
+def to_html(page: Page, refresh_s: int = 0) -> str:
+    """Return a page as HTML; with `refresh_s` the browser loads it anew so often, and the styles from its server."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     how: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     template = Environment(loader=FileSystemLoader(HERE), **how).get_template("page.html.j2")
-    return template.render(page=page, styles=(HERE / "page.css").read_text(encoding="utf-8"), is_live=is_live)
+    return template.render(page=page, styles=STYLES.read_text(encoding="utf-8"), refresh_s=refresh_s)
