@@ -7,9 +7,9 @@
     with LOST, or by a signal    starts it again with `--again DIR`, which is `--out DIR --resume auto`
     with anything else           ends with the same status
 
-The parent gives up after `max_failures` new starts without a newer checkpoint. It passes SIGINT and SIGTERM on, and
-starts nothing after them; Ctrl-C in a terminal reaches the child without it. If the parent is killed, so is the child.
-What a lost run leaves behind (a Ray of its own, hung workers of an engine) is ended before the next start.
+The parent gives up after `max_failures` new starts without a newer checkpoint. It passes SIGTERM on, and starts nothing
+after it or after Ctrl-C, which reaches the child from the terminal. If the parent is killed, so is the child. What a
+lost run leaves behind (a local Ray, hung workers of an engine) is ended before the next start.
 
 This file imports no third-party package before a run was lost.
 """
@@ -27,21 +27,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
 
 LOST = 75  # exit status of a child that has lost a process; EX_TEMPFAIL of sysexits.h
 DIRECT = ("-h", "--help", "--help-all", "--max-failures=0", "--max_failures=0")  # words that need no parent
 PIPE = "RLLIB_SRL_SUPERVISOR"  # environment variable of the child: descriptor of the pipe
-WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 LEFT_S = 10.0  # for processes that were killed to be gone
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl
-
-
-class Run(NamedTuple):
-    """What a child has written into the pipe."""
-
-    directory: str
-    max_failures: int
 
 
 # --- in the parent --------------------------------------------------------------------------------
@@ -59,69 +51,46 @@ def supervise(command: Sequence[str]) -> int:
     Args:
         command: the program and its arguments; it calls `begin` and `report`.
     """
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _prctl(_SET_SUBREAPER, 1)  # orphans of the child become ours
-    try:
-        return _supervised(command, usual)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+    child: subprocess.Popen[bytes] | None = None
+    is_stopped = False
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        if child is not None and number == signal.SIGTERM:
+            child.send_signal(number)
 
-def _supervised(command: Sequence[str], mask: set[int | signal.Signals]) -> int:
-    run, num_failures, newest = None, 0, ""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    directory, max_failures, num_failures, newest = "", 0, 0, ""
     while True:
-        status, is_stopped, told = _lived(command if run is None else [*command, "--again", run.directory], mask)
-        run = told or run
-        if run is None or is_stopped or not (status == LOST or status < 0):
+        reads, writes = os.pipe()
+        again = ["--again", directory] if directory else []
+        child = subprocess.Popen([*command, *again], env={**os.environ, PIPE: str(writes)}, pass_fds=(writes,))
+        os.close(writes)
+        if is_stopped:  # while there was no child
+            child.send_signal(signal.SIGTERM)
+        status = child.wait()
+        os.set_blocking(reads, False)
+        with os.fdopen(reads, "rb") as pipe:
+            for line in (pipe.read() or b"").splitlines():
+                directory, max_failures = json.loads(line)
+        if not directory or is_stopped or not (status == LOST or status < 0):
             return _exit_status(status)
         _end_what_is_left()
-        if not Path(run.directory).is_dir():
-            print(f"error: the run's directory {run.directory} is gone; start a new run", file=sys.stderr)
+        if not Path(directory).is_dir():
+            print(f"error: the run's directory {directory} is gone; start a new run", file=sys.stderr)
             return _exit_status(status)
-        newest, before = _newest_checkpoint(run.directory), newest
+        newest, before = _newest_checkpoint(directory), newest
         num_failures = num_failures + 1 if newest == before else 1
         why = f"the run was ended by {signal.Signals(-status).name}; " if status < 0 else ""
-        if num_failures > run.max_failures:
-            gave_up = f"gave up after {run.max_failures} new starts without a newer checkpoint (max_failures)"
-            print(f"{why}{gave_up}; --resume {run.directory} goes on", file=sys.stderr)
+        if num_failures > max_failures:
+            gave_up = f"gave up after {max_failures} new starts without a newer checkpoint (max_failures)"
+            print(f"{why}{gave_up}; --resume {directory} goes on", file=sys.stderr)
             return _exit_status(status)
-        of = f"new start {num_failures} of {run.max_failures} without a newer checkpoint"
+        of = f"new start {num_failures} of {max_failures} without a newer checkpoint"
         print(f"{why}starting again from {newest or 'the beginning'} ({of})", file=sys.stderr, flush=True)
-
-
-def _lived(command: Sequence[str], mask: set[int | signal.Signals]) -> tuple[int, bool, Run | None]:
-    """Run the child to its end; return its status, whether it was asked to stop, and what it has reported."""
-    reads, writes = os.pipe()
-    child = subprocess.Popen(
-        command,
-        env={**os.environ, PIPE: str(writes)},
-        pass_fds=(writes,),
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),  # this process has one thread
-    )
-    os.close(writes)
-    is_stopped, status = False, None
-    while status is None:
-        arrived = signal.sigwaitinfo(WATCHED)
-        if arrived.si_signo != signal.SIGCHLD:
-            is_stopped = True
-            if arrived.si_code <= 0:  # from `kill`; a terminal (SI_KERNEL) has signalled the child, too
-                os.kill(child.pid, arrived.si_signo)
-            continue
-        status = _reaped().get(child.pid)
-    child.returncode = status
-    os.set_blocking(reads, False)
-    with os.fdopen(reads, "rb") as stream:
-        lines = (stream.read() or b"").splitlines()
-    return status, is_stopped, Run(*json.loads(lines[-1])) if lines else None
-
-
-def _reaped() -> dict[int, int]:
-    """Return the exit statuses of the processes that have ended, by process id."""
-    ended = {}
-    with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
-    return ended
 
 
 def _end_what_is_left() -> None:
@@ -131,7 +100,9 @@ def _end_what_is_left() -> None:
     deadline = time.monotonic() + LEFT_S
     while kill_descendants() and time.monotonic() < deadline:
         time.sleep(0.05)
-        _reaped()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _newest_checkpoint(directory: str) -> str:

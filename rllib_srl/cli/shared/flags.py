@@ -72,7 +72,7 @@ def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
     add_verbose(parser)
     add_debug(parser)
-    add_settings(parser, without=("iterations", "grace_s", "model"))
+    add_settings(parser, without=("iterations", "model"))
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ from rllib_srl.cli.shared.settings import (
     read_values,
     read_yaml,
 )
-from rllib_srl.cli.shared.stopping import WATCH
+from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
@@ -270,7 +270,7 @@ def gone_if_it_fails(
         if is_new:
             directory.rmdir()
 
-    WATCH.clean_up = remove if is_ours else bool
+    ENDING.clean_up = remove if is_ours else bool
     try:
         yield
     except BaseException as error:
@@ -278,7 +278,7 @@ def gone_if_it_fails(
             remove()
         raise
     finally:
-        WATCH.clean_up = bool
+        ENDING.clean_up = bool
 
 
 def how_to_resume(directory: Path, *words: object) -> str:

@@ -25,7 +25,6 @@ import yaml
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import PARTS, Part, errors_of
 from rllib_srl.cli.shared.command_line import NUMBER
-from rllib_srl.cli.shared.stopping import GRACE_S
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
@@ -40,9 +39,6 @@ class RunSettings(Settings):
     """How long `srl train` goes on; no part of SRLConfig."""
 
     iterations: int = setting(100, "total number of iterations, those before a resume included", ge=1)
-    grace_s: float = setting(
-        GRACE_S, "seconds from SIGTERM to exit, in which the iteration may finish and be saved", ge=0
-    )
     max_failures: int = setting(3, "new starts after lost processes, without a newer checkpoint; 0: none", ge=0)
 
 

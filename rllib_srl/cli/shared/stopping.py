@@ -1,13 +1,10 @@
 """Stop a script on Ctrl-C, and on the SIGTERM of Kubernetes, Slurm, `docker stop` and `ray job stop`.
 
-    SIGTERM   during start-up           `Terminated` is raised, which ends the script
-              during training           the iteration is finished, a checkpoint is written
-              neither within grace_s    a thread ends the process, and the last checkpoint remains
+    SIGTERM   during training   the iteration is finished, a checkpoint is written
+              otherwise         the script ends at once, with all processes that it started
     exit status 143 in each case; 130 after Ctrl-C
 
-Python runs signal handlers in the main thread, between two bytecodes, so a call into native code that does not
-return would delay them without limit. Therefore the watch is a thread, which the signal wakes through a pipe. And if
-a handler raises while a finalizer runs, Python ignores the exception: the thread then sends the signal again.
+Whoever sends SIGTERM sends SIGKILL after a while. An iteration that takes longer is lost; the last checkpoint remains.
 """
 
 from __future__ import annotations
@@ -16,99 +13,47 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType
 
 import psutil
 
-GRACE_S = 25.0  # Kubernetes and Slurm send SIGKILL 30 seconds after SIGTERM
-SWALLOWED_S = 1.0  # between two attempts to deliver a SIGTERM whose handler had no effect
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived outside of training, so the script ends at once."""
-
-
-class Watch:
-    """Ends this process after SIGTERM. Invariant: `is_terminated` is True once its handler has seen one."""
+class Ending:
+    """What happens before SIGTERM ends this process; commands set both for the time in which they hold."""
 
     def __init__(self) -> None:
-        """Create an inactive watch; `kept` activates it."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self.is_terminated = False
-        self._is_ignored = False  # `Terminated` was raised where Python ignores exceptions
-        self.grace_s = GRACE_S
-        self.last_words: Callable[[], str] = str  # returns a line to print when the grace period is over
-        self.clean_up: Callable[[], object] = bool  # called before the process ends
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Raise `Terminated` on SIGTERM, and end the process `grace_s` later; do nothing outside the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self._reset()
-        reads, writes = os.pipe()
-        os.set_blocking(writes, False)
-        errors, over = os.dup(2), threading.Event()
-        usual_wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        usual = signal.signal(signal.SIGTERM, self._raise)
-        usual_hook = sys.unraisablehook
-        sys.unraisablehook = partial(self._note_ignored, usual_hook)
-        thread = threading.Thread(target=self._watch, args=(reads, errors, over), daemon=True, name="watch")
-        thread.start()
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(usual_wakeup)
-            over.set()
-            os.close(writes)
-            thread.join()  # it sends no signal from here on
-            signal.signal(signal.SIGTERM, usual)
-            sys.unraisablehook = usual_hook
-            os.close(reads)
-            os.close(errors)
-
-    def note_signal(self) -> bool:
-        """Note a SIGTERM; return whether it is the first one, or the first since one that had no effect."""
-        is_new, self.is_terminated, self._is_ignored = not self.is_terminated or self._is_ignored, True, False
-        return is_new
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self.note_signal():  # a second one is ignored
-            raise Terminated
-
-    def _note_ignored(self, usual: Callable[[sys.UnraisableHookArgs], object], ignored: sys.UnraisableHookArgs) -> None:
-        """Print no traceback of an ignored exception that the handler here, or the one of `ray.init`, has raised."""
-        if isinstance(ignored.exc_value, Terminated):
-            self._is_ignored = True
-        elif not (isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code == signal.SIGTERM):
-            usual(ignored)
-
-    def _watch(self, reads: int, errors: int, over: threading.Event) -> None:
-        while (number := os.read(reads, 1)) != bytes([signal.SIGTERM]):
-            if not number:  # the pipe was closed: `kept` has ended
-                return
-        deadline = time.monotonic() + self.grace_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if over.wait(min(SWALLOWED_S, left_s)):
-                return
-            if not self.is_terminated or self._is_ignored:
-                os.kill(os.getpid(), signal.SIGTERM)
-        lines = [f"stopped by SIGTERM: the iteration did not finish within {self.grace_s:g} s (grace_s) and is lost"]
-        with suppress(Exception):  # any: the process must end now
-            lines.append(self.last_words())
-        os.write(errors, ("\n" + "\n".join(filter(None, lines)) + "\n").encode())
-        leave(STATUS[signal.SIGTERM], self.clean_up)
+        """Start with nothing to do."""
+        self.clean_up: Callable[[], object] = bool
+        self.last_words: Callable[[], str] = str
 
 
-WATCH = Watch()
+ENDING = Ending()
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process and all below it at once; do nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one changes nothing
+    lines = [f"\nstopped by {signal.Signals(number).name}"]
+    with suppress(Exception):  # any: the process must end now
+        lines.append(ENDING.last_words())
+    os.write(2, ("\n".join(filter(None, lines)) + "\n").encode())  # a stream may be in the middle of a write
+    leave(STATUS[signal.SIGTERM], ENDING.clean_up)
 
 
 def leave(status: int, clean_up: Callable[[], object] = bool) -> None:
@@ -136,10 +81,6 @@ class StopRequest:
         self.is_made = False
         self.status = 0  # exit status of a script that stopped on request
 
-    def interruption(self) -> KeyboardInterrupt:
-        """Return the exception for a script that stops by raising."""
-        return Terminated() if self.status == STATUS[signal.SIGTERM] else KeyboardInterrupt()
-
 
 @contextmanager
 def stop_between_iterations(say: Callable[[str], None]) -> Iterator[StopRequest]:
@@ -148,16 +89,12 @@ def stop_between_iterations(say: Callable[[str], None]) -> Iterator[StopRequest]
     usual = {number: signal.getsignal(number) for number in STATUS}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        request.is_made, request.status = True, STATUS[signal.Signals(number)]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if number == signal.SIGINT:
-            text = "stopping after this iteration; press Ctrl-C again to stop now"
-        elif not WATCH.note_signal():
-            return
-        else:
-            text = f"SIGTERM: stopping after this iteration if it finishes within {WATCH.grace_s:g} s (grace_s)"
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a group and its parent may send it twice
+        request.is_made, request.status = True, STATUS[signal.Signals(number)]
+        name = "press Ctrl-C again to stop now" if number == signal.SIGINT else "SIGTERM"
         with suppress(RuntimeError):  # reentrant write: the signal arrived while a line was being written
-            say(text)
+            say(f"stopping after this iteration ({name})")
 
     for number in STATUS:
         signal.signal(number, ask)
@@ -182,9 +119,8 @@ def spared_from_sigterm() -> Iterator[None]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
-    except SystemExit as error:  # another thread received the signal and ran the handler that Ray had installed
-        WATCH.note_signal()
-        raise Terminated from error
+    except SystemExit:  # another thread received the signal, and Ray's handler ran
+        _end(signal.SIGTERM, None)
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
@@ -192,9 +128,6 @@ def spared_from_sigterm() -> Iterator[None]:
 
 
 def stopped(error: KeyboardInterrupt) -> int:
-    """Print that a script was stopped, with the notes of `error`; return the exit status."""
-    # Ray converts an exception that a handler raises within its own calls to a plain KeyboardInterrupt.
-    is_terminated = WATCH.is_terminated or isinstance(error, Terminated)
-    why = "stopped by SIGTERM" if is_terminated else "stopped"
-    print("\n".join([f"\n{why}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-    return STATUS[signal.SIGTERM if is_terminated else signal.SIGINT]
+    """Print that a script was stopped by Ctrl-C, with the notes of `error`; return the exit status."""
+    print("\n".join(["\nstopped", *getattr(error, "__notes__", ())]), file=sys.stderr)
+    return STATUS[signal.SIGINT]
