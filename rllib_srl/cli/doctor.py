@@ -1,4 +1,4 @@
-"""Check a machine, or a whole run before it starts: packages, model, environments, gradient, checkpoint.
+"""Check a machine, or a run before it starts: packages, what fits onto GPUs, settings, grading.
 
     srl doctor                                         this machine: resources, packages, what fits onto its GPUs
     srl doctor --env compare --model smollm2-135m      the run that `srl train` with the same flags would start
@@ -7,9 +7,8 @@
     srl doctor --serve DIR --gpus 1x24                 whether `srl serve` and its training fit onto a card together
 
 With an environment it takes every flag of `srl train` (`srl train --help`). It prints a line for each check, with ok,
-warning or failure: right answers are graded 1 and empty ones 0, the gradient is not 0, and a checkpoint restores the
-same weights. Nothing is left behind. What fits is estimated as at the start of a run; docs/gpu.md says how far the
-estimate was compared with real GPUs.
+warning or failure: settings are valid, right answers are graded 1 and empty ones 0. What fits is estimated as at the
+start of a run; docs/gpu.md says how far the estimate was compared with real GPUs.
 
 Exit status: 1 if a check fails or, with GPUs, no way to train fits; else 0.
 """
@@ -45,7 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--serve", metavar="MODEL", help=text)
     add_verbose(parser)
     add_debug(parser)
-    add_settings(parser, without=("iterations", "grace_s"))
+    add_settings(parser, without=("iterations",))
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     return arguments
 
@@ -67,10 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         found.add(diagnosis.of_gpus(given, number, gib, places_all=bool(arguments.gpus)))
     if not arguments.gpus and not arguments.serve:
         found.add(diagnosis.of_packages())
-        if any(given.get(name) != 0 for name in ("num_gpus_per_env_runner", "num_gpus_per_learner")):
-            found.add(diagnosis.of_build())
         if any(given.get(name) for name in ("env", "worlds", "stream")):
-            found.check_run(build_config(given), arguments.verbose)
+            if found.add(diagnosis.of_settings(config := build_config(given))):
+                found.add(diagnosis.of_environments(config))
         else:
             print("no environment: srl doctor --env compare --model smollm2-135m checks a whole run")
     num_failures = found.num[diagnosis.FAILURE]

@@ -1,9 +1,8 @@
-"""The checks of `srl doctor`: of this machine, of a model on GPUs, and of a run, part by part and as a whole."""
+"""The checks of `srl doctor`: of this machine, of a model on GPUs, and of the settings and environments of a run."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,18 +12,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import psutil
 import torch
 from packaging.requirements import Requirement
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checks import Fault, in_turn
 from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
-from rllib_srl.algorithm.resources import PlacementError, build_fault, card_bytes_here, gpus_ray_finds
-from rllib_srl.cli.shared.cluster import ROOT, hushed_stderr, is_installed, message_of, start_ray
+from rllib_srl.algorithm.resources import PlacementError, card_bytes_here
+from rllib_srl.cli.shared.cluster import ROOT, is_installed
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
 from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.engine.models import local_model
@@ -35,8 +32,6 @@ OK, WARNING, FAILURE = "ok", "warning", "failure"
 GIB = 2**30
 LEAST = 2.0  # GiB of free memory, of the disk and of /dev/shm, below which there is a warning
 NUM_PROMPTS = 3  # of each environment that are graded
-MOST_PROMPTS = 4  # of an iteration of the short run
-NORM = "gradients_default_optimizer_global_norm"
 DEFAULT_MODEL = "smollm2-135m"
 PLACED = (  # settings that a plan for GPUs chooses
     *("num_env_runners", "num_learners", "num_gpus_per_env_runner", "num_gpus_per_learner", "colocate"),
@@ -66,14 +61,6 @@ class Findings:
             self.num[line.status] += 1
             print(f"{line.status:<9}{line.topic:<13}{' '.join(line.text.split())}", flush=True)
         return self.num[FAILURE] == before
-
-    def check_run(self, config: SRLConfig, verbose: bool) -> None:
-        """Check settings and environments, then a short real run unless one of these fails."""
-        if not (self.add(of_settings(config)) and self.add(of_environments(config))):
-            print("fix this first: training is not checked")
-            return
-        start_ray(verbose)
-        self.add(of_training(config, verbose))
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -130,19 +117,6 @@ def of_packages(declared: Sequence[str] | None = None) -> Iterator[Line]:
             text = f"{one.name} {found}; expected {one.specifier}: pip install '{one}'"
             faults.append(Line(WARNING, "packages", text))
     yield from faults or [Line(OK, "packages", f"all {len(needed)} in the expected versions")]
-
-
-def of_build(num_gpus: float | None = None) -> Iterator[Line]:
-    """Report a torch that is built for CPUs on a machine whose GPUs Ray declares; a run would take them and fail.
-
-    Args:
-        num_gpus: that Ray declares on this machine; None: those it finds when it starts here.
-    """
-    num_gpus = gpus_ray_finds() if num_gpus is None else num_gpus
-    if line := build_fault(num_gpus):
-        yield Line(FAILURE, "GPUs", line)
-    elif num_gpus:
-        yield Line(OK, "GPUs", f"{num_gpus:g} that Ray declares, and torch {version('torch')} is built for them")
 
 
 # --- a model on GPUs ------------------------------------------------------------------------------
@@ -267,77 +241,3 @@ def _played(env: Any, prompt: Prompt, turns: Sequence[str]) -> float:
         if reply.is_terminated or reply.is_truncated:
             break
     return total
-
-
-# --- a short real run -----------------------------------------------------------------------------
-
-
-def of_training(config: SRLConfig, verbose: bool) -> Iterator[Line]:
-    """Train two small iterations; check gradient, checkpoint and restore. Nothing is left behind."""
-    own = short_run(config)
-    try:
-        with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch, hushed_stderr(verbose):
-            own.log_directory = scratch
-            algo = own.build_algo()
-            try:
-                first = algo.train()
-                yield gradient(first)
-                before, saved = _weights(algo), algo.version
-                path = algo.save_to_path(Path(scratch) / "doctor")
-                algo.train()
-                algo.restore_from_path(path)
-                after = _weights(algo)
-            finally:
-                algo.stop()
-    except Exception as error:  # any: users get one line
-        text = " ".join(message_of(error).splitlines()[:3])
-        yield Line(FAILURE, "training", f"the short run failed: {type(error).__name__}: {text}")
-        return
-    changed = [name for name in before if not np.array_equal(before[name], after[name])]
-    if changed or algo.version != saved:
-        yield Line(FAILURE, "checkpoint", f"restored weights differ from the saved ones: {', '.join(changed[:3])}")
-    else:
-        yield Line(OK, "checkpoint", f"saved and restored: {len(before)} weight arrays are the same, bit by bit")
-
-
-def gradient(result: Mapping[str, Any]) -> Line:
-    """Return whether an iteration has taught anything."""
-    played, learned = result["env_runners"], result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
-    norm = float(learned.get(NORM, 0.0))
-    num_silent, num, live = (played[name] for name in ("num_groups_without_signal", "num_groups", "live_token_share"))
-    trained = f"{live:.0%} of the generated tokens are trained on"
-    reward = f"mean reward {played['episode_return_mean']:.2f}"
-    if not num:
-        return Line(FAILURE, "gradient", f"no group was played: {int(played['num_episodes_lost'])} episodes were lost")
-    if not np.isfinite(norm) or learned.get("num_nonfinite_gradients"):
-        return Line(FAILURE, "gradient", f"not finite, so that the step was skipped; {reward}")
-    if norm > 0:
-        return Line(OK, "gradient", f"norm {norm:.3g}, {trained}; {reward}")
-    if not live > 0:
-        why = f"the answers to {num_silent:.0f} of {num:.0f} prompts earned the same"
-        return Line(WARNING, "gradient", f"none: {why}; {reward}; try easier or harder questions")
-    return Line(FAILURE, "gradient", f"0 although {trained}; {reward}")
-
-
-def _weights(algo: Any) -> dict[str, np.ndarray]:
-    algo.learners.gather(algo.config.sync_timeout_s)  # of shards; does nothing otherwise
-    weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
-    return {name: np.array(value) for name, value in weights.items()}
-
-
-def short_run(config: SRLConfig) -> SRLConfig:
-    """Return a copy with few prompts.
-
-    It runs in this process, unless it needs GPUs, a runner for rollouts during updates, or sharded learners.
-    """
-    own: SRLConfig = config.copy(copy_frozen=False)
-    own.callbacks(None)
-    changed = {"num_prompts_per_batch": min(config.num_prompts_per_batch, MOST_PROMPTS), "num_transcripts": 0}
-    changed |= {"checkpoint_every": 0, "evaluation_interval": None}
-    if not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
-        changed["num_env_runners"] = int(bool(config.max_lag) or config.is_sharded)
-        if not config.is_sharded:
-            changed["num_learners"] = 0
-    for name, value in changed.items():
-        setattr(own, name, value)
-    return own
