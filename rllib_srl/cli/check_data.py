@@ -27,9 +27,9 @@ import numpy as np
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import command, run_cleanly
 from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.display import printable, printable_lines
 from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         **help_of(__doc__),
     )  # fmt: skip
     add_debug(parser)
-    add_settings(parser, without=("iterations", "grace_s"))
+    add_settings(parser, without=("iterations",))
     arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
     return arguments
 

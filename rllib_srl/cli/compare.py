@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.evaluate import checkpoint_named, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import help_of
-from rllib_srl.cli.shared.display import Progress, showing_progress, table
+from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
 from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, build_config, check, given_settings
 from rllib_srl.people.gates import Change, paired_change
@@ -49,13 +47,13 @@ class Side(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A greedy episode of one held-out prompt; `turns` are those of its transcript."""
+    """A greedy episode of one held-out prompt."""
 
     env_id: str
     prompt_id: str
     domain: str
     is_right: bool
-    turns: Sequence[Mapping[str, str]]
+    turns: Sequence[Mapping[str, str]]  # of its transcript
 
     def said(self, role: str) -> list[str]:
         """Return the turns of "environment" or "policy", each on one line."""
@@ -65,42 +63,32 @@ class Answer(NamedTuple):
 Answers = Mapping[str, Answer]  # by the key of the prompt, without those that infrastructure ended
 
 
-class Comparison(NamedTuple):
-    """Both sides' answers to the same prompts. Invariant: `first` and `second` have the same keys, at least one."""
+class Comparison:
+    """Both sides' answers to the prompts that both have answered, at least one."""
 
-    first: Answers
-    second: Answers
-    num_failed: int  # prompts that infrastructure ended on at least one side
-
-    @classmethod
-    def of(cls, first: Answers, second: Answers, num_asked: int) -> Comparison:
-        """Return the comparison on the prompts that both sides answered.
+    def __init__(self, first: Answers, second: Answers, num_asked: int) -> None:
+        """Pair the answers.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no prompt was answered by both sides.
         """
         both = sorted(first.keys() & second.keys(), key=lambda key: (first[key].prompt_id, key))
         if not both:
             raise ValueError(f"none of {num_asked} held-out prompts was answered by both sides; see the warnings")
-        return cls({key: first[key] for key in both}, {key: second[key] for key in both}, num_asked - len(both))
+        self.pairs = [(first[key], second[key]) for key in both]
+        self.num_failed = num_asked - len(both)
+        self.domains = sorted({one.domain for one, _ in self.pairs})
 
     def change(self, domain: str | None = None) -> Change:
         """Return the paired change from A to B over all prompts, or over those of a domain."""
-        keys = [key for key, answer in self.first.items() if domain in (None, answer.domain)]
-        first, second = ({key: side[key].is_right for key in keys} for side in (self.first, self.second))
+        pairs = [pair for pair in self.pairs if domain in (None, pair[0].domain)]
+        first, second = ({str(at): pair[side].is_right for at, pair in enumerate(pairs)} for side in (0, 1))
         return paired_change(first, second, CONFIDENCE)
 
-    def by_domain(self) -> dict[str, Change]:
-        """Return the paired change of each domain."""
-        return {name: self.change(name) for name in sorted({answer.domain for answer in self.first.values()})}
-
-    def flipped(self) -> dict[tuple[str, str], list[str]]:
-        """Return the keys of the prompts that one side alone got right, by domain and that side, "A" or "B"."""
-        found: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for key, answer in self.first.items():
-            if answer.is_right != self.second[key].is_right:
-                found[answer.domain, "A" if answer.is_right else "B"].append(key)
-        return dict(sorted(found.items()))
+    def flipped(self, domain: str, right: str) -> list[tuple[Answer, Answer]]:
+        """Return the pairs of a domain that only "A" or "B" got right."""
+        wanted = (right == "A", right == "B")
+        return [(a, b) for a, b in self.pairs if a.domain == domain and (a.is_right, b.is_right) == wanted]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -124,9 +112,9 @@ def compare(arguments: argparse.Namespace) -> int:
     is_silent = arguments.json == Path("-")
     with showing_progress(1, sys.stderr if is_silent else None) as progress:
         (first, num_asked), (second, _) = (played_by(side, arguments.verbose, progress) for side in sides)
-        found = Comparison.of(first, second, num_asked)
-    names = [f"{name}  {side.checkpoint or side.what}" for name, side in zip("AB", sides, strict=True)]
-    report(as_json(sides, found), [*names, *lines_of(found)], arguments.json)
+    found, names = Comparison(first, second, num_asked), [str(side.checkpoint or side.what) for side in sides]
+    lines = [f"A  {names[0]}", f"B  {names[1]}", *lines_of(found)]
+    report({"a": names[0], "b": names[1], **as_json(found)}, lines, arguments.json)
     return 0
 
 
@@ -140,16 +128,19 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
         SettingsError: the settings are invalid, or differ where they must be equal.
         CheckpointError: a checkpoint is missing or damaged.
     """
-    checkpoints = [checkpoint_named(name) for name in names]
-    for sealed in filter(None, checkpoints):
-        verify_sealed(sealed)
-    earlier = [runs.settings_of(c, trust, given.get("seal_key_file"), trains=False) if c else {} for c in checkpoints]
-    for checkpoint, values in zip(checkpoints, earlier, strict=True):
-        if checkpoint and not values:
-            raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    checkpoints, earlier = [checkpoint_named(name) for name in names], []
+    for checkpoint in checkpoints:
+        values: dict[str, Any] = {}
+        if checkpoint:
+            verify_sealed(checkpoint)
+            values = runs.settings_of(checkpoint, trust, given.get("seal_key_file"), trains=False)
+            if not values:
+                raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+        earlier.append(values)
     own = [
-        values if checkpoint else {**without_adapters(other), "model": name}
-        for name, checkpoint, values, other in zip(names, checkpoints, earlier, reversed(earlier), strict=True)
+        # A model without a run was not trained in the other one's adapters.
+        values or {**{key: value for key, value in other.items() if not key.startswith("lora_")}, "model": name}
+        for name, values, other in zip(names, earlier, reversed(earlier), strict=True)
     ]
     refuse_different(own, given)
     common = {"seed": SEED, **{name: own[0][name] for name in FIRSTS if name in own[0]}}
@@ -160,11 +151,6 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
     for side in sides:
         check(build_config(side.values))
     return sides
-
-
-def without_adapters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run for a model that was not trained in it."""
-    return {name: value for name, value in values.items() if not name.startswith("lora_")}
 
 
 def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
@@ -201,10 +187,10 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
 
 def lines_of(found: Comparison) -> Iterator[str]:
     """Yield the table, what the interval shows, and a few prompts per domain and direction."""
-    total, domains = found.change(), found.by_domain()
-    changes = {"all": total, **({f"  {name}": change for name, change in domains.items()} if len(domains) > 1 else {})}
+    total = found.change()
+    by_domain = {f"  {name}": found.change(name) for name in found.domains} if len(found.domains) > 1 else {}
     rows = [["", "A", "B", "B - A, 95 % interval", "only A right", "only B right", "prompts"]]
-    for name, one in changes.items():
+    for name, one in {"all": total, **by_domain}.items():
         difference = f"{one.change:+.3f}  [{one.low:+.3f}, {one.high:+.3f}]"
         counts = (str(num) for num in (one.num_lost, one.num_gained, one.num))
         rows.append([name, f"{one.before:.3f}", f"{one.after:.3f}", difference, *counts])
@@ -214,35 +200,30 @@ def lines_of(found: Comparison) -> Iterator[str]:
     is_shown = total.low > 0 or total.high < 0
     better = f"{'B' if total.change > 0 else 'A'} is better: the interval excludes 0"
     yield better if is_shown else "no difference is shown: the interval contains 0"
-    for (domain, side), keys in found.flipped().items():
-        yield f"{domain}: only {side} is right ({len(keys)})"
-        for key in keys[:NUM_SHOWN]:
-            first, second = found.first[key], found.second[key]
-            yield f"  {first.said('environment')[0][-LONGEST:]}"
-            yield f"    A  {first.said('policy')[-1][:LONGEST]}"
-            yield f"    B  {second.said('policy')[-1][:LONGEST]}"
-        if len(keys) > NUM_SHOWN:
-            yield f"  ... and {len(keys) - NUM_SHOWN} more (--json)"
+    for domain in found.domains:
+        for right in "AB":
+            if pairs := found.flipped(domain, right):
+                yield f"{domain}: only {right} is right ({len(pairs)})"
+            for first, second in pairs[:NUM_SHOWN]:
+                yield f"  {first.said('environment')[0][-LONGEST:]}"
+                yield f"    A  {first.said('policy')[-1][:LONGEST]}"
+                yield f"    B  {second.said('policy')[-1][:LONGEST]}"
 
 
-def as_json(sides: Sequence[Side], found: Comparison) -> dict[str, Any]:
+def as_json(found: Comparison) -> dict[str, Any]:
     """Return everything as JSON types, with the transcripts of all flipped prompts."""
-
-    def fields(change: Change) -> dict[str, Any]:
-        return {"change": change.change, **asdict(change)}
-
-    def flipped(domain: str, right: str, key: str) -> dict[str, Any]:
-        first, second = found.first[key], found.second[key]
-        about = {"domain": domain, "right": right, "env_id": first.env_id, "prompt_id": first.prompt_id}
-        return {**about, "a": list(first.turns), "b": list(second.turns)}
-
+    changes = {name: found.change(name) for name in found.domains}
     return {
-        **{name: str(side.checkpoint or side.what) for name, side in zip("ab", sides, strict=True)},
         "confidence": CONFIDENCE,
         "num_failed": found.num_failed,
-        "total": fields(found.change()),
-        "by_domain": {domain: fields(change) for domain, change in found.by_domain().items()},
-        "flipped": [flipped(*where, key) for where, keys in found.flipped().items() for key in keys],
+        "total": {"change": found.change().change, **asdict(found.change())},
+        "by_domain": {name: {"change": one.change, **asdict(one)} for name, one in changes.items()},
+        "flipped": [
+            {"domain": domain, "right": right, "prompt_id": a.prompt_id, "a": list(a.turns), "b": list(b.turns)}
+            for domain in found.domains
+            for right in "AB"
+            for a, b in found.flipped(domain, right)
+        ],
     }
 
 

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from rllib_srl.cli.episodes import printable, printable_lines
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
+from rllib_srl.cli.shared.display import printable, printable_lines
 from rllib_srl.common.environments import WorldError, check_world, known_worlds, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.rollout.replies import Reply, reset, step

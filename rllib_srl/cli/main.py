@@ -47,14 +47,12 @@ COMMANDS = {
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),
     "env": Command("list environments, or play one in the terminal"),
-    "episodes": Command("read the transcripts of a run", is_paged=True),
     "memory": Command("list, show, export, verify and drop items of the memory of a run", is_paged=True),
     "rate": Command("rate answers of a run; ratings become rewards and grades", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
     "export": Command("write a trained model and a model card, and upload them", starts_ray=True),
-    "doctor": Command("check this machine, or a run before it starts: model, grading, gradient", starts_ray=True),
-    "contrib": Command("run a command of an optional method; without a name: list them", starts_ray=True),
+    "doctor": Command("check this machine, or a run before it starts: settings and grading", starts_ray=True),
 }
 
 

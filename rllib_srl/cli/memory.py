@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
-from rllib_srl.cli.shared.display import counted, figure, rounded, table
+from rllib_srl.cli.shared.display import counted, figure, printable, rounded, table
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
 from rllib_srl.replay.drop import drop

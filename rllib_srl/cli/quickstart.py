@@ -4,7 +4,7 @@
     srl quickstart --seed 2 --iterations 20
 
 All tuned settings are in `SETTINGS` of rllib_srl/cli/quickstart.py, by the names of srl train. The result is a run
-like any other: `srl train --resume`, `srl evaluate` and `srl episodes` take its directory.
+like any other: `srl train --resume`, `srl evaluate` and `srl report` take its directory.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared import baselines, runs
-from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.cluster import command, run_cleanly, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.display import Progress, duration, rounded, showing_progress, sparkline, table, with_interval
+from rllib_srl.cli.shared.display import duration, rounded, table, with_interval
 from rllib_srl.cli.shared.flags import Parser
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.settings import build_config, check
-from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
-from rllib_srl.cli.shared.training import start, train_until
-from rllib_srl.storage.checkpoints import place_for
+from rllib_srl.cli.shared.stopping import stop_between_iterations
+from rllib_srl.cli.shared.training import started, train_until
 
 SETTINGS: dict[str, Any] = {
     "env": "compare",
@@ -50,22 +47,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    """The result of a quick-start."""
+    """The result of a quick-start. Invariant: `status` is 0, or it was stopped and has no `after`."""
 
-    before: dict[str, Any] = field(default_factory=dict)
-    after: dict[str, Any] = field(default_factory=dict)
-    baselines: Sequence[tuple[str, str]] = ()
-    iterations: list[Iteration] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # "start", "training", "evaluation"
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the span `name`."""
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+    status: int  # exit status
+    iterations: Sequence[Iteration]
+    checkpoint: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    baselines: Sequence[tuple[str, str]]
+    start_s: float
+    training_s: float  # with both evaluations
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -97,97 +90,61 @@ def quickstart(arguments: argparse.Namespace) -> int:
     check(config)
     print("Computing in bfloat16." if config.compute_dtype == "bfloat16" else "No bf16 support: computing in fp32.")
     outcome = measured(config, plan, arguments.verbose)
-    print("\n".join(lines_of(outcome, plan, config)))
-    return 0
+    if outcome.status:
+        print(f"stopped; {runs.how_to_resume(out)}")
+    else:
+        print("\n".join(lines_of(outcome, plan, config)))
+    return outcome.status
 
 
 def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
     """Evaluate, train, evaluate, save."""
-    outcome, last = Outcome(), plan.values["iterations"]
-    with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory):
-        progress.begin("starting Ray ...")
-        with outcome.timed("start"):
-            start_ray(verbose)
-            algo = start(config, plan, verbose)
-        WATCH.last_words = partial(runs.how_to_resume, plan.directory)
-        try:
-            log = RunLog(plan.directory, algo.report.writer)
-            progress.begin(f"playing {config.evaluation_duration} held-out prompts before training ...")
-            with outcome.timed("evaluation"):
-                outcome.before = algo.evaluate()
-            log.write(algo.iteration, {"evaluation": outcome.before})
-            with outcome.timed("training"):
-                outcome.iterations = _trained(algo, last, plan, progress)
-            progress.begin("playing the same held-out prompts after training ...")
-            with outcome.timed("evaluation"):
-                outcome.after = algo.evaluate()
-            log.write(algo.iteration, {"evaluation": outcome.after})
-            runs.save(algo, plan.directory)
-            prompts = algo.source.heldout(config.evaluation_duration)
-            outcome.baselines = list(baselines.rows_of(baselines.baselines(config, prompts, algo.seed)))
-        except (Exception, KeyboardInterrupt) as error:
-            error.add_note(WATCH.last_words())
-            raise
-        finally:
-            progress.end()
-            algo.stop()
-    return outcome
+    last, begun = plan.values["iterations"], time.perf_counter()
+    with started(config, plan, last, verbose) as (algo, progress):
+        start_s = time.perf_counter() - begun
+        log = RunLog(plan.directory, algo.report.writer)
 
+        def evaluated(when: str) -> dict[str, Any]:
+            progress.begin(f"playing {config.evaluation_duration} held-out prompts {when} training ...")
+            found: dict[str, Any] = algo.evaluate()
+            log.write(algo.iteration, {"evaluation": found})
+            return found
 
-def _trained(algo: Any, last: int, plan: runs.RunPlan, progress: Progress) -> list[Iteration]:
-    """Train up to iteration `last`; after a stop request, write a checkpoint and raise."""
-    with stop_between_iterations(progress.note) as request:
-        done = train_until(algo, last, plan.directory, progress, request)
-        if request.is_made:
-            runs.save(algo, plan.directory)
-            raise request.interruption()
-    return done
-
-
-# --- output ---------------------------------------------------------------------------------------
+        before = evaluated("before")
+        with stop_between_iterations(progress.note) as request:
+            iterations = train_until(algo, last, plan.directory, progress, request)
+            checkpoint = runs.save(algo, plan.directory)
+        after = {} if request.is_made else evaluated("after")
+        prompts = algo.source.heldout(config.evaluation_duration)
+        rows = list(baselines.rows_of(baselines.baselines(config, prompts, algo.seed)))
+        training_s = time.perf_counter() - begun - start_s
+    return Outcome(request.status, iterations, checkpoint, before, after, rows, start_s, training_s)
 
 
 def lines_of(outcome: Outcome, plan: runs.RunPlan, config: SRLConfig) -> Iterator[str]:
     """Yield the lines of the closing table."""
-    values, played, seconds = plan.values, outcome.iterations, outcome.seconds
+    values, played = plan.values, outcome.iterations
     worlds = ", ".join(config.world_configs())
     yield f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}"
     yield f"held-out accuracy, greedy, {outcome.after['num_prompts']} prompts, 95 % interval"
     yield table([("before", accuracy(outcome.before)), ("after", accuracy(outcome.after)), *outcome.baselines])
-    rewards = [iteration.reward for iteration in played]
-    yield f"reward by iteration  {sparkline(rewards)}"
-    yield "  " + " ".join(map(rounded, rewards))
-    yield from memory_lines(played, plan.directory)
+    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in played)}"
+    if memory := played[-1].memory:
+        fresh, revisits = (
+            int(sum(one.memory[f"num_groups_{origin}"] for one in played)) for origin in ("fresh", "revisit")
+        )
+        played_again = f"{revisits} of {fresh + revisits} prompts played were revisited"
+        yield f"memory  {memory['num_items']:.0f} prompts; {played_again}"
     tokens, rollout_s = sum(i.num_tokens for i in played), sum(i.seconds_by_part["rollout"] for i in played)
-    training_s = seconds["training"] + seconds["evaluation"]
-    spans = f"start {duration(seconds['start'])}, training and evaluation {duration(training_s)}"
+    spans = f"start {duration(outcome.start_s)}, training and evaluation {duration(outcome.training_s)}"
     yield f"time  {spans}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
     yield "files"
     yield table(
         [
-            ("checkpoint", str(place_for(plan.directory, played[-1].number))),
-            ("TensorBoard", tensorboard(plan.directory)),
-            ("transcripts", command("episodes", plan.directory)),
+            ("checkpoint", str(outcome.checkpoint)),
             ("report page", command("report", plan.directory)),
-        ]
-    )
-
-
-def memory_lines(played: Sequence[Iteration], directory: Path) -> Iterator[str]:
-    """Yield the lines about the memory; none without a memory."""
-    if not played[-1].memory:
-        return
-    fresh, revisits, mixed = (
-        int(sum(iteration.memory[name] for iteration in played))
-        for name in ("num_groups_fresh", "num_groups_revisit", "num_signal_revisit")
-    )
-    revisited = f"{revisits} of {fresh + revisits} prompts played ({revisits / (fresh + revisits):.0%})"
-    yield "memory"
-    yield table(
-        [
-            ("items", f"{played[-1].memory['num_items']:.0f} prompts"),
-            ("revisited", f"{revisited}; {mixed} of them had answers to learn from"),
-            ("list items", command("memory", "list", directory)),
+            ("TensorBoard", tensorboard(plan.directory)),
+            ("memory", command("memory", "list", plan.directory)),
         ]
     )
 
@@ -201,4 +158,3 @@ def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     return run_cleanly(lambda: quickstart(arguments), arguments.debug)
-

@@ -25,10 +25,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.memory import decoder_for
 from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
-from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.display import printable, table
 from rllib_srl.people.rating import NAMED_SCHEMES, Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore

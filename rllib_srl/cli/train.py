@@ -1,35 +1,28 @@
 """Train a language model with SRL.
 
     srl train --env compare --lr 2e-5 --iterations 20
-    srl train --data my.jsonl --reward my_rewards.py:right --model tiny --loss gspo
     srl train --config run.yaml --out results/first
     srl train --resume results/first --iterations 40
     ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto
 
 A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, worlds, model, seed
 and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet. Ctrl-C and
-SIGTERM stop after the current iteration, with a checkpoint; grace_s seconds after SIGTERM the last one remains. A run
-that loses a learner or its driver starts again from its newest checkpoint (max_failures). Give --out a lasting path.
+SIGTERM stop after the current iteration, with a checkpoint; if SIGKILL comes first, the last one remains. A run that
+loses a learner or its driver starts again from its newest checkpoint (max_failures). Give --out a lasting path.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from rllib_srl.cli.shared.cluster import command, run_cleanly, start_ray, tensorboard
+from rllib_srl.cli.shared.cluster import command, run_cleanly, tensorboard
 from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
 from rllib_srl.cli.shared.paths import local_directory
 from rllib_srl.cli.shared.settings import build_config, check, given_settings, run_settings
-from rllib_srl.cli.shared.stopping import WATCH, stop_between_iterations
-
-if TYPE_CHECKING:
-    from rllib_srl.cli.shared.display import Progress
-    from rllib_srl.cli.shared.runs import RunPlan
+from rllib_srl.cli.shared.stopping import stop_between_iterations
 
 AUTO = "auto"
 
@@ -64,11 +57,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Train, and print where the results are."""
+    """Train up to the last iteration, or until Ctrl-C or SIGTERM; print where the results are, or how to go on."""
+    from rllib_srl.algorithm.checkpointing import refuse_not_empty
     from rllib_srl.cli import supervisor
     from rllib_srl.cli.shared import runs
-    from rllib_srl.cli.shared.display import showing_progress
-    from rllib_srl.cli.shared.training import empty_or_new, start
+    from rllib_srl.cli.shared.training import started, train_until
 
     resume = None if arguments.resume in (None, AUTO) else Path(arguments.resume or arguments.out)
     if arguments.again or arguments.resume == AUTO:
@@ -78,54 +71,34 @@ def train(arguments: argparse.Namespace) -> int:
     how_long = run_settings(plan.values)
     config = build_config({**plan.values, "log_directory": str(plan.directory)})
     check(config)  # before anything starts
-    last, max_failures, WATCH.grace_s = how_long.iterations, how_long.max_failures, how_long.grace_s
+    last = how_long.iterations
     plan.refuse_done(last)
+    export: Path | None = arguments.export
     again: tuple[object, ...] = ()
-    if arguments.export:
-        empty_or_new(arguments.export)
-        again = ("--export", arguments.export.absolute())
-    with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory, supervisor.starts_again):
-        progress.begin("starting Ray ...")
-        start_ray(arguments.verbose)
-        algo = start(config, plan, arguments.verbose)
-        supervisor.report(plan.directory, max_failures)
-        WATCH.last_words = partial(runs.how_to_resume, plan.directory, *again)
-        try:
-            if arguments.export:
-                algo.check_export(arguments.export)
-            return run(algo, plan, last, progress, arguments.export)
-        except (Exception, KeyboardInterrupt) as error:
-            if not supervisor.starts_again(error):
-                error.add_note(WATCH.last_words())
-            raise
-        finally:
-            progress.end()
-            algo.stop()
-
-
-def run(algo: Any, plan: RunPlan, last: int, progress: Progress, export: Path | None) -> int:
-    """Train up to iteration `last`, or until Ctrl-C or SIGTERM; return the exit status."""
-    from rllib_srl.cli.shared.runs import save
-    from rllib_srl.cli.shared.training import train_until
-
-    with stop_between_iterations(progress.note) as request:
-        train_until(algo, last, plan.directory, progress, request)
-        progress.end()
-        if request.is_made or algo.config.checkpoint_every:
-            print(f"checkpoint  {save(algo, plan.directory)}")
-    if request.is_made:
-        print(f"stopped after iteration {algo.iteration} of {last}; {WATCH.last_words()}")
-        return request.status
     if export:
-        print(f"model       {algo.export_to_huggingface(export)}")
-    print(f"all files   {plan.directory}")
-    print(f"            TensorBoard: {tensorboard(plan.directory)}")
-    print(f"            transcripts: {command('episodes', plan.directory)}")
-    return 0
+        refuse_not_empty(export)
+        again = ("--export", export.absolute())
+    with started(config, plan, last, arguments.verbose, *again) as (algo, progress):
+        supervisor.report(plan.directory, how_long.max_failures)
+        if export:
+            algo.check_export(export)
+        with stop_between_iterations(progress.note) as request:
+            train_until(algo, last, plan.directory, progress, request)
+            progress.end()
+            if request.is_made or config.checkpoint_every:
+                print(f"checkpoint  {runs.save(algo, plan.directory)}")
+        if request.is_made:
+            print(f"stopped after iteration {algo.iteration} of {last}; {runs.how_to_resume(plan.directory, *again)}")
+            return request.status
+        if export:
+            print(f"model       {algo.export_to_huggingface(export)}")
+        print(f"all files   {plan.directory}")
+        print(f"            TensorBoard: {tensorboard(plan.directory)}")
+        print(f"            report page: {command('report', plan.directory)}")
+        return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     return run_cleanly(lambda: train(arguments), arguments.debug)
-

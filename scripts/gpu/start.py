@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in found.iterations[0].seconds_by_part
     }
     print(json.dumps({
-        "start_s": round(found.seconds["start"], 1), "iteration_s": round(found.seconds["training"] / num, 3),
+        "start_s": round(found.start_s, 1), "iteration_s": round(sum(one.seconds for one in found.iterations) / num, 3),
         "before": round(found.before["accuracy"], 3), "after": round(found.after["accuracy"], 3), **parts,
     }))  # fmt: skip
     return 0

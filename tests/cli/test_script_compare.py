@@ -28,18 +28,20 @@ def played(is_right: dict[str, bool], text: str = "7") -> Answers:
 def both() -> Comparison:
     first = {"a1": True, "a2": True, "a3": False, "a4": True, "b1": False, "b2": False, "b3": True}
     second = {"a1": False, "a2": True, "a3": False, "a4": False, "b1": True, "b2": False, "b4": True}
-    return Comparison.of(played(first, "old"), played(second, "new\x1b[31m"), 9)
+    return Comparison(played(first, "old"), played(second, "new\x1b[31m"), 9)
 
 
 def test_only_prompts_that_both_answered_count() -> None:
     found = both()
-    assert list(found.first) == list(found.second) == ["a1", "a2", "a3", "a4", "b1", "b2"]
+    assert [a.prompt_id for a, _ in found.pairs] == ["a1", "a2", "a3", "a4", "b1", "b2"]
     assert found.num_failed == 3  # of 9: b3, b4 and one that nobody answered
     total = found.change()
     assert (total.num, total.num_lost, total.num_gained, total.before, total.after) == (6, 2, 1, 3 / 6, 2 / 6)
     assert total.change == pytest.approx(-1 / 6) and (total.low, total.high) == paired_interval(6, 2, 1, 0.95)
-    assert {domain: change.change for domain, change in found.by_domain().items()} == {"a": -0.5, "b": 0.5}
-    assert found.flipped() == {("a", "A"): ["a1", "a4"], ("b", "B"): ["b1"]}
+    assert {domain: found.change(domain).change for domain in found.domains} == {"a": -0.5, "b": 0.5}
+    flipped = {(domain, right): found.flipped(domain, right) for domain in "ab" for right in "AB"}
+    names = {where: [a.prompt_id for a, _ in pairs] for where, pairs in flipped.items()}
+    assert names == {("a", "A"): ["a1", "a4"], ("a", "B"): [], ("b", "A"): [], ("b", "B"): ["b1"]}
 
 
 def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,17 +49,17 @@ def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts(monkeypatc
     text = "\n".join(lines_of(both()))
     assert "3 prompts failed on one side or both, not counted" in text
     assert "no difference is shown: the interval contains 0" in text
-    assert "a: only A is right (2)\n  Question a1 Answer:\n    A  old\n    B  new\\x1b[31m\n  ... and 1 more" in text
+    assert "a: only A is right (2)\n  Question a1 Answer:\n    A  old\n    B  new\\x1b[31m\nb: only B" in text
     names = [f"a{at}" for at in range(40)]
-    better = Comparison.of(played(dict.fromkeys(names, False)), played(dict.fromkeys(names, True)), 40)
+    better = Comparison(played(dict.fromkeys(names, False)), played(dict.fromkeys(names, True)), 40)
     assert "B is better: the interval excludes 0" in list(lines_of(better))
-    worse = Comparison.of(played(dict.fromkeys(names, True)), played(dict.fromkeys(names, False)), 40)
+    worse = Comparison(played(dict.fromkeys(names, True)), played(dict.fromkeys(names, False)), 40)
     assert "A is better: the interval excludes 0" in list(lines_of(worse))
 
 
 def test_nothing_in_common_is_an_error() -> None:
     with pytest.raises(ValueError, match="none of 12 held-out prompts was answered by both sides"):
-        Comparison.of(played({"a1": True}), played({"a2": True}), 12)
+        Comparison(played({"a1": True}), played({"a2": True}), 12)
 
 
 def test_settings_of_the_prompts_must_be_equal_or_given() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
+from tests.waiting import wait_until
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
 RESULT = {
@@ -51,14 +53,25 @@ def test_progress_is_a_line_each_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it() -> None:
+def test_progress_rewrites_its_line_on_a_terminal_and_notes_stay_above_it(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     progress = Progress(2, stream)
+    progress.begin("starting Ray ...")
     progress.iteration(1, math.nan, 10, 1.0, num_resampled=12)
-    progress.note("a warning")
+    progress.note("a warning [bold]")
     progress.end()
-    line = "iteration 1/2  reward -  10 tokens/s  12 resampled  1s left"
-    assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Ka warning\n\r\x1b[K{line}\n"
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n")
+    assert "a warning [bold]\n" in plain and "starting Ray ..." in plain
+    assert plain.rstrip().splitlines()[-1].strip() == "iteration 1/2  reward -  10 tokens/s  12 resampled  1s left"
+
+
+def test_an_action_that_takes_long_is_shown_again_in_a_log() -> None:
+    stream = io.StringIO()
+    progress = Progress(2, stream, beat_s=0.01)
+    progress.begin("starting Ray ...")
+    assert wait_until(lambda: stream.getvalue().count("starting Ray ... 0s\n") >= 2, 60)
+    progress.end()
 
 
 def test_nothing_is_written_after_the_run_so_that_its_stream_can_be_closed() -> None:
@@ -123,7 +136,7 @@ def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
     def press_twice() -> None:
         with stop_between_iterations(said.append) as request:
             os.kill(os.getpid(), signal.SIGINT)
-            assert request.is_made and said == ["stopping after this iteration; press Ctrl-C again to stop now"]
+            assert request.is_made and said == ["stopping after this iteration (press Ctrl-C again to stop now)"]
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""srl train, evaluate.py and episodes.py on the tiny model, end to end in one process."""
+"""srl train, evaluate and quickstart on the tiny model, end to end in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rllib_srl.algorithm.checkpointing import MODULE
-from rllib_srl.cli import episodes, evaluate, export, quickstart, train
+from rllib_srl.cli import evaluate, export, quickstart, train
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.common.remote_calls import ActorFailure
@@ -187,13 +187,6 @@ def test_the_table_has_a_row_for_each_domain() -> None:
     ]
 
 
-def test_episodes_of_a_real_run(trained: Path, capsys: pytest.CaptureFixture) -> None:
-    assert episodes.main([str(trained), "--iteration", "2", "--limit", "1"]) == 0
-    head, question, *rest = capsys.readouterr().out.splitlines()
-    assert head.startswith("── iteration 2  group 2.0 episode 0  reward ")
-    assert "environment │ Question: Which is largest: " in question and any("policy │" in row for row in rest)
-
-
 def assert_works_elsewhere(line: str, directory: Path) -> None:
     """A printed command works from any directory, without the repository on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -215,8 +208,8 @@ def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.Cap
         assert text in shown
     assert names_in(out) >= {"checkpoint_000002", "settings.yaml", "transcripts.jsonl"}
     commands = re.findall(rf"{re.escape(str(Path(sys.executable).parent))}/\w+ .*", shown)
-    expected = (" episodes ", "tensorboard", " memory list ", " report ")
-    assert [any(name in line for line in commands) for name in expected] == [True] * 4
+    expected = ("tensorboard", " memory list ", " report ")
+    assert [any(name in line for line in commands) for name in expected] == [True] * 3
     for line in commands:
         assert_works_elsewhere(line + (" --inspect" if "tensorboard" in line else ""), tmp_path)  # else it serves on
     found = re.search(r"before +([\d.]+)  \[.*\n +after +([\d.]+)", shown)

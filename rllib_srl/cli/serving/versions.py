@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.episodes import printable
 from rllib_srl.cli.serving.served_directory import DirectoryError, InUse, ServedDirectory, ask
 from rllib_srl.cli.shared.command_line import add_debug, help_of
-from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.display import printable, table
 from rllib_srl.people.served_store import FILE, ServedStore
 
 TIMEOUT_S = 900.0  # for the server: answers of the version that goes may take long to end

@@ -9,17 +9,16 @@ import json
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from rllib_srl.cli import supervisor
-from rllib_srl.cli.shared.stopping import STATUS, WATCH, Terminated, leave, spared_from_sigterm, stopped
+from rllib_srl.cli.shared.stopping import ended_by_sigterm, leave, spared_from_sigterm, stopped
 
 ROOT = Path(__file__).resolve().parents[3]  # the directory that holds the package
 HUSHED = {
@@ -179,44 +178,31 @@ def run_cleanly(action: Callable[[], int], debug: bool) -> int:
 
     Args:
         action: returns the exit status.
-        debug: raise errors instead.
+        debug: raise errors instead; a terminal shows them with rich's traceback.
 
     Returns:
         The exit status: 1 after an error, 130 after Ctrl-C.
     """
     usual = os.umask(PRIVATE)
     try:
-        with WATCH.kept():
-            status = _status_of(action, debug)
-            if WATCH.is_terminated:  # faster than Ray's own shutdown: the grace period is limited
-                sys.stdout.flush()
-                leave(STATUS[signal.SIGTERM], WATCH.clean_up)
-            return status
-    finally:
-        os.umask(usual)
-
-
-def _status_of(action: Callable[[], int], debug: bool) -> int:
-    try:
-        return action()
+        with ended_by_sigterm():
+            return action()
     except KeyboardInterrupt as error:
         return stopped(error)
     except Exception as error:  # any: users get one message first, and the traceback with --debug
-        if WATCH.is_terminated:  # the signal may have reached the actors, too
-            return stopped(_with_notes(Terminated(), [message_of(error), *getattr(error, "__notes__", ())]))
         if debug:
+            if sys.stderr.isatty():
+                from rich.traceback import install
+
+                install()
             raise
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         print(f"error: {where}{message_of(error)}{notes}{hint}", file=sys.stderr)
         return supervisor.LOST if supervisor.starts_again(error) else 1
-
-
-def _with_notes(error: Terminated, notes: Iterable[str]) -> Terminated:
-    for note in notes:
-        error.add_note(note)
-    return error
+    finally:
+        os.umask(usual)
 
 
 def is_expected(error: BaseException) -> bool:

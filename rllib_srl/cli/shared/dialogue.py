@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from rllib_srl.cli.episodes import printable_lines
+from rllib_srl.cli.shared.display import printable_lines
 
 PROMPT = "> "
 COMMANDS = ("/reset", "/quit")

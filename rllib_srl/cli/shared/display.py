@@ -1,14 +1,15 @@
-"""Terminal output of a run: a progress line, tables, sparklines. Plain text, standard library only.
+"""What commands print: the progress of a run, tables, numbers, and text of models that cannot steer the terminal.
 
-    starting Ray ... 20s                                        current action, every 10 s in a log
-    iteration 3/10  reward 0.53  812 tokens/s  2m 10s left      rewritten on a terminal, a new line each elsewhere
+    starting Ray ... 20s                                        current action, every 5 s in a log
+    iteration 3/10  reward 0.53  812 tokens/s  2m 10s left      one live line on a terminal, a line each elsewhere
+
+The terminal is rich's, imported with the first progress line: commands that only print tables start without it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import shutil
 import sys
 import threading
 import time
@@ -17,58 +18,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-BARS = "▁▂▃▄▅▆▇█"
 NUM_TIMED = 5  # iterations in the estimate of the time left
-BEAT_S = 10.0  # seconds between two updates of the current action in a log; 1 on a terminal
-_JOIN_S = 5.0
+BEAT_S = 5.0  # between two lines about the current action in a log
 STAGES = "rllib_srl.stages"  # the package's logger for the ends of a stream's stages
 STARTING = "rllib_srl.start"  # the package's logger for its actions during start-up
 
 
 class Progress:
-    """The progress line of a run.
+    """The progress of a run. Invariant: after `end` nothing is written."""
 
-    Invariant: on a terminal at most one line is unfinished, and `note` never writes into it.
-    """
+    def __init__(self, last: int, stream: TextIO | None = None, beat_s: float = BEAT_S) -> None:
+        """Show progress towards iteration `last` on `stream`, standard output by default."""
+        from rich.console import Console
+        from rich.progress import Progress as Live
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    def __init__(self, last: int, stream: TextIO | None = None, beat_s: float | None = None) -> None:
-        """Show progress towards iteration `last` on `stream`, standard output by default.
-
-        Args:
-            last: iteration.
-            stream: output stream.
-            beat_s: seconds between updates of the action of `begin`; None: 1 on a terminal, else `BEAT_S`.
-        """
-        self._last, self._stream = last, stream or sys.stdout
-        self._is_live = self._stream.isatty()
-        self._beat_s = beat_s if beat_s is not None else 1.0 if self._is_live else BEAT_S
+        self._last, self._beat_s = last, beat_s
+        self._console = Console(file=stream or sys.stdout, markup=False, highlight=False, emoji=False)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._live = Live(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._task = self._live.add_task("")
         self._seconds: deque[float] = deque(maxlen=NUM_TIMED)
-        self._line = ""
-        self._lock = threading.RLock()  # a signal's handler may write while this thread does
-        self._heart: threading.Thread | None = None  # updates the duration of the current action
-        self._is_over = threading.Event()  # stops `_heart`
+        self._heart: threading.Thread | None = None  # writes a line about the current action now and then
+        self._is_over = threading.Event()  # ends `_heart`
 
     def begin(self, text: str) -> None:
         """Show the current action and its duration until the next output."""
-        with self._lock:
-            self._stop_heart()
-            self._put(text)
+        self._show(text)
+        if not self._console.is_terminal:
             self._is_over = threading.Event()
             args = (text, self._is_over, time.monotonic())
             self._heart = threading.Thread(target=self._beat, args=args, daemon=True)
             self._heart.start()
-
-    def _beat(self, text: str, over: threading.Event, start: float) -> None:
-        while not over.wait(self._beat_s):
-            with self._lock:
-                if not over.is_set():
-                    self._put(f"{text} {duration(time.monotonic() - start)}")
-
-    def _stop_heart(self) -> threading.Thread | None:
-        """Stop the updates: none is written after this; return the thread, which is about to end."""
-        self._is_over.set()
-        heart, self._heart = self._heart, None
-        return heart
 
     def iteration(
         self, number: int, reward: float, tokens_per_s: float, seconds: float, num_resampled: int = 0
@@ -86,47 +67,41 @@ class Progress:
         left = (self._last - number) * sum(self._seconds) / len(self._seconds)
         text = f"iteration {number}/{self._last}  reward {rounded(reward)}  {tokens_per_s:.0f} tokens/s"
         text += f"  {num_resampled} resampled" if num_resampled else ""
-        text += f"  {duration(left)} left" if number < self._last else "  done"
-        with self._lock:
-            self._stop_heart()
-            self._put(text)
+        self._show(text + (f"  {duration(left)} left" if number < self._last else "  done"))
 
     def note(self, text: str) -> None:
-        """Write a permanent line above the progress line."""
-        with self._lock:
-            if self._is_live and self._line:
-                self._write("\r\x1b[K" + text + "\n")
-                self._show(self._line)
-            else:
-                self._write(text + "\n")
+        """Write a permanent line."""
+        self._console.print(text, soft_wrap=True)
+        self._console.file.flush()
 
     def end(self) -> None:
-        """Finish the progress line, so that the next output begins on a new line, and end the thread of `begin`."""
-        with self._lock:
-            heart = self._stop_heart()
-            if self._is_live and self._line:
-                self._write("\n")
-            self._line = ""
-        if heart is not None:  # without the lock, for which it may be waiting
-            heart.join(_JOIN_S)
-
-    def _put(self, text: str) -> None:
-        if self._is_live:
-            self._show(text)
-        else:
-            self._write(text + "\n")
+        """Finish the live line; a terminal keeps the last one."""
+        self._stop_heart()
+        if self._console.is_terminal and self._live.live.is_started:
+            self._live.stop()
+            self.note(self._live.tasks[self._task].description)
 
     def _show(self, text: str) -> None:
-        self._line = text
-        self._write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+        self._stop_heart()
+        if self._console.is_terminal:
+            self._live.start()
+            self._live.reset(self._task, description=text)
+        else:
+            self.note(text)
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+    def _beat(self, text: str, is_over: threading.Event, start: float) -> None:
+        while not is_over.wait(self._beat_s):
+            self.note(f"{text} {duration(time.monotonic() - start)}")
+
+    def _stop_heart(self) -> None:
+        self._is_over.set()
+        if self._heart is not None:
+            self._heart.join()
+            self._heart = None
 
 
 class NoteHandler(logging.Handler):
-    """Shows the package's warnings above the progress line, and its start-up messages as the progress line."""
+    """Shows the package's warnings as notes, and its start-up messages as the current action."""
 
     def __init__(self, progress: Progress) -> None:
         """Write to `progress`."""
@@ -172,18 +147,6 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     return "\n".join(indent + line for line in lines)
 
 
-def sparkline(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
-    """Return one bar per value, the lowest for `low` and the highest for `high`; a space for nan."""
-
-    def bar(value: float) -> str:
-        if math.isnan(value):
-            return " "
-        share = min(1.0, max(0.0, (value - low) / (high - low)))
-        return BARS[min(len(BARS) - 1, int(share * len(BARS)))]
-
-    return "".join(map(bar, values))
-
-
 def duration(seconds: float) -> str:
     """Return "45s", "2m 05s" or "3h 07m"."""
     whole = round(seconds)
@@ -200,7 +163,7 @@ def rounded(value: float | None) -> str:
 
 
 def with_interval(accuracy: float, low: float, high: float) -> str:
-    """Return accuracy and 95 % interval as "0.53  [0.47, 0.59]"."""
+    """Return accuracy and 95 % interval as "0.530  [0.470, 0.590]"."""
     return f"{accuracy:.3f}  [{low:.3f}, {high:.3f}]"
 
 
@@ -213,3 +176,13 @@ def counted(number: float, unit: str) -> str:
 def figure(value: float) -> str:
     """Return a number with one decimal below 100 and none from there on, without a trailing ".0"."""
     return f"{float(value):.1f}".removesuffix(".0") if abs(value) < 100 else f"{float(value):.0f}"
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, so that model output cannot control the terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return `printable` text with its line breaks kept."""
+    return "\n".join(printable(line) for line in text.split("\n"))

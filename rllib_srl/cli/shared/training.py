@@ -1,39 +1,57 @@
-"""Start an algorithm from a `RunPlan`, and train it with a progress line and logged metrics."""
+"""Start the algorithm of a run, and train it with progress and logged metrics; `srl train` and `srl quickstart` do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
-from rllib_srl.cli.shared.cluster import hushed_stderr
-from rllib_srl.cli.shared.display import Progress, with_interval
+from rllib_srl.cli import supervisor
+from rllib_srl.cli.shared import runs
+from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
+from rllib_srl.cli.shared.display import Progress, showing_progress, with_interval
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
-from rllib_srl.cli.shared.runs import RunPlan, write_settings
-from rllib_srl.cli.shared.stopping import StopRequest
+from rllib_srl.cli.shared.stopping import ENDING, StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.seal_key import make_key
 
 
-def start(config: SRLConfig, plan: RunPlan, verbose: bool) -> Any:
-    """Start the algorithm, restore the plan's checkpoint if it has one, write the run's settings; return it.
+@contextmanager
+def started(
+    config: SRLConfig, plan: runs.RunPlan, last: int, verbose: bool, *words: object
+) -> Iterator[tuple[Any, Progress]]:
+    """Start Ray and the algorithm of a run, and yield it with the progress up to iteration `last`; stop it at the end.
+
+    An error says how to resume the run, with additional `words`; a run that fails before an iteration has finished
+    leaves no files.
 
     Raises:
         SealKeyError: the key that seals checkpoints cannot be used.
     """
-    make_key(config.seal_key_file)  # scripts write a checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0
-    with hushed_stderr(verbose):
-        algo = config.build_algo()
-    try:
-        if plan.checkpoint is not None:
-            algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
-            _copy_ratings(plan.checkpoint.parent, plan.directory)
-        write_settings(plan.directory, plan.values, algo)
-    except BaseException:
-        algo.stop()
-        raise
-    return algo
+    with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory, supervisor.starts_again):
+        progress.begin("starting Ray ...")
+        start_ray(verbose)
+        make_key(config.seal_key_file)  # of the checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0
+        with hushed_stderr(verbose):
+            algo = config.build_algo()
+        try:
+            if plan.checkpoint is not None:
+                algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
+                _copy_ratings(plan.checkpoint.parent, plan.directory)
+            runs.write_settings(plan.directory, plan.values, algo)
+            ENDING.last_words = partial(runs.how_to_resume, plan.directory, *words)
+            yield algo, progress
+        except (Exception, KeyboardInterrupt) as error:
+            if not supervisor.starts_again(error):
+                error.add_note(runs.how_to_resume(plan.directory, *words))
+            raise
+        finally:
+            ENDING.last_words = str
+            progress.end()
+            algo.stop()
 
 
 def _copy_ratings(earlier: Path, directory: Path) -> None:
@@ -83,13 +101,3 @@ def parsed_share(result: Mapping[str, Any]) -> str:
     endings = sum(number for name, number in played.items() if name.startswith("stop_reason/"))
     num_unparsed, num = int(played["num_unparsed"]), int(endings - played["num_episodes_lost"])
     return f"{num_unparsed} of {num} answers could not be parsed ({num_unparsed / max(num, 1):.0%})"
-
-
-def empty_or_new(directory: Path) -> None:
-    """Check before training that the export directory is new or empty.
-
-    Raises:
-        FileExistsError: it is not empty.
-    """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise FileExistsError(f"--export {directory} is not empty; expected a new directory")
