@@ -23,10 +23,11 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Ending:
-    """What happens before SIGTERM ends this process; commands set both for the time in which they hold."""
+    """What happens before SIGTERM ends this process; commands set it for the time in which it holds."""
 
     def __init__(self) -> None:
         """Start with nothing to do."""
+        self.errors = 2  # descriptor of standard error, which may point elsewhere while libraries start
         self.clean_up: Callable[[], object] = bool
         self.last_words: Callable[[], str] = str
 
@@ -40,11 +41,14 @@ def ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    ENDING.errors = os.dup(2)
     usual = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, usual)
+        os.close(ENDING.errors)
+        ENDING.errors = 2
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -52,7 +56,8 @@ def _end(number: int, frame: FrameType | None) -> None:
     lines = [f"\nstopped by {signal.Signals(number).name}"]
     with suppress(Exception):  # any: the process must end now
         lines.append(ENDING.last_words())
-    os.write(2, ("\n".join(filter(None, lines)) + "\n").encode())  # a stream may be in the middle of a write
+    words = "\n".join(filter(None, lines)) + "\n"
+    os.write(ENDING.errors, words.encode())  # a stream may be in the middle of a write
     leave(STATUS[signal.SIGTERM], ENDING.clean_up)
 
 
