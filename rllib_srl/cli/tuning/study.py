@@ -12,6 +12,7 @@ directory refuses.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.records import STUDY_FILE, read_results, write_study
 from rllib_srl.studies.report.study_page import MAIN, number, span
 from rllib_srl.studies.study import Primary, Study
-from rllib_srl.studies.trial import CONFIG, StudyTrial
+from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
 FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
@@ -170,6 +171,8 @@ def run(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, 
     if has_study:
         write_study(plan.directory, plan.study)  # refuses another study
     done = read_results(plan.directory).finished if has_study else set()
+    for trial in done:  # killed between its last evaluation and the removal of its checkpoints
+        shutil.rmtree(run_path(plan.directory, *trial), ignore_errors=True)
     missing = [trial for trial in plan.trials() if trial not in done]
     errors: list[Exception] = []
     if missing:
