@@ -65,7 +65,7 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     assert yaml.safe_load((copied / "settings.yaml").read_text())["lr"] == 1e-4
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names_in(model)
     assert train.main(["--resume", str(copied), "--iterations", "4", "--export", str(model)]) == 1
-    assert "is not empty; expected a new directory" in capsys.readouterr().err
+    assert "is not empty; expected a new one" in capsys.readouterr().err
 
 
 @pytest.mark.slow
