@@ -10,16 +10,7 @@ still be manipulated, so prefer a rule where one exists. Redirects are not follo
 
 `JudgeTimeoutError`: no grade within the deadline. `JudgeError`: the reply is not a valid grade.
 
-The user's list of allowed endpoints, and the keys that may be sent to each:
-
-    RLLIB_SRL_JUDGES="https://api.example.com/v1=EXAMPLE_API_KEY, https://other.example.com/v1"
-    ~/.config/rllib_srl/judges          the same, one per line, with # before comments
-
-An entry is a URL and, after "=", the name of the environment variable whose value may be sent to that URL. Settings may
-come with someone else's data file or checkpoint; if they could name any endpoint and key, they could send any
-environment variable anywhere. So settings only choose from the list, which only the variable and the file define. Both
-are read in the process that calls the judge: on a cluster set them, like the key itself, on every node where
-`ray start` is called. A judge on this machine (localhost, 127.0.0.0/8, ::1) needs no entry if no key is sent to it.
+The user allows endpoints and the keys that may be sent to them: see envs/allowed.py.
 """
 
 from __future__ import annotations
@@ -27,136 +18,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
-import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from rllib_srl.envs.allowed import fault_of
 from rllib_srl.envs.posting import PostError, post
-
-VARIABLE = "RLLIB_SRL_JUDGES"
-FILE = "~/.config/rllib_srl/judges"
-_PORTS = {"http": 80, "https": 443}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MOST_LIST_BYTES = 1 << 16  # of the file
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-@dataclass(frozen=True)
-class Address:
-    """The address of a judge. Invariant: equal addresses are the same endpoint, however they were written."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str  # without a slash at its end
-
-    @property
-    def is_here(self) -> bool:
-        """Return whether it is on this machine."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def address_of(url: str) -> Address:
-    """Return the address of a URL.
-
-    Raises:
-        ValueError: it is not the URL of an endpoint.
-    """
-    shown = repr(url) if "@" not in url else "a URL with a user"  # a message must not hold a password
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise ValueError(f"{shown} is not a URL ({str(error).partition(':')[0]})") from error
-    if parts.scheme not in _PORTS or not host or re.search(r"[\s,]", url):
-        raise ValueError(f"{shown}; expected a URL with a host, as in https://host/v1")
-    if "@" in parts.netloc or "?" in url or "#" in url:
-        raise ValueError(f"{parts.scheme}://{host}...; expected a URL without a user, a query or a fragment")
-    return Address(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
-
-
-def fault_of(url: str, key_variable: str) -> str:
-    """Return why a request to `url`, or sending it the value of `key_variable`, is not allowed; "" if it is allowed.
-
-    Args:
-        url: of an endpoint
-        key_variable: name of an environment variable, "" if no key is sent
-
-    Raises:
-        ValueError: the user's list cannot be read; the message names each wrong entry.
-    """
-    address, allowed = address_of(url), _allowed()
-    entry = f"{url}={key_variable}" if key_variable else url
-    remedy = f"to allow it set {VARIABLE}={entry!r}, or write the entry into {FILE}, wherever environments run"
-    if address not in allowed:
-        if address.is_here and not key_variable:
-            return ""
-        return f"judge = {url!r} is not among the judges that you allow; {remedy}"
-    if key_variable and key_variable not in allowed[address]:
-        return f"judge_key_variable = {key_variable!r} is not a key that you allow for judge = {url!r}; {remedy}"
-    return ""
-
-
-def _allowed() -> dict[Address, set[str]]:
-    """Return the names of the keys that may be sent to each judge of the list."""
-    listed = re.sub(r"\s*=\s*", "=", os.environ.get(VARIABLE, ""))
-    entries = [(VARIABLE, entry) for entry in re.split(r"[,\s]+", listed)]
-    entries += [(FILE, line.partition("#")[0].strip()) for line in _lines()]
-    allowed: dict[Address, set[str]] = {}
-    faults = []
-    for source, entry in entries:
-        if not entry:
-            continue
-        url, _, key = (part.strip() for part in entry.partition("="))
-        try:
-            address = address_of(url)
-        except ValueError as error:
-            faults.append(f"{source} names {error}")
-            continue
-        if "=" in entry and not _NAME.fullmatch(key):
-            faults.append(f"{source} names no environment variable after the = of {url!r}")  # it may be the key itself
-            continue
-        allowed.setdefault(address, set()).update([key] if key else [])
-    if faults:
-        raise ValueError("; ".join(faults))
-    return allowed
-
-
-def _lines() -> list[str]:
-    path = Path(FILE).expanduser()
-    try:
-        with path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            text = file.read(_MOST_LIST_BYTES + 1)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); it lists the judges that you allow") from error
-    if about.st_uid not in (0, os.geteuid()) or about.st_mode & _OTHERS_MAY_WRITE:
-        mode = stat.S_IMODE(about.st_mode)
-        raise ValueError(
-            f"{path} has owner {about.st_uid} and mode {mode:o}; expected a file of yours that nobody else may write: "
-            f"chmod 600 {path}"
-        )
-    try:
-        if len(text) > _MOST_LIST_BYTES:
-            raise ValueError("it is too long")
-        return text.decode().splitlines()
-    except ValueError as error:
-        raise ValueError(f"{path} is not a UTF-8 file of at most {_MOST_LIST_BYTES} bytes ({error})") from error
-
 
 GRADES, PASS = (1, 4), 3  # lowest and highest; lowest that passes
 _INSTRUCTION = (
@@ -247,11 +117,7 @@ class EndpointJudge:
         """
         self.model, self.deadline_s = model, deadline_s
         faults = [] if model else ["judge_model is not set; expected the name of a model at the endpoint"]
-        try:
-            fault = fault_of(url, key_variable)
-        except ValueError as error:
-            fault = f"judge = {error}"
-        if fault:
+        if fault := fault_of("judge", url, key_variable):
             faults.append(fault)
         elif key_variable and not os.environ.get(key_variable):
             faults.append(f"judge_key_variable = {key_variable!r}; expected an environment variable that is set")

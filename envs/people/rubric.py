@@ -13,7 +13,7 @@ Without settings it runs offline: the task and its rules are in envs/people/sent
             "judge": "http://localhost:8000/v1", "judge_model": "judge-8b"})
 
 A judge on another machine, or one with a key, must be on the user's list: RLLIB_SRL_JUDGES="https://host/v1=KEY_NAME",
-see envs/people/judge.py. Settings alone, which may come from a checkpoint, cannot send anything.
+see envs/allowed.py. Settings alone, which may come from a checkpoint, cannot send anything.
 
 An empty answer, or one longer than `max_characters`, gets grade 1 and is not sent to the judge. No grade within
 `deadline_s` ends the episode as `env_timeout`. A judge that fails or returns no valid grade raises, and the episode

@@ -5,7 +5,7 @@
 
 A request that fails for a reason that may pass (no connection, status 429 or 5xx) is sent again, `retries` times at
 most, after .2, .4, .8 ... seconds. All of it, with the wait for one of the `concurrency` connections of this process,
-ends by the deadline. A server on another machine must be on the user's list of endpoints: see envs/people/judge.py.
+ends by the deadline. A server on another machine must be on the user's list of endpoints: see envs/allowed.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from rllib_srl.envs.people.judge import fault_of
+from rllib_srl.envs.allowed import fault_of
 from rllib_srl.envs.posting import PostError, post, seconds_left
 
 _FIRST_WAIT_S = 0.2
@@ -37,8 +37,8 @@ class RemoteReward:
         Raises:
             ValueError: it is not the URL of an endpoint, or not on the user's list.
         """
-        if fault := fault_of(url, ""):
-            raise ValueError(fault.replace("judge = ", "reward = ").replace("the judges", "the endpoints"))
+        if fault := fault_of("reward", url):
+            raise ValueError(fault)
         self.url, self.retries = url, retries
         with _lock:
             self._open = _connections.setdefault((url, concurrency), threading.BoundedSemaphore(concurrency))

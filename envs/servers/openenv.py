@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import gymnasium
 
 from rllib_srl.envs import text
-from rllib_srl.envs.people.judge import fault_of
+from rllib_srl.envs.allowed import fault_of
 from rllib_srl.envs.servers.links import ActionError, ServerError, Shown, SocketLink
 from rllib_srl.envs.settings import Settings, Within, read_settings
 
@@ -48,15 +48,10 @@ class OpenEnvSettings(Settings):
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
         faults = []
-        scheme = self.url.partition("://")[0]
-        if scheme not in ("ws", "wss"):
+        if not self.url.startswith(("ws://", "wss://")):
             faults.append(f"url = {self.url!r}; expected ws://host:port/ws")
-        else:
-            try:
-                fault = fault_of(self.url.replace("ws", "http", 1), "")
-            except ValueError as error:
-                fault = f"judge = {error}"
-            faults += [fault.replace("judge = ", "url = ").replace("the judges", "the endpoints")] if fault else []
+        elif fault := fault_of("url", self.url.replace("ws", "http", 1)):
+            faults.append(fault)
         if self.action and TURN not in json.dumps(self.action, default=str):
             faults.append(f"action = {self.action!r}; expected {TURN!r} in one of its texts, or {{}}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from rllib_srl.envs.allowed import fault_of
 from rllib_srl.envs.optional import imported
-from rllib_srl.envs.people.judge import fault_of
 from rllib_srl.envs.settings import Settings, Within, read_settings
 from rllib_srl.envs.tools.calls import CallError, ToolServerError
 from rllib_srl.envs.tools.tool import Tool
@@ -55,8 +55,8 @@ class McpSettings(Settings):
             faults.append("command, env; expected texts in them")
         if self.url and not self.url.startswith(("http://", "https://")):
             faults.append(f"url = {self.url!r}; expected http://host:port/path")
-        elif self.url and (fault := fault_of(self.url, "")):
-            faults.append(fault.replace("judge = ", "url = ").replace("the judges", "the endpoints"))
+        elif self.url and (fault := fault_of("url", self.url)):
+            faults.append(fault)
         return faults
 
 

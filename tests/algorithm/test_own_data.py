@@ -203,7 +203,7 @@ def test_a_settings_file_of_someone_else_names_no_code(tmp_path: Path) -> None:
     with pytest.raises(runs.RunError, match="names code that a checkpoint of your own does not: evil.py:f"):
         runs.settings_of(checkpoint)
     assert runs.settings_of(checkpoint, trust=True)["env_config"] == settings["env_config"]
-    settings["env_config"]["reward"] = "http://127.0.0.1:9/score"  # no code; envs/people/judge.py has its rule
+    settings["env_config"]["reward"] = "http://127.0.0.1:9/score"  # no code; envs/allowed.py has its rule
     (tmp_path / runs.SETTINGS_FILE).write_text(yaml.safe_dump(settings))
     assert runs.settings_of(checkpoint)["env_config"] == settings["env_config"]
     stream = [{"env_config": {"reward": ["b.py:f", {"function": "a:f"}]}}]

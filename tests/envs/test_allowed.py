@@ -1,0 +1,54 @@
+"""The list of endpoints that a user allows: addresses and keys by hand, and entries that are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllib_srl.envs.allowed import VARIABLE, fault_of
+
+
+@pytest.mark.parametrize(("url", "key", "allowed", "is_right"), [
+    ("http://localhost:8000/v1", "", "", True),
+    ("http://127.0.0.1:8000/v1", "", "", True),
+    ("http://[::1]:8000/v1", "", "", True),
+    ("http://127.0.0.1:8000/v1", "KEY", "", False),
+    ("http://127.0.0.1.example.com/v1", "", "", False),
+    ("http://localhost.example.com/v1", "", "", False),
+    ("http://0.0.0.0:8000/v1", "", "", False),
+    ("http://169.254.169.254/v1", "", "", False),
+    ("https://a.example.com/v1", "", "", False),
+    ("https://a.example.com/v1", "", "https://a.example.com/v1", True),
+    ("https://a.example.com/v1/", "", "https://A.example.com:443/v1", True),
+    ("https://a.example.com/v1", "KEY", "https://a.example.com/v1", False),
+    ("https://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", True),
+    ("https://a.example.com/v1", "", "https://a.example.com/v1=KEY", True),
+    ("https://a.example.com/v1", "KEYS", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com/v1", "key", "https://a.example.com/v1=KEY", False),
+    ("http://a.example.com/v1", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com:8443/v1", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://a.example.com/v1/other", "KEY", "https://a.example.com/v1=KEY", False),
+    ("https://b.example.com/v1", "B", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", True),
+    ("https://b.example.com/v1", "A", "https://a.example.com/v1=A,\n https://b.example.com/v1 = B ,", False),
+])  # fmt: skip
+def test_what_is_allowed_by_hand(url, key, allowed, is_right, monkeypatch):
+    monkeypatch.setenv(VARIABLE, allowed)
+    assert (fault_of("judge", url, key) == "") == is_right
+
+
+@pytest.mark.parametrize(("url", "fault"), [
+    ("https:///v1", "expected a URL with a host"), ("ftp://h/v1", "expected a URL with a host"),
+    ("https://h:port/v1", "is not a URL"), ("https://user:pass@h:port/v1", "is not a URL"),
+    ("https://[h/v1", "is not a URL"),
+    ("https://a b/v1", "expected a URL with a host"), ("https://user:pass@h/v1", "expected a URL without a user"),
+    ("https://h/v1?key=1", "without a user, a query"), ("https://h/v1#x", "without a user, a query or a fragment"),
+])  # fmt: skip
+def test_other_texts_than_addresses_are_refused_without_a_password_in_the_message(url, fault):
+    said = fault_of("judge", url)
+    assert said.startswith("judge = ") and fault in said and "pass" not in said
+
+
+def test_a_wrong_entry_is_named_and_a_key_is_not_printed(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "h/v1=KEY, https://h/v1=sk-s3cret, https://g/v1=")
+    said = fault_of("judge", "https://h/v1")
+    assert said.startswith("judge = RLLIB_SRL_JUDGES names 'h/v1'; expected a URL ") and "s3cret" not in said
+    assert "after the = of 'https://h/v1'" in said and "after the = of 'https://g/v1'" in said
