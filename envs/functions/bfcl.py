@@ -40,7 +40,6 @@ class BfclSettings(ToolSettings):
     """Settings of `Bfcl`. Invariant: as in `ToolSettings`."""
 
     category: Annotated[str, OneOf(*CATEGORIES)] = "base"
-    data_dir: str = ""  # folder with another version of BFCL's data; empty: the package's own
     num_shots: int = 0
     call_format: str = "python"
     max_calls: int = 200
@@ -68,7 +67,7 @@ class Bfcl(Listed, ToolWorld):
     def _prepare(self) -> None:
         super()._prepare()
         self.domain = f"bfcl_{self.settings.category}"
-        self._tasks = tasks(self.settings.category, self.settings.data_dir)
+        self._tasks = tasks(self.settings.category)
         self._ids = list(self._tasks)
         self._library = Library()
 
@@ -169,7 +168,7 @@ class Bfcl(Listed, ToolWorld):
         return task.requests[: self.settings.num_requests or None]
 
     def _all_tools(self, task: Task) -> list[Tool]:
-        docs = [doc for name in task.classes for doc in method_docs(name, self.settings.data_dir)]
+        docs = [doc for name in task.classes for doc in method_docs(name)]
         return [Tool.declared(doc, _unused) for doc in docs]
 
     def _named(self, task: Task, call: ToolCall) -> ToolCall:

@@ -25,7 +25,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from rllib_srl.envs.rows import usable_rows
 from rllib_srl.envs.tools.calls import CallError, ToolCall, parsed_calls
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -77,34 +76,22 @@ def package_dir() -> Path:
 
 
 @lru_cache(maxsize=16)
-def tasks(category: str, data_dir: str = "") -> Mapping[str, Task]:
-    """Return the tasks of a multi-turn category by id.
-
-    Args:
-        category: one of `CATEGORIES`
-        data_dir: folder with BFCL_v*_multi_turn_<category>.json and possible_answer/; empty for the package's own
-
-    Raises:
-        ValueError: a file is missing, or a row cannot be read, naming file, row and field.
-    """
-    folder = Path(data_dir) if data_dir else package_dir() / "data"
-    rows, answers = (_rows(found, category) for found in (folder, folder / "possible_answer"))
-    by_id = {row["id"]: row for row in answers}
-    found = {}
-    for row in rows:
-        if row["id"] not in by_id:
-            raise ValueError(f"row {row['id']} has no ground truth in {folder / 'possible_answer'}")
-        found[row["id"]] = _task(row, by_id[row["id"]], category)
-    return found
+def tasks(category: str) -> Mapping[str, Task]:
+    """Return the tasks of one of `CATEGORIES` by id. Raises as `package_dir`."""
+    folder, name = package_dir() / "data", f"BFCL_v4_multi_turn_{category}.json"
+    answers = {row["id"]: row for row in _rows(folder / "possible_answer" / name)}
+    return {row["id"]: _task(row, answers[row["id"]], category) for row in _rows(folder / name)}
 
 
 @lru_cache(maxsize=32)
-def method_docs(class_name: str, data_dir: str = "") -> tuple[Mapping[str, Any], ...]:
+def method_docs(class_name: str) -> tuple[Mapping[str, Any], ...]:
     """Return BFCL's description of each method as JSON schema: {"name", "description", "parameters"}."""
-    folder = Path(data_dir) if data_dir else package_dir() / "data"
-    path = folder / "multi_turn_func_doc" / f"{SIMULATORS[class_name]}.json"
-    docs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return tuple({**doc, "parameters": as_json_schema(doc["parameters"])} for doc in docs)
+    path = package_dir() / "data" / "multi_turn_func_doc" / f"{SIMULATORS[class_name]}.json"
+    return tuple({**doc, "parameters": as_json_schema(doc["parameters"])} for doc in _rows(path))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def as_json_schema(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,30 +186,7 @@ def _check_numbers(call: ToolCall) -> None:
             raise CallError(f"{call.name}: {name} is beyond {_MOST}; expected a smaller number")
 
 
-def _rows(folder: Path, category: str) -> list[dict[str, Any]]:
-    paths = sorted(folder.glob(f"BFCL_v*_multi_turn_{category}.json"))
-    if not paths:
-        raise ValueError(f"{folder} has no BFCL_v*_multi_turn_{category}.json; expected BFCL's data")
-    rows, _ = usable_rows(paths[-1], _with_id, skips_broken=False)
-    return rows
-
-
-def _with_id(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict) or "id" not in row:
-        raise ValueError("field id is missing")
-    return row
-
-
 def _task(row: Mapping[str, Any], answer: Mapping[str, Any], category: str) -> Task:
-    missing = {"question", "initial_config", "involved_classes"} - set(row) | ({"ground_truth"} - set(answer))
-    if missing:
-        raise ValueError(f"row {row['id']}: field {', '.join(sorted(missing))} is missing")
-    unknown = set(row["involved_classes"]) - set(SIMULATORS)
-    if unknown or len(row["question"]) != len(answer["ground_truth"]):
-        raise ValueError(
-            f"row {row['id']}: classes {sorted(unknown)} are unknown, or {len(row['question'])} requests do not match "
-            f"{len(answer['ground_truth'])} turns of ground truth"
-        )
     return Task(
         task_id=row["id"],
         number=int(row["id"].rpartition("_")[2]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import time
 
@@ -19,7 +18,6 @@ from rllib_srl.envs.functions.simulators import (
     CATEGORIES,
     Library,
     Simulation,
-    package_dir,
     tasks,
 )
 
@@ -137,26 +135,3 @@ def test_numbers_that_would_stop_the_program_are_refused(call):
         simulation.run(call)
     assert time.thread_time() - start < 10
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
-
-
-def test_a_folder_of_data_is_read_and_its_faults_are_named(tmp_path):
-    with pytest.raises(ValueError, match="has no BFCL_v"):
-        Bfcl({"data_dir": str(tmp_path)})
-    data = package_dir() / "data"
-    name = "BFCL_v4_multi_turn_base.json"
-    (tmp_path / "possible_answer").mkdir()
-    (tmp_path / "multi_turn_func_doc").symlink_to(data / "multi_turn_func_doc")
-    rows = (data / name).read_text().splitlines()[:3]
-    answers = (data / "possible_answer" / name).read_text().splitlines()[:3]
-    (tmp_path / name.replace("v4", "v3")).write_text("\n".join(rows))
-    (tmp_path / "possible_answer" / name.replace("v4", "v3")).write_text("\n".join(answers))
-    world = Bfcl({"data_dir": str(tmp_path)})
-    assert world.num_questions == 3
-    assert played(world, FILES, world.gold_turns(FILES)) == 1.0
-    broken = tmp_path / "broken"
-    (broken / "possible_answer").mkdir(parents=True)
-    row = {**json.loads(rows[0]), "involved_classes": ["Os"]}
-    (broken / name).write_text(json.dumps(row))
-    (broken / "possible_answer" / name).write_text(answers[0])
-    with pytest.raises(ValueError, match=r"row multi_turn_base_0: classes \['Os'\] are unknown"):
-        Bfcl({"data_dir": str(broken)})
