@@ -13,10 +13,9 @@ Majority vote:
 - each episode votes with its answer; the inner environment decides which votes are equal (`vote`, `is_same_vote`), by
   default those with the same text;
 - an answer that cannot be read does not vote and earns 0;
-- the answer with the most votes wins, if it has at least `min_votes` of them (2: one vote is not a majority) and at
-  least `min_share` of the episodes of the group, those without a vote included;
-- `ties` decides between answers with equally many votes: "none" (all earn 0: no gradient), "first" (the answer of the
-  earliest episode), "share" (each earns 1 / number of tied answers). If all answers differ, all are tied.
+- the answer with the most votes wins, if it has at least `min_votes` of them (2: one vote is not a majority);
+- `ties` decides between answers with equally many votes: "none" (all earn 0: no gradient) or "first" (the answer of the
+  earliest episode). If all answers differ, all are tied.
 
 Source: Zuo et al. 2025, arXiv 2504.16084 (TTRL: majority vote as the label at inference time). There ties go to the
 first answer, and one vote is enough: min_votes = 1, ties = "first".
@@ -40,9 +39,8 @@ class SelfLabelSettings(Settings):
 
     world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
     world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
-    ties: Annotated[str, OneOf("none", "first", "share")] = "none"
+    ties: Annotated[str, OneOf("none", "first")] = "none"
     min_votes: Annotated[int, Within(1, 1024)] = 2  # fewest votes of a majority
-    min_share: Annotated[float, Within(0, 1)] = 0.0  # smallest share of the group's episodes that is a majority
 
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
@@ -89,8 +87,7 @@ class SelfLabel(Around):
         votes = [self._vote(prompt_id, episode) for episode in turns]
         is_same = getattr(self.world, "is_same_vote", None)
         same = (lambda a, b: is_same(prompt_id, a, b)) if is_same is not None else str.__eq__
-        least = max(self._settings.min_votes, self._settings.min_share * len(votes))
-        return agreement(votes, same, least, self._settings.ties)
+        return agreement(votes, same, self._settings.min_votes, self._settings.ties)
 
     def _vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
         if hasattr(self.world, "vote"):
@@ -112,8 +109,8 @@ def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:
     return " ".join(said.casefold().split()).removesuffix(".") or None
 
 
-def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: float, ties: str) -> list[float]:
-    """Return for each vote whether it is the majority's: 1, 0, or the share of a tie.
+def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], least: int, ties: str) -> list[float]:
+    """Return 1 for each vote of the majority, 0 for any other.
 
     Args:
         votes: one for each episode; None: it does not vote
@@ -133,10 +130,5 @@ def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], 
         members[at].append(index)
     most = max(map(len, members), default=0)
     winners = [one for one in members if len(one) == most and most >= least]
-    if len(winners) > 1 and ties != "share":
-        winners = winners[:1] if ties == "first" else []
-    rewards = [0.0] * len(votes)
-    for winner in winners:
-        for index in winner:
-            rewards[index] = 1.0 / len(winners)
-    return rewards
+    winner = winners[0] if len(winners) == 1 or (winners and ties == "first") else []
+    return [float(index in winner) for index in range(len(votes))]

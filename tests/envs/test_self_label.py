@@ -36,9 +36,9 @@ def make(**changes):
     ("aaba", 2, "none", [1, 1, 0, 1]), ("aaaa", 2, "none", [1, 1, 1, 1]),
     ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
     ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
-    ("abcd", 1, "first", [1, 0, 0, 0]), ("abcd", 1, "share", [0.25, 0.25, 0.25, 0.25]),
+    ("abcd", 1, "first", [1, 0, 0, 0]),
     ("abab", 2, "none", [0, 0, 0, 0]), ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
-    ("baba", 2, "first", [1, 0, 1, 0]), ("abab", 2, "share", [0.5, 0.5, 0.5, 0.5]),
+    ("baba", 2, "first", [1, 0, 1, 0]),
     ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
     ("a...", 1, "none", [1, 0, 0, 0]), ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
     ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]), ("", 1, "none", []),
@@ -51,20 +51,17 @@ def test_majorities_by_hand(votes, least, ties, expected):
 VOTES = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=9)
 
 
-@given(VOTES, st.integers(1, 4), st.sampled_from(["none", "share"]))
-def test_a_count_says_the_same(votes, least, ties):
+@given(VOTES, st.integers(1, 4))
+def test_a_count_says_the_same(votes, least):
     counts = Counter(vote for vote in votes if vote is not None).most_common()
     best = [vote for vote, count in counts if count == counts[0][1] and count >= least]
-    share = {"none": float(len(best) == 1), "share": 1 / max(len(best), 1)}[ties]
-    assert agreement(votes, str.__eq__, least, ties) == [share if vote in best else 0.0 for vote in votes]
+    assert agreement(votes, str.__eq__, least, "none") == [float([vote] == best) for vote in votes]
 
 
 def test_a_group_is_settled_by_what_the_inner_world_reads():
     world = make()
     turns = [[" 40\n"], [" 40.\n"], [" 93\n"], ["hm\n"], []]
     assert world.settle_group(PROMPT_ID, turns) == [1.0, 1.0, 0.0, 0.0, 0.0]  # 93 is right, and has no say
-    assert make(min_share=0.5).settle_group(PROMPT_ID, turns) == [0.0] * 5  # 2 of 5
-    assert make(min_share=0.4).settle_group(PROMPT_ID, turns) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_equal_formulas_are_one_answer(tmp_path):
