@@ -1,4 +1,4 @@
-"""Read a file of one JSON object a line, and apply the setting `broken_rows`: refuse a broken row, or leave it out."""
+"""Read a file of one JSON object a line, and apply the setting `bad_rows`: refuse a broken row, or leave it out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def usable_rows(path: str | Path, read: Callable[[Any], T], *, skips_broken: boo
             faults.append(f"{path}, row {number}: {error}")
     if faults and not skips_broken:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ValueError(f"{faults[0]}{more}; fix the rows, or set broken_rows = 'skip'")
+        raise ValueError(f"{faults[0]}{more}; fix the rows, or set bad_rows = 'skip'")
     if not rows:
         raise ValueError(f"{path} has no usable row; expected at least one")
     return rows, tuple(faults)

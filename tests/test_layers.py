@@ -229,7 +229,7 @@ def test_a_broken_rule_is_found(module: str, source: str, fault: str) -> None:
     assert fault in line
 
 
-def test_what_is_allowed_is_no_fault() -> None:
+def test_allowed_imports_are_not_faults() -> None:
     allowed = {
         "": "from rllib_srl.algorithm.srl import SRL",
         "types": "import numpy",

@@ -41,7 +41,7 @@ class FunctionCallSettings(ToolSettings):
     bfcl: Annotated[str, OneOf("", *PACKAGED)] = ""  # a single-turn category of bfcl-eval instead
     path: str = ""  # or a file like BFCL's
     answers_path: str = ""  # and its possible answers; empty: no question expects a call
-    broken_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" the row, as of bfcl-eval
+    bad_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" the row, as of bfcl-eval
 
     has_many_arguments = True
 
@@ -75,7 +75,7 @@ class FunctionCall(ToolWorld):
         given = self.settings
         if given.bfcl or given.path:
             paths = packaged_paths(given.bfcl) if given.bfcl else (given.path, given.answers_path)
-            self._rows, self.row_faults = call_rows(*paths, bool(given.bfcl) or given.broken_rows == "skip")
+            self._rows, self.row_faults = call_rows(*paths, bool(given.bfcl) or given.bad_rows == "skip")
         self._row_ids = list(self._rows)
         self._made_row: tuple[str, CallRow] | None = None
 

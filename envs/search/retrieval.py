@@ -49,7 +49,7 @@ class RetrievalSettings(ToolSettings):
     facts_seed: int = 0  # of the generated corpus
     corpus_path: str = ""  # a file of documents instead
     questions_path: str = ""  # and one of questions
-    broken_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" a broken row
+    bad_rows: Annotated[str, OneOf("refuse", "skip")] = "refuse"  # the file, or "skip" a broken row
     reward: Annotated[str, OneOf("exact", "f1")] = "exact"  # "exact" match, or "f1" of the words
 
     def faults(self) -> list[str]:
@@ -81,7 +81,7 @@ class Retrieval(Listed, ToolWorld):
         self._chains: dict[str, Chain] = {}
         self._rows: dict[str, Answered] = {}
         if given.corpus_path:
-            skip = given.broken_rows == "skip"
+            skip = given.bad_rows == "skip"
             self._corpus, corpus_faults = corpus_of_file(given.corpus_path, skip)
             rows, row_faults = questions_of_file(given.questions_path, skip)
             self._rows = {row.question: row for row in rows}

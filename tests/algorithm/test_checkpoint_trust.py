@@ -29,7 +29,7 @@ def same(one, other) -> bool:
     return set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_weights_are_read_as_they_were_written_and_what_is_no_weights_is_refused(tmp_path):
+def test_weights_are_read_as_they_were_written_and_other_files_are_refused(tmp_path):
     weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.float32([0.1])}
     weights["turned"] = weights["a"].T
     write_weights(tmp_path / WEIGHTS, weights)

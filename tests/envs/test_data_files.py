@@ -167,7 +167,7 @@ def test_folders_without_data_and_with_several_kinds_are_refused(tmp_path) -> No
     ("openai/gsm8k", True), ("data/train.jsonl.gz", False), ("data/train.tsv", False), ("data/shards/", False),
     ("my.csv", False), ("org/name.v1", True),
 ])  # fmt: skip
-def test_what_is_a_file_by_its_name_is_none_of_the_hub(text, is_on_hub, tmp_path, monkeypatch) -> None:
+def test_a_name_of_a_file_is_not_an_id_of_the_hub(text, is_on_hub, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert names_data_set(text) == is_on_hub
 

@@ -197,7 +197,7 @@ def test_a_file_is_played_and_its_faults_are_named(tmp_path):
     settings = {"path": str(questions), "answers_path": str(answers), "num_shots": 0}
     with pytest.raises(ValueError, match=r"q.json, row 2: field ground_truth of its answer.*\(and 1 more\)"):
         FunctionCall(settings)
-    world = FunctionCall({**settings, "broken_rows": "skip"})
+    world = FunctionCall({**settings, "bad_rows": "skip"})
     assert (world.num_questions, len(world.row_faults)) == (1, 2)
     world.reset(options={"prompt_id": "a"})
     assert world.step("Tool: book('Oslo', nights=2)\n")[1] == 1.0

@@ -132,7 +132,7 @@ def test_a_schema_that_lies_is_one_line(tmp_path: Path, schema: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_none_of_the_protocol_loses_the_episode(tmp_path: Path) -> None:
+def test_an_invalid_answer_loses_the_episode(tmp_path: Path) -> None:
     env = made(command=raw(tmp_path, {"type": "object", "properties": {}}))
     asked(env)
     with pytest.raises(ToolServerError, match="raw.py' failed: ") as caught:

@@ -52,7 +52,7 @@ def test_the_smaller_of_two_is_the_opposite_of_the_larger():
         make(task="smaller", num_turns=2)
 
 
-def test_a_turn_that_is_no_action_is_used_up():
+def test_an_unreadable_turn_is_used_up():
     unknown = "Unknown. Say get and a register, or answer and a number.\nAction:"
     turns = ["hm\n", " get z\n", " answer p\n", " get\n"]
     steps = played(make(), LARGER, turns)

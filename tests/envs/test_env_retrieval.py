@@ -91,5 +91,5 @@ def test_files_are_played_and_their_faults_are_named(tmp_path):
     settings["questions_path"] = str(again)
     with pytest.raises(ValueError, match=r"again.jsonl, row 3: field 'answer'; expected text.*\(and 1 more\)"):
         Retrieval(settings)
-    world = Retrieval({**settings, "broken_rows": "skip"})
+    world = Retrieval({**settings, "bad_rows": "skip"})
     assert (world.num_questions, len(world.row_faults)) == (2, 2)

@@ -88,7 +88,7 @@ def test_a_function_judges_any_world():
 
 
 @pytest.mark.parametrize("bad", [{"a": 4}, {"a": 5, "b": 1}, {"a": 1.0, "b": 1}, {"a": True, "b": 1}, [4, 4], None])
-def test_what_is_no_grade_is_refused(bad):
+def test_an_invalid_grade_is_refused(bad):
     with pytest.raises(JudgeError):
         checked(bad, TWO)
     assert checked({"b": 1, "a": 4, "c": 9}, TWO) == {"a": 4, "b": 1}

@@ -155,7 +155,7 @@ def test_episodes_vote_with_what_they_come_to(name):
     assert world.vote(prompt_id, world.gold_turns(another)) != vote or not vote
 
 
-def test_a_setting_that_a_world_has_no_use_for_is_refused():
+def test_a_setting_that_an_environment_ignores_is_refused():
     with pytest.raises(ValueError) as caught:
         Retail({"feedback_turns": 1, "num_shots": 2, "call_format": "tags"})
     for part in ("feedback_turns = 1; expected 0", "num_shots = 2; expected 0", "call_format = 'tags'"):

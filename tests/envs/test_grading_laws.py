@@ -195,6 +195,6 @@ def test_values_by_hand(text, value):
 @pytest.mark.parametrize(
     "text", ["7 8", "1.2.3", "1,2", "12,34", "", "()", r"\frac{1}{", "x2", "52_8", "x'", "+", "the word", "5!!"]
 )
-def test_what_is_no_formula_is_refused(text):
+def test_a_broken_formula_is_refused(text):
     with pytest.raises(FormulaError):
         read_formula(text)

@@ -72,7 +72,7 @@ def test_arc_is_graded_without_settings(tmp_path) -> None:
     assert [reward_of(world, turn) for turn in ("B", "The answer is B.", "A")] == [1.0, 1.0, 0.0]
 
 
-def test_numbers_named_a_and_b_are_no_choices() -> None:
+def test_numbers_named_a_and_b_are_not_choices() -> None:
     assert problem_of({"question": "3 + 4?", "a": 3, "b": 4, "answer": "7"}).answer == "7"
 
 

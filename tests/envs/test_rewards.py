@@ -166,7 +166,7 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
     ("batch_number", "batch", "returned 1.0, a float; expected a list of 1 number"),
     ("batch_nan", "batch", "returned nan; expected a finite number"),
 ])  # fmt: skip
-def test_what_is_no_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
+def test_an_invalid_reward_names_function_row_and_answer(file: Path, function: str, form: str, reason: str) -> None:
     timeout_s = 0.5 if "reward_timeout_s" in reason else 20.0
     with pytest.raises(RewardError) as caught:
         score(file, {"function": function, "form": form}, answer="x" * 10_000_000, timeout_s=timeout_s)
@@ -395,7 +395,7 @@ def test_a_function_that_abstains_gives_its_weight_to_the_others(file: Path) -> 
     assert scored.total == pytest.approx((1 * 1.0 + 3 * 0.9) / 4)
 
 
-def test_if_every_function_abstains_there_is_no_reward(file: Path) -> None:
+def test_every_function_that_abstains_is_an_error(file: Path) -> None:
     one = {"function": "trl_abstains", "form": "trl"}
     with pytest.raises(RewardError, match="trl_abstains' returned None; expected a number of one of them; row"):
         score(file, one)

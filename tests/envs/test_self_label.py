@@ -74,7 +74,7 @@ def test_equal_formulas_are_one_answer(tmp_path):
     assert world.settle_group(prompt_id, turns) == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_a_call_of_a_tool_is_no_vote():
+def test_a_call_of_a_tool_does_not_vote():
     world = SelfLabel({"world": "rllib_srl.envs.tools.word_problem:WordProblem", "world_config": {"num_shots": 1}})
     prompt_id = next(world.prompt_ids("train", 0))
     world.reset(options={"prompt_id": prompt_id})

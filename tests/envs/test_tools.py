@@ -146,7 +146,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:12]) + str(len(text)))
-def test_what_is_no_call_of_literals_is_refused(text):
+def test_calls_of_anything_but_literals_are_refused(text):
     with pytest.raises(CallError) as caught:
         parsed_calls(text)
     assert 0 < len(str(caught.value)) < 400
