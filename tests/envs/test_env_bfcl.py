@@ -135,3 +135,15 @@ def test_numbers_that_would_stop_the_program_are_refused(call):
         simulation.run(call)
     assert time.thread_time() - start < 10
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
+
+
+def test_the_globals_of_simulators_are_not_shared():
+    import mpmath
+
+    one, other = Library(), Library()
+    assert one.simulator("VehicleControlAPI") is not other.simulator("VehicleControlAPI")
+
+    before = mpmath.mp.dps
+    maths = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
+    Simulation(one, maths).run(ToolCall("logarithm", (2, 10, 77)))
+    assert mpmath.mp.dps == before
