@@ -1,14 +1,12 @@
-"""Processes that tests start: one holds a store, one runs out of disk, one dies in the middle of a restore.
+"""Processes that tests start: one holds a store, one dies in the middle of a restore.
 
 python -m tests.replay.store_user hold DIR               opens it, says so, waits to be killed
-python -m tests.replay.store_user fill DIR BYTES         commits while no file may grow beyond BYTES
 python -m tests.replay.store_user restore SNAPSHOT DIR STEP
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import sys
@@ -17,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.replay.store import Store, StoreError
-from tests.replay.stored import commit
+from rllib_srl.replay.store import Store
 
 
 def hold(directory: Path) -> None:
@@ -26,23 +23,6 @@ def hold(directory: Path) -> None:
     Store(directory)
     print("open", flush=True)
     time.sleep(600)
-
-
-def fill(directory: Path, num_bytes: int) -> None:
-    """Commit until the disk is full, make room, and commit again; print what was told and what was stored."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    store = Store(directory)
-    for index in range(10_000):
-        try:
-            commit(store, index, payload=bytes(5000))
-        except StoreError as error:
-            print(store.position, error, flush=True)
-            break
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    commit(store, index)
-    print(store.position, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def restore(snapshot: Path, directory: Path, step: int) -> None:
@@ -71,7 +51,5 @@ if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
     if command == "hold":
         hold(Path(arguments[0]))
-    elif command == "fill":
-        fill(Path(arguments[0]), int(arguments[1]))
     else:
         restore(Path(arguments[0]), Path(arguments[1]), int(arguments[2]))

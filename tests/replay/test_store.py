@@ -115,30 +115,6 @@ def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
 # --- what fails changes nothing -------------------------------------------------------------------
 
 
-def test_a_commit_that_fails_midway_leaves_no_trace(tmp_path):
-    with closing(Store(tmp_path)) as store:
-        commit(store, 0)
-        before = contents(store)
-        for wrong in ("payload", "answer", "generator"):
-            with pytest.raises((StoreError, TypeError)):
-                commit(store, 1, **{wrong: object()})
-            assert contents(store) == before and store.position == 1
-        commit(store, 1)
-        after = contents(store)
-    assert visited(tmp_path) == after and prompts_in(tmp_path) == ["p0", "p1"]
-
-
-def test_a_file_system_that_refuses_to_write_loses_nothing(tmp_path):
-    process = user("fill", tmp_path, 3 << 20)
-    told, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, errors
-    refused, went_on = told.splitlines()
-    position, _, message = refused.partition(" ")
-    assert f"commit {int(position) + 1} failed" in message and "nothing of it was stored" in message
-    assert int(went_on) == int(position) + 1 > 20
-    assert visited(tmp_path)[0] == int(went_on)
-
-
 # --- whose it is, and what it is ------------------------------------------------------------------
 
 
@@ -269,21 +245,6 @@ def test_readers_do_not_stop_a_restore(tmp_path):
         assert contents(store) == before
 
 
-def test_a_snapshot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
-    visited(tmp_path, 0)
-    snapshot = snapshot_of(tmp_path)
-    before = snapshot.read_bytes()
-    with closing(Store(tmp_path)) as store:
-        commit(store, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(module.os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("no")))
-            with pytest.raises(StoreError, match=r"snapshot .*s failed: no"):
-                store.snapshot(snapshot)
-        assert snapshot.read_bytes() == before and not snapshot.with_name("s.new").exists()
-        store.snapshot(snapshot)
-        assert snapshot.read_bytes() != before
-
-
 @pytest.mark.slow
 def test_a_restore_that_dies_at_any_step_can_be_repeated(tmp_path):
     live = tmp_path / "live"
@@ -306,21 +267,6 @@ def test_a_restore_that_dies_at_any_step_can_be_repeated(tmp_path):
 
 
 # --- erasing and kills ----------------------------------------------------------------------------
-
-
-def test_what_is_erased_is_in_no_file(tmp_path):
-    visited(tmp_path, *range(30), run="a")
-    visited(tmp_path, *range(30), run="b")
-    with closing(Store(tmp_path)) as store:
-        with store.transaction():
-            store.delete("items", "slot = ?", [(7,)])
-            store.delete("payloads", "seq = ?", [(7,)])
-            store.put_answer("7.why", ["p7"])
-        assert any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
-        store.erase()
-        assert not any(b'"p7"' in file.read_bytes() for file in tmp_path.iterdir())
-        assert store.answer("7.why") is None and store.answer("8.add") is None
-        assert store._read("SELECT count(*) FROM items") == [(29,)]
 
 
 @pytest.mark.smoke
