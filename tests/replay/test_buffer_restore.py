@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
 
 VARIANTS = {
@@ -43,38 +42,6 @@ def assert_goes_on(stopped, resumed, path, how, at, end):
     assert everything(resumed) == everything(stopped)
     resumed.check_valid()
     assert sum(len(one["due"]) for one in straight) > 10 and sum(len(one["reused"]) for one in straight) > 10
-
-
-def test_a_copy_that_cannot_be_read_changes_nothing(tmp_path):
-    buffer = a_buffer(tmp_path / "a", run="a")
-    play(buffer, 1)
-    (tmp_path / "bad").write_bytes(b"no database" * 1000)
-    for path in ("missing", "bad"):
-        state, stored = everything(buffer), journalled_items(buffer)
-        with pytest.raises(StoreError):
-            buffer.restore(tmp_path / path)
-        assert (everything(buffer), journalled_items(buffer)) == (state, stored)
-        buffer.check_valid()
-        play(buffer, 2 if path == "missing" else 3)
-
-
-def journalled_items(buffer):
-    return buffer.store.read()[0].content()
-
-
-def test_a_failed_restore_of_a_new_run_leaves_the_earlier_journal_where_it_was(tmp_path):
-    first = a_buffer(tmp_path, run="a")
-    play(first, 1)
-    first.snapshot(tmp_path / "copy")
-    play(first, 2)
-    first.close()
-    second = a_buffer(tmp_path, run="b")
-    with pytest.raises(StoreError):
-        second.restore(tmp_path / "missing")
-    second.check_valid()
-    assert len(second) == 0
-    assert second.restore(tmp_path / "copy") == 8  # of iteration 2: the earlier journal is still there
-    second.check_valid()
 
 
 def test_a_buffer_without_a_directory_restores_and_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from rllib_srl.replay.diversity.embedders import NgramEmbedder, normalised
+from rllib_srl.replay.diversity.embedders import NgramEmbedder
 from rllib_srl.types import Group, Prompt, StopReason
 
 HEADER = list(range(100, 160))  # few-shot examples
@@ -112,9 +112,3 @@ def test_a_restored_embedder_gives_the_same_vectors():
     one, other = first.embed(groups[:1]), second.embed(groups[:1])
     assert np.array_equal(one, other)
     assert not np.allclose(one, NgramEmbedder().embed(groups[:1]), atol=0.1)
-
-
-def test_a_unit_vector_keeps_its_bits():
-    vectors = normalised(np.random.default_rng(0).standard_normal((200, 3)) * 50)
-    assert np.array_equal(normalised(vectors), vectors)
-    assert np.linalg.norm(vectors.astype(np.float64), axis=1) == pytest.approx(np.ones(200), abs=1e-6)

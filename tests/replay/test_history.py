@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.items import key_of
 from rllib_srl.types import History
@@ -68,34 +67,6 @@ def test_silence_by_hand():
     for now, (one, expected) in enumerate(zip(rewards, [1, 2, 0, 1, 0, *range(1, 9), 8], strict=True), start=1):
         add(buffer, now, played(0, now, one))
         assert row_of(buffer, 0)["num_silent"] == expected
-
-
-def test_groups_of_one_call_see_the_history_before_it():
-    buffer = a_buffer(history_half_life=1.0)
-    groups = [played(0, 1, (1, 1)), played(1, 1, (0, 0)), played(0, 1, (0, 1), salt=1)]
-    assert add(buffer, 1, *groups) == [NO_HISTORY] * 3
-    # the first prompt twice by one version: 2 of 2, then 1 of 2
-    assert (row_of(buffer, 0)["history_sum"], row_of(buffer, 0)["history_count"]) == (3.0, 4.0)
-    domain = (0.97**2 * 1 + 0.5) / (1 + 0.97 + 0.97**2)
-    assert add(buffer, 2, played(0, 2, (1, 1)))[0] == History(1.5, 2.0, pytest.approx(domain))
-
-
-def test_refused_and_single_episodes_count_in_the_history():
-    buffer = a_buffer(max_episode_tokens=10)
-    add(buffer, 1, played(0, 1, (1, 0)))
-    long = a_group(0, 2, rewards=(1, 1), num_turns=2)
-    (visit,) = buffer.add([long], 2)
-    assert (visit.refused, visit.history.num_episodes > 0) == ("too_long", True)
-    assert row_of(buffer, 0)["history_count"] == pytest.approx(2 * 0.5 ** (1 / 11) + 2)
-    (visit,) = buffer.add([played(0, 2, (1,))], 2)
-    assert (visit.refused, visit.grade) == ("", 0)  # one episode is no grade, but it is a reward
-    assert row_of(buffer, 0)["history_count"] == pytest.approx(2 * 0.5 ** (1 / 11) + 3)
-    (visit,) = buffer.add([a_group(1, 3, rewards=(1, 1), num_turns=2)], 3)
-    assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("too_long", False, 0)
-    (visit,) = buffer.add([played(2, 3, (1,))], 3)
-    assert (visit.refused, visit.is_new, visit.history.num_episodes) == ("ungraded", False, 0)
-    _, weight = buffer.domain_statistics.sums["sums"]
-    assert weight == pytest.approx(sum(0.97**k for k in range(5)))  # five groups, stored or not
 
 
 def test_groups_of_another_policy_change_no_history_of_a_known_item():

@@ -39,13 +39,3 @@ def test_a_draw_carries_the_weights_of_its_groups(beta):
     # Fewer drawn weigh the same: the largest weight is that of all that could have been drawn.
     (one,) = buffer.draw_groups(1, 3)
     assert one.meta.weight == pytest.approx(BY_HAND[beta][int(one.group.prompt.prompt_id[1:])], rel=1e-5)
-
-
-def test_a_restart_answers_with_the_same_weights(tmp_path):
-    buffer = a_buffer(tmp_path, **given(1.0))
-    buffer.add(groups_of(), 1, "1.add")
-    first = [(one.group.group_id, one.meta.weight) for one in buffer.draw_groups(2, 2, "2.draw_groups")]
-    buffer.close()
-    buffer = a_buffer(tmp_path, **given(1.0))
-    assert [(one.group.group_id, one.meta.weight) for one in buffer.draw_groups(2, 2, "2.draw_groups")] == first
-    buffer.close()

@@ -144,18 +144,6 @@ def test_near_duplicates_of_other_prompts_are_refused_and_later_visits_are_not()
     assert a_buffer().add([first, copied], 1)[1].refused == ""
 
 
-def test_what_is_nearest_may_have_been_evicted_by_the_same_call():
-    # Capacity 1, two groups of one prompt: taken in apart, and the first item goes in between.
-    buffer = a_buffer(capacity=1, near_duplicate=0.9, eviction="fifo")
-    first = a_group(0, 1)
-    buffer.add([first], 1)
-    copied = replace(first, prompt=a_prompt(1), group_id="2.2")
-    visits = buffer.add([a_group(2, 2), a_group(2, 2, salt=1), copied], 2)
-    # The item it duplicates was evicted after the first part of the call.
-    assert [visit.refused for visit in visits] == ["", "", ""]
-    buffer.check_valid()
-
-
 def test_an_episode_with_a_secret_is_named_and_its_group_is_not_stored():
     buffer = a_buffer(admit="secrets", decode=words)
     (visit,) = buffer.add([secret_group(1)], 1)

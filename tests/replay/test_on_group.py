@@ -45,11 +45,3 @@ def test_a_refused_group_and_one_of_another_policy_are_not_shown():
     buffer = a_buffer(on_group=PATH)
     buffer.add([a_group(0, 1, num_turns=2)], 1, is_played=False)
     assert SEEN == []
-
-
-def test_a_full_memory_evicts_by_its_rule():
-    buffer = a_buffer(on_group=PATH, capacity=3, eviction="fifo")
-    buffer.add([a_group(i, 1) for i in range(3)], 1)
-    assert buffer.add([a_group(1, 2, num_turns=2)], 2)[0].num_grown == 1
-    assert len(buffer) == 3 and buffer.stats(2)["num_evicted"] == 1
-    buffer.check_valid()

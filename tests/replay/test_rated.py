@@ -8,10 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
-from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import drawn_groups
 from tests.small_buffer import a_group, by_hand
@@ -214,19 +212,3 @@ def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snaps
     assert stored(buffer)[0].rewards_G.tolist() == [0.5, 0, 0, 0]
     buffer.check_valid()
     buffer.close()
-
-
-def test_the_client_applies_ratings_and_the_memory_notes_the_position(tmp_path):
-    settings = ReplaySettings(capacity=50, min_buffer_size=1, admit=None)
-    where = {"directory": tmp_path, "seed": 1, "run": "run", "is_local": True, "timeout_s": 5.0}
-    memory = ReplayClient.start(settings, **where)
-    groups = [a_group(number, (0.0, 0.0), 1) for number in range(6)]
-    memory.add([GroupMeta.of(group, group) for group in groups], 1)
-    assert memory.rated_until("file") == (0, [])
-    counts = memory.rate_answers([rated(group, {0: 1.0}) for group in groups], "file", 9, 1)
-    assert counts == {"num_applied": 6, "num_changed": 0, "num_graded": 6, "num_too_old": 0}
-    assert memory.rated_until("file") == (9, [])
-    assert memory.rated_until("another") == (0, [])
-    assert memory.stats(1)["ratings/num_applied"] == 6
-    memory.check_valid()
-    memory.stop()

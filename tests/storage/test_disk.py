@@ -150,17 +150,6 @@ def test_an_event_file_on_a_full_disk_neither_hangs_nor_is_torn(disk):
     assert rest[0].summary.value[0].tag == "loss" and rest[0].summary.value[0].simple_value == 0.5
 
 
-def test_tensorboard_reads_an_event_file(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    writer = EventFile(tmp_path)
-    writer.add_scalar("loss", 0.5, 1)
-    writer.flush()
-    writer.add_scalar("loss", 0.25, 2)
-    writer.flush()
-    read = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
-
-
 # --- checkpoints ----------------------------------------------------------------------------------
 
 

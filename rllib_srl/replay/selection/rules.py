@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rllib_srl.common.rules import MISTAKES, Rules, failure
+from rllib_srl.common.rules import Rules, called
 from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 
@@ -299,18 +299,18 @@ def domain_filter(domains: Any) -> Any:
     Raises:
         ValueError: an invalid value, or a function that cannot be imported.
     """
-    if domains == "all":
-        return None
-    if isinstance(domains, str) and domains in ("last", "earlier"):
-        return domains
+    if domains in ("all", "last", "earlier"):
+        return None if domains == "all" else domains
     if isinstance(domains, list | tuple) and domains and all(isinstance(d, str) for d in domains):
         return frozenset(domains)
-    if not callable(domains) and (fault := FILTERS.fault(domains)):
-        if not (isinstance(domains, str) and ":" in domains):
-            registered = "".join(f", {name!r}" for name in sorted(FILTERS))
-            fault = f"expected 'all', 'last', 'earlier'{registered}, a list of names or 'module:function'"
-        raise ValueError(f"domains = {domains!r}; {fault}")
-    chosen = domains if callable(domains) else FILTERS.named(domains)
+    chosen = domains
+    if not callable(domains):
+        if fault := FILTERS.fault(domains):
+            if not (isinstance(domains, str) and ":" in domains):
+                registered = "".join(f", {name!r}" for name in sorted(FILTERS))
+                fault = f"expected 'all', 'last', 'earlier'{registered}, a list of names or 'module:function'"
+            raise ValueError(f"domains = {domains!r}; {fault}")
+        chosen = FILTERS.named(domains)
     try:
         inspect.signature(chosen).bind("domain", None)
     except TypeError:
@@ -334,10 +334,7 @@ def apply(
     """
     if not (count := min(num, len(candidates))):
         return np.empty(0, np.int64), np.empty(0)
-    try:
-        indices = np.asarray(rule(candidates, count, generator))
-    except MISTAKES as error:
-        raise failure(title, error) from error
+    indices = np.asarray(called(title, rule, candidates, count, generator))
     distinct = np.unique(indices)
     if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(candidates):
         raise ValueError(
