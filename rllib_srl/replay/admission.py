@@ -294,22 +294,18 @@ class AdmissionError(ValueError):
     """A hook raised an exception, or returned something else than a `Refusal` or None."""
 
 
-def secrets(group: Group, decode: Decode) -> Refusal | None:
-    """Refuse episodes in which the policy wrote a secret."""
-    return _refusal_of(secret_episodes(group, decode, detect))
+def _without(detector: Detector) -> Hook:
+    """Return a hook that refuses episodes in which the policy wrote what a detector finds."""
 
+    def hook(group: Group, decode: Decode) -> Refusal | None:
+        found = secret_episodes(group, decode, detector)
+        return Refusal("secret", found) if found else None
 
-def credentials(group: Group, decode: Decode) -> Refusal | None:
-    """Refuse episodes in which the policy wrote a secret that is not personal data."""
-    return _refusal_of(secret_episodes(group, decode, detect_credentials))
-
-
-def _refusal_of(found: tuple[int, ...]) -> Refusal | None:
-    return Refusal("secret", found) if found else None
+    return hook
 
 
 DETECTORS: dict[str, Detector] = {"secrets": detect, "credentials": detect_credentials}
-ADMISSIONS: Rules[Hook] = Rules("admit", {"secrets": secrets, "credentials": credentials})
+ADMISSIONS: Rules[Hook] = Rules("admit", {name: _without(detector) for name, detector in DETECTORS.items()})
 
 
 def names_of(admit: Any) -> tuple[Any, ...]:

@@ -430,9 +430,10 @@ class SRLReplayBuffer:
 
     def restore(self, path: Path) -> int:
         """Restore a snapshot, or change nothing; return the number of groups stored after it, which are dropped."""
-        num_dropped = self.store.restore(path)
-        self._load()
-        return num_dropped
+        try:
+            return self.store.restore(path)
+        finally:
+            self._load()
 
     def describe(self) -> dict[str, Any]:
         """Return the path, position and lineage of the store."""

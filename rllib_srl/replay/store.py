@@ -253,15 +253,17 @@ class Store(Database):
         if not snapshot.is_file():
             raise StoreError(f"snapshot {snapshot} does not exist; expected a file that a checkpoint holds")
         meta = [("run", self._meta["run"]), ("earlier", json.dumps(["", 0]))]
-        with _reader(snapshot) as source, self.explained(snapshot, "restoring", written=self.path):
-            is_same = self.meta_of(source, snapshot)["id"] == lineage
-            num_dropped = num_groups - _num_groups(source) if is_same else 0
-            source.backup(self._db, pages=PAGES_A_STEP)  # one transaction
-            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
-        if is_same and not self.position:
-            _remove(self.path.with_name(EARLIER))
-        self._take_meta()
-        return max(0, num_dropped)
+        try:
+            with _reader(snapshot) as source, self.explained(snapshot, "restoring", written=self.path):
+                is_same = self.meta_of(source, snapshot)["id"] == lineage
+                num_dropped = max(0, num_groups - _num_groups(source)) if is_same else 0
+                source.backup(self._db, pages=PAGES_A_STEP)  # one transaction
+                self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+            if is_same and not self.position:
+                _remove(self.path.with_name(EARLIER))
+        finally:
+            self._take_meta()
+        return num_dropped
 
     # --- ending ----------------------------------------------------------------------------------
 

@@ -1,7 +1,4 @@
-"""Settings of the memory that act outside the buffer, on the driver and in the learners: each is seen to act.
-
-Those that act inside it are in tests/replay/test_buffer_settings.py, which checks that none is left out.
-"""
+"""Settings of the memory that act outside the buffer, on the driver and in the learners: each is seen to act."""
 
 from __future__ import annotations
 
@@ -76,10 +73,3 @@ def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_he
         learners.shutdown()
     assert any(np.abs(array).max() > 0 for array in gradients[0].values())
     assert relative_gap(gradients[1], gradients[0]) > 1e-2
-
-
-OF_THE_CARD = {"diversity_device"}  # tests/replay/test_neighbours.py, test_gpus.py
-OF_THE_PLACE = {"local_directory"}  # tests/storage/test_memory_directory.py, test_memory_resume.py
-OF_RETENTION = {"retain", "retain_answers", "retain_top_k", "retain_window"}  # tests/algorithm/test_retention.py
-ELSEWHERE = {*OF_THE_CARD, *OF_THE_PLACE, *OF_RETENTION}
-ACTS_ELSEWHERE = {*OF_THE_CLIENT, *OF_THE_LEARNERS, *ELSEWHERE, "timeout_s"}

@@ -56,10 +56,10 @@ def visit(buffer, now, rewards=ALL, index=0):
 
 def test_a_visit_by_hand():
     # FSRS, 8 of 8 right and no earlier visit: alpha 8.5, beta 0.5, recall 0.944 -> Easy.
-    buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5)
+    buffer = a_buffer(iterations_per_day=4.0, diversity_coeff=0.5, desired_retention=0.8)
     first = visit(buffer, 3)
     assert first.grade == 4
-    rule = make_spacing("fsrs", 0.9)
+    rule = make_spacing("fsrs", 0.8)
     state = rule.review(SpacingState.new(1), np.array([4]), np.array([0.0]))
     row = row_of(buffer)
     assert (row["alpha"], row["beta"]) == (8.5, 0.5)
