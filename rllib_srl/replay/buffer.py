@@ -207,23 +207,19 @@ class SRLReplayBuffer:
 
     # --- adding groups ---------------------------------------------------------------------------
 
-    def add(
-        self,
-        groups: Sequence[Group],
-        now: int,
-        request: str = "",
-        is_played: bool = True,
-    ) -> list[Visit]:
+    def add(self, batch: Sequence[Group], now: int = 0, request: str = "", is_played: bool = True) -> list[Visit]:
         """Store and grade played groups, and reschedule their items.
 
         A refused group is not stored, but still grades an item that exists. The history in each visit is that before
-        this call: no reward of `groups` is part of it.
+        this call: no reward of `batch` is part of it.
 
         Args:
-            groups: processed in this order.
+            batch: groups, processed in this order.
             is_played: whether the current policy played them. If not, they are not a recall test and grade only items
                 that were never visited.
         """
+
+        groups: Sequence[Group] = self._here(batch)
 
         def work() -> list[dict[str, Any]]:
             visits = [Visit(g.group_id, g.prompt.key, history=self.intake.history_of(g)) for g in groups]
@@ -233,6 +229,10 @@ class SRLReplayBuffer:
             return [vars(visit) for visit in visits]
 
         return [Visit.from_dict(values) for values in self._once(request, work)]
+
+    def _here(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Return the objects of a call; a subclass fetches what lies elsewhere."""
+        return batch
 
     # --- drawing ---------------------------------------------------------------------------------
 

@@ -91,8 +91,8 @@ class ReplayClient:
         """Store and grade groups; return the visits by group id. See `SRLReplayBuffer.add`."""
         if not groups or not self.is_on:
             return {}
-        add, refs, timeout_s = RLlibReplayBuffer.add, [group.ref for group in groups], self.settings.timeout_s
-        visits = self._do(now, add, refs, now, is_played=is_played, fetch_timeout_s=timeout_s)
+        refs = [group.ref for group in groups]
+        visits = self._do(now, RLlibReplayBuffer.add, refs, now, is_played=is_played)
         self.counts["num_groups_lost"] += len(groups) - len(visits)
         return {visit.group_id: visit for visit in visits}
 
@@ -125,8 +125,7 @@ class ReplayClient:
 
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""
-        add, timeout_s = RLlibReplayBuffer.add_targets, self.settings.timeout_s
-        return self._do(now, add, list(targets), now, per_domain=per_domain, fetch_timeout_s=timeout_s)
+        return self._do(now, RLlibReplayBuffer.add_targets, list(targets), now, per_domain=per_domain)
 
     def drop_targets(self, env_ids: Sequence[str], now: int) -> int:
         """Remove the targets of environments; see `SRLReplayBuffer.drop_targets`."""

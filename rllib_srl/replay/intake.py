@@ -155,10 +155,9 @@ class Intake:
 
     def _judged(self, entry: Entry) -> Refusal | None:
         """Return why a group is not stored, None if it is."""
-        similarity = -1.0
         # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
-        if entry.slot is None and entry.measured is not None and entry.measured.nearest is not None:
-            similarity = entry.measured.nearest[1]
+        measured = entry.measured if entry.slot is None else None
+        similarity = -1.0 if measured is None else measured.similarity
         refusal = admit(entry.group, self.settings, similarity, self.decode)
         if refusal is not None or entry.slot is None:
             return refusal

@@ -125,7 +125,7 @@ def test_groups_whose_owner_died_are_left_out_and_the_others_stored(ray_here, mo
         return get(asked, timeout=timeout)
 
     monkeypatch.setattr(ray, "get", losing)
-    visits = buffer.add(refs, 1, "1.add", fetch_timeout_s=20.0)
+    visits = buffer.add(refs, 1, "1.add")
     assert [visit.group_id for visit in visits] == ["1.1", "1.2"] and len(buffer) == 2
 
 
@@ -142,6 +142,6 @@ def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here
         return get(wanted, timeout=timeout)
 
     monkeypatch.setattr(ray, "get", losing)
-    visits = buffer.add(refs, 1, "1.add", fetch_timeout_s=20.0)
+    visits = buffer.add(refs, 1, "1.add")
     assert [visit.group_id for visit in visits] == ["1.3", "1.2"]
     assert asked == [[objects[1], objects[0]], objects[1], objects[0]]

@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 
     novelty: float
     vector_D: np.ndarray
-    nearest: tuple[int, float] | None  # slot and cosine similarity of the closest other item
+    similarity: float  # cosine to the closest other item, -1 without any
 
 
 def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
@@ -84,9 +84,6 @@ class DiversityTracker:
         vectors_PD = normalised(self.embedder.embed(groups))
         if not np.isfinite(vectors_PD).all():
             raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
-        slots_PK, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
-        nearest_P = zip(slots_PK[:, 0].tolist(), similarity_PK[:, 0].tolist())
-        return [
-            Measured(new, vector_D, (slot, cosine) if slot >= 0 else None)
-            for new, vector_D, (slot, cosine) in zip(novelty(similarity_PK).tolist(), vectors_PD, nearest_P)
-        ]
+        _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
+        closest_P = np.nan_to_num(similarity_PK[:, 0], nan=-1.0).tolist()
+        return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD, closest_P))
