@@ -174,10 +174,6 @@ class ReplayClient:
         gauges = {name: float(value) for name, value in found.items()}
         return {**gauges, "num_restarts": self.process.num_restarts, **self.counts}
 
-    def size(self) -> int:
-        """Return the number of items."""
-        return self.process.call(Call.of(RLlibReplayBuffer.__len__))
-
     def check_valid(self) -> None:
         """Check every invariant of the buffer; for tests, since it reads all of it."""
         self.process.call(Call.of(RLlibReplayBuffer.check_valid))
@@ -196,7 +192,7 @@ class ReplayClient:
             return 0
         call = Call.of(RLlibReplayBuffer.restore, directory / SNAPSHOT)
         num_dropped = self.process.call_long(call)
-        self.num_items = self.size()
+        self.num_items = self.process.call(Call.of(RLlibReplayBuffer.__len__))
         self._begin_incarnation()
         return num_dropped
 

@@ -136,7 +136,8 @@ def reading(path: Path) -> Iterator[Reading]:
         StoreError: it cannot be read, is damaged, or of another version.
     """
     path = database_in(path)
-    with copied(path) as directory, _renamed(path, directory), closing(Store(directory)) as store:
+    with copied(path) as directory, closing(Store(directory)) as store:
+        store.path = path  # as errors name it
         yield Reading(path, store, *store.read())
 
 
@@ -173,12 +174,3 @@ def _faults_of_groups(one: Reading) -> Iterator[str]:
             yield f"group {seq} is of {group.prompt.env_id} [{group.prompt.prompt_id}], which is not its item"
         if (len(group.token_ids_N), group.size) != (row["num_tokens"], row["size"]):
             yield f"group {seq} has {len(group.token_ids_N)} tokens in {group.size} episodes; its row says otherwise"
-
-
-@contextmanager
-def _renamed(path: Path, directory: Path) -> Iterator[None]:
-    """Replace the path of the copy by that of the database in error messages."""
-    try:
-        yield
-    except StoreError as error:
-        raise StoreError(str(error).replace(str(directory / DATABASE), str(path))) from error

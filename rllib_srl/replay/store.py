@@ -286,8 +286,9 @@ class Store(Database):
 
 
 def copy(path: Path, target: Path) -> None:
-    """Copy the last commit of a database, in use or not, to a new file."""
+    """Copy the last commit of a database, in use or not, to a new file; refuse what is not a memory of this version."""
     with _reader(path) as db, Store.explained(path, "copying", written=target):
+        Store.meta_of(db, path)
         back_up(db, target)
 
 
