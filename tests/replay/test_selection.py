@@ -46,13 +46,10 @@ def some(num: int, seed: int = 0, are_groups: bool = False) -> Candidates:
     floats = ("abs_advantage", "nll", "diversity", "retrievability", "posterior_mean")
     values = {
         "domain": rng.integers(0, 3, num),
-        "num_success": num_success,
-        "group_size": np.full(num, 8),
         "pass_rate": num_success / 8,
         "reward": num_success / 8,
         "variance": num_success / 8 * (1 - num_success / 8),
         "overdue": rng.normal(size=num),
-        "is_new": rng.random(num) < 0.3,
         "history_count": (count_N := rng.integers(0, 90, num)),
         "history_sum": count_N * rng.random(num),
         **{name: rng.random(num) for name in floats},

@@ -49,8 +49,6 @@ COLUMNS: dict[str, Any] = {
     "variance": np.float64,  # of its rewards (population), in [0, .25]
     "abs_advantage": np.float64,  # mean |advantage| of a group; of an item: deviation of the rewards of its last visit
     "nll": np.float64,  # mean -log-prob of the policy's tokens, nats per token
-    "num_success": np.int64,  # episodes that passed, of ...
-    "group_size": np.int64,  # ... the episodes of the last visit
     "diversity": np.float64,  # in [0, 1]
     "age": np.int64,  # iterations since a group was played; of an item: since it was created
     "elapsed": np.int64,  # iterations since the last visit; of a group: since it was played
@@ -58,7 +56,6 @@ COLUMNS: dict[str, Any] = {
     "retrievability": np.float64,  # predicted recall, in [0, 1]
     "uses": np.int64,  # number of reuses of a group
     "visits": np.int64,  # of the item
-    "is_new": np.bool_,  # never revisited; of a group: never reused
     "posterior_mean": np.float64,  # of recall, in [0, 1]
     "num_zero_variance": np.int64,  # groups of equal rewards in a row, at most 8
     "history_sum": np.float64,  # discounted sum of the rewards of all visits ...

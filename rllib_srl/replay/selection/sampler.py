@@ -147,12 +147,10 @@ class Draws:
             diversity_coeff=settings.diversity_coeff,
             **self._columns(rows_N, rows_N, now),
             pass_rate=rows_N["pass_rate"],
-            group_size=rows_N["group_size"],
             abs_advantage=np.sqrt(rows_N["variance"], dtype=np.float64),
             age=now - rows_N["created"],
             elapsed=now - rows_N["last_review"],
             overdue=(now - rows_N["due"]) / np.maximum(1.0, rows_N["due"] - rows_N["last_review"]),
-            is_new=rows_N["visits"] <= 1,
             num_zero_variance=rows_N["num_silent"],
             history_sum=rho_N * rows_N["history_sum"],
             history_count=rho_N * rows_N["history_count"],
@@ -166,17 +164,15 @@ class Draws:
             diversity_coeff=self._settings.diversity_coeff,
             **self._columns(rows_N, rows_at(self._tables.items, rows_N["slot"]), now),
             pass_rate=rows_N["num_success"] / np.maximum(1, rows_N["size"]),
-            group_size=rows_N["size"],
             abs_advantage=rows_N["abs_advantage"],
             age=now - rows_N["born"],
             elapsed=now - rows_N["born"],
             uses=rows_N["uses"],
-            is_new=rows_N["uses"] == 0,
         )
 
     def _columns(self, rows_N: np.ndarray, items_N: np.ndarray, now: int) -> dict[str, Any]:
         """Return the columns that items and groups share, those of recall only if something reads them."""
-        columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll", "num_success")}
+        columns: dict[str, Any] = {name: rows_N[name] for name in ("reward", "variance", "nll")}
         columns |= {name: items_N[name] for name in ("domain", "diversity", "visits")}
         columns["seq"] = rows_N["seq"].astype(np.int64)
         if self._reads_recall:
