@@ -1,6 +1,6 @@
 """Estimate the GPU memory of engines and learners, and refuse a run that does not fit before anything starts.
 
-    learner   weights, gradients, optimiser, bf16 copies, activations of one micro-batch, reference, reserve
+    learner   weights, gradients, optimiser, bf16 copies, activations of one micro-batch, frozen policies, reserve
     engine    weights, activations of vLLM's profile run, KV cache of at least one episode, within its reserved share
 
     who has the card            what must fit
@@ -26,6 +26,7 @@ from typing import Any
 
 from rllib_srl.algorithm.model_shape import SHAPES, ModelShape
 from rllib_srl.algorithm.resources import PlacementError, engine_memory_share, gpu_shares
+from rllib_srl.learner.reference import START
 from rllib_srl.replay.diversity.neighbours import CARD_BYTES
 
 GIB = 2**30
@@ -45,7 +46,7 @@ OPTIMIZER_BYTES = {
 READ = (  # settings that an estimate depends on
     *("num_env_runners", "num_learners", "engine_tensor_parallel_size", "engine_memory_utilization"),
     *("engine_max_num_seqs", "longest_episode", "micro_batch_tokens", "compute_dtype", "optimizer_name", "fsdp"),
-    *("fsdp_gather_dtype", "lora_rank", "lora_send"),
+    *("fsdp_gather_dtype", "lora_rank", "lora_send", "offload_frozen"),
     *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
 )
 CARDS = (24, 40, 80, 141)  # GiB, of the table
@@ -97,12 +98,24 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
             "optimiser": OPTIMIZER_BYTES[config.optimizer_name] * trained / parts,
             "bf16 copies": copies,
             "gathered layers": 2 * width * largest if config.fsdp else 0.0,
-            "reference": 4.0 * num / parts if config.loss_settings().needs_reference and not config.lora_rank else 0.0,
+            "frozen": 0.0 if config.offload_frozen else _num_frozen(config) * _frozen_bytes(shape, is_bf16) / parts,
             "regularisers": 4.0 * trained / parts * sum(one.num_copies for one in config.made_regularisers().values()),
             "activations": config.micro_batch_tokens * (per_token + inputs + 8 * shape.hidden) + 2 * HEAD_BYTES,
             "reserve": RESERVE,
         }
     )
+
+
+def _num_frozen(config: Any) -> int:
+    """Return how many frozen policies have weights of their own; with adapters that of the start has none."""
+    sources = {START} if config.loss_settings().needs_reference else set()
+    sources.update(*(one.frozen_sources for one in config.made_regularisers().values()))
+    return len(sources - ({START} if config.lora_rank else set()))
+
+
+def _frozen_bytes(shape: ModelShape, is_bf16: bool) -> float:
+    """Return the bytes of a frozen policy: its layers in the compute dtype, the rest in fp32."""
+    return 4.0 * shape.num_parameters - 2.0 * shape.num_layers * shape.layer_parameters * is_bf16
 
 
 def engine_need(shape: ModelShape, config: Any) -> Need:
@@ -152,8 +165,8 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
         whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
         whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
         would_fit = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
-        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, would_fit)}"
-    awake = 2 * learner.parts["weights"] + RESERVE + utilization * card_bytes + memory
+        yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, would_fit, learner)}"
+    awake = 2 * learner.parts["weights"] + learner.parts["frozen"] + RESERVE + utilization * card_bytes + memory
     if is_shared and awake > usable:
         yield (
             f"learner and engine need {awake / GIB:.1f} GiB together when weights are tested on {card}; expected "
@@ -181,8 +194,10 @@ def _changed(config: Any, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: getattr(config, name) for name in READ} | changes)
 
 
-def _remedy(config: Any, fits_in_turns: bool) -> str:
+def _remedy(config: Any, fits_in_turns: bool, learner: Need) -> str:
     steps = ["colocate = True"] if fits_in_turns else []
+    if learner.parts["frozen"]:
+        steps.append("offload_frozen = True")
     if not config.activation_checkpointing:
         steps.append("activation_checkpointing = True")
     if not config.lora_rank:

@@ -1,20 +1,28 @@
-"""Frozen policies and their log-probs: the reference, from which the KL is measured, and teachers."""
+"""Frozen policies and their log-probs: the reference, from which the KL is measured, and teachers.
+
+    weights        the matrices of decoder layers in the compute dtype, as autocast rounds them before each product:
+                   scores are those of fp32 weights, bit for bit; embedding, norms and head in fp32
+    is_sharded     over the learners, as the policy is
+    is_offloaded   in host memory; on the device while they score, with FSDP2 one layer at a time
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 
 from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.engine.adapters import has_adapters
 from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import autocast, token_logps
-from rllib_srl.learner.sharding import shard
+from rllib_srl.learner.sharding import norms_of, shard
 from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.storage.checkpoints import MANIFEST
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
@@ -35,10 +43,10 @@ class Root(torch.nn.Module):
         return token_logps(self.model, batch)
 
 
-class Reference:
-    """The reference policy: a model of its own, or the policy with its adapters off.
+class FrozenPolicy:
+    """A policy that scores tokens: a model of its own, or the policy in training with its adapters off.
 
-    Invariant: equal on all learners, or sharded over them as the policy is; it never gets a gradient.
+    Invariant: equal on all learners, or sharded over them; it never gets a gradient.
     """
 
     def __init__(
@@ -46,51 +54,36 @@ class Reference:
         model: torch.nn.Module,
         device: torch.device,
         compute_dtype: str,
-        gather_dtype: str | None = None,
+        is_sharded: bool = False,
+        is_offloaded: bool = False,
     ) -> None:
         """Set the model.
 
         Args:
-            model: whole; with `gather_dtype` it is sharded in place.
-            device: of the model.
+            model: whole; sharded in place with `is_sharded`.
+            device: where it scores.
             compute_dtype: "float32" or "bfloat16".
-            gather_dtype: of `shard`; the policy's, or the two would differ before the first update. None: keep the
-                model whole on each learner.
+            is_sharded: see the module.
+            is_offloaded: see the module; the model is in host memory.
         """
         self.model = model
-        self._device, self._compute_dtype = device, compute_dtype
+        self._device, self._compute_dtype, self._is_sharded = device, compute_dtype, is_sharded
+        self._is_copied = is_offloaded and not is_sharded
+        self._copies: dict[str, torch.Tensor] = {}  # of the weights, on the device
         self._root: Any = Root(model)  # FSDP2 adds methods
-        self._is_sharded = gather_dtype is not None
-        if gather_dtype is not None:
-            shard(self._root, model, device, gather_dtype)
+        if is_sharded:
+            shard(self._root, model, device, compute_dtype, is_offloaded)
 
-    @classmethod
-    def of(
-        cls,
-        policy: CausalLMModule,
-        device: torch.device,
-        compute_dtype: str,
-        gather_dtype: str | None = None,
-        source: str = START,
-    ) -> Reference:
-        """Return the reference of a policy that starts to train; see `__init__`.
-
-        Args:
-            policy: starts to train.
-            source: another policy in its place, a model or a checkpoint of the policy's model.
-
-        Raises:
-            ValueError: the checkpoint is of another model.
-        """
-        if source == START and has_adapters(policy.model):
-            return cls(policy.model, device, compute_dtype)
-        # From the model's own files, so that a restored run keeps the reference of the first run.
-        is_own = source == START or is_checkpoint(source)
-        module = CausalLMModule(model_config=policy.model_config if is_own else {"model": source})
-        if is_checkpoint(source):
-            module.set_state(read_weights(_weights_in(Path(source))))
-        model = module.model.requires_grad_(False)
-        return cls(model.to(device), device, compute_dtype, gather_dtype)
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Copy offloaded weights to the device for the block."""
+        if self._is_copied:
+            named = [*self._root.named_parameters(), *self._root.named_buffers()]
+            self._copies = {name: one.to(self._device) for name, one in named}
+        try:
+            yield
+        finally:
+            self._copies = {}
 
     def logp(self, batch: MicroBatch[torch.Tensor]) -> torch.Tensor:
         """Return the log-probs of the target tokens of a micro-batch, fp32 [N], nats; see `scores`."""
@@ -99,10 +92,12 @@ class Reference:
     def scores(self, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the output of `token_logps`, without gradient.
 
-        A collective if the reference is sharded: all learners must run equally many.
+        A collective if the policy is sharded: all learners must run equally many. Call it inside `on_device`.
         """
         with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
-            out: dict[str, torch.Tensor] = self._root(batch)
+            out: dict[str, torch.Tensor] = (
+                functional_call(self._root, self._copies, (batch,)) if self._copies else self._root(batch)
+            )
         if self._is_sharded:
             self._root.reshard()  # FSDP2 keeps gathered weights until a backward pass
         return out
@@ -124,6 +119,74 @@ class Reference:
             kl_N = KL_REWARDS[estimator](batch["behaviour_logp"], self.logp(batch))
             np.add.at(sums_B, batch["episode"].cpu().numpy(), kl_N.float().cpu().numpy())
         return sums_B
+
+
+class FrozenPolicies:
+    """The frozen policies of one learner. Invariant: each is loaded once."""
+
+    def __init__(
+        self,
+        policy: CausalLMModule,
+        device: torch.device,
+        compute_dtype: str,
+        is_sharded: bool = False,
+        is_offloaded: bool = False,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            policy: starts to train.
+            device: of `FrozenPolicy`, as the others.
+            compute_dtype: see there.
+            is_sharded: see there.
+            is_offloaded: see there.
+        """
+        self._policy, self._device, self._compute_dtype = policy, device, compute_dtype
+        self._is_sharded, self._is_offloaded = is_sharded, is_offloaded
+        self._loaded: dict[str, FrozenPolicy] = {}
+
+    def load(self, source: str = START) -> FrozenPolicy:
+        """Return a frozen policy: that of the start, a model, or a checkpoint of the policy's model.
+
+        Raises:
+            ValueError: the checkpoint is of another model.
+        """
+        if source not in self._loaded:
+            self._loaded[source] = self._made(source)
+        return self._loaded[source]
+
+    def _made(self, source: str) -> FrozenPolicy:
+        policy, device, compute_dtype = self._policy, self._device, self._compute_dtype
+        if source == START and has_adapters(policy.model):
+            return FrozenPolicy(policy.model, device, compute_dtype)
+        # From the model's own files, so that a restored run keeps the reference of the first run.
+        is_own = source == START or is_checkpoint(source)
+        module = CausalLMModule(model_config=policy.model_config if is_own else {"model": source})
+        if is_checkpoint(source):
+            module.set_state(read_weights(_weights_in(Path(source))))
+        model = module.model.requires_grad_(False)
+        if compute_dtype == "bfloat16":
+            round_matrices(model)
+        if not self._is_sharded and not self._is_offloaded:
+            model = model.to(device)
+        return FrozenPolicy(model, device, compute_dtype, self._is_sharded, self._is_offloaded)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Let all score inside the block."""
+        with ExitStack() as stack:
+            for one in self._loaded.values():
+                stack.enter_context(one.on_device())
+            yield
+
+
+def round_matrices(model: Any) -> None:
+    """Hold the weights of decoder layers in bfloat16, in place, except those of norms."""
+    for layer in model.base_model.layers:
+        kept = {id(weight) for norm in norms_of(layer) for weight in norm.parameters()}
+        for weight in layer.parameters():
+            if id(weight) not in kept:
+                weight.data = weight.data.to(torch.bfloat16)
 
 
 def is_checkpoint(source: str) -> bool:

@@ -30,6 +30,7 @@ def shard(
     model: Any,
     device: torch.device,
     gather_dtype: str = "float32",
+    is_offloaded: bool = False,
 ) -> None:
     """Shard a module over all learners, in place.
 
@@ -42,23 +43,25 @@ def shard(
         model: the Hugging Face model inside `module`.
         device: "cpu" or a GPU. The process group must be initialised.
         gather_dtype: "float32" or "bfloat16".
+        is_offloaded: keep the shards in host memory; each is copied to the device when its layer is gathered.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
     if gather_dtype == "bfloat16":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    home = CPUOffloadPolicy(pin_memory=device.type == "cuda") if is_offloaded else OffloadPolicy()
     for layer in model.base_model.layers:
         if gather_dtype == "bfloat16":
-            fully_shard(_norms_of(layer), mesh=mesh)
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh)
+            fully_shard(norms_of(layer), mesh=mesh, offload_policy=home)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=home)
+    fully_shard(module, mesh=mesh, offload_policy=home)
 
 
-def _norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:
+def norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules of a layer whose own weights are all vectors."""
     own = ((module, list(module.parameters(recurse=False))) for module in layer.modules())
     return [module for module, weights in own if weights and all(weight.ndim == 1 for weight in weights)]

@@ -91,7 +91,6 @@ def test_parts_of_a_learner_by_hand():
     sharded = learner_need(shape, flat(fsdp=True, num_learners=8)).parts
     assert (sharded["weights"], sharded["optimiser"]) == (num / 2, num)
     assert sharded["gradients"] == num  # and their sum
-    assert learner_need(shape, flat(fsdp=True, num_learners=8, kl_coeff=0.1, loss="grpo")).parts["reference"] == num / 2
     rounded = learner_need(shape, flat(fsdp=True, fsdp_gather_dtype="bfloat16", num_learners=8)).parts
     assert rounded["bf16 copies"] == 2 * (num - 32 * shape.layer_parameters)  # layers come in that format
     assert {**rounded, "bf16 copies": 0} == {**sharded, "bf16 copies": 0}  # the head is the largest unit, in fp32
@@ -102,7 +101,18 @@ def test_parts_of_a_learner_by_hand():
     lora = learner_need(shape, flat(lora_rank=16)).parts
     assert (lora["gradients"], lora["optimiser"]) == tuple(n * shape.adapter_parameters(16) for n in (4, 8))
     assert learner_need(shape, flat(optimizer_name="sgd")).parts["optimiser"] == 0
-    assert learner_need(shape, flat(loss="grpo", kl_coeff=0.1)).parts["reference"] == 4 * num
+    half = 4 * num - 2 * 32 * shape.layer_parameters  # layers in bfloat16, the rest in fp32
+    for settings, size in [
+        ({}, 0),
+        ({"kl_coeff": 0.1}, half),
+        ({"kl_coeff": 0.1, "compute_dtype": "float32"}, 4 * num),
+        ({"kl_coeff": 0.1, "fsdp": True, "num_learners": 8}, half / 8),
+        ({"kl_coeff": 0.1, "regularisers": {"distill": {}}}, half),  # both of the start, which is loaded once
+        ({"kl_coeff": 0.1, "regularisers": {"distill": {"teacher": "tiny"}}}, 2 * half),
+        ({"kl_coeff": 0.1, "regularisers": {"distill": {"teacher": "tiny"}}, "lora_rank": 16}, half),
+        ({"kl_coeff": 0.1, "offload_frozen": True}, 0),
+    ]:
+        assert learner_need(shape, flat(loss="grpo", **settings)).parts["frozen"] == size
     plain, saved = (learner_need(shape, flat(activation_checkpointing=on)).parts["activations"] for on in (False, True))
     assert plain > 8 * saved
     hosted = learner_need(shape, flat(activation_checkpointing="offload")).parts["activations"]

@@ -149,7 +149,7 @@ def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
     groups = [*GROUPS, *OTHER]
     wanted = [update(local, groups) for _ in range(2)]
     two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.5, learner_class=Gathering)
-    both = learner_group(two.training(fsdp=True))
+    both = learner_group(two.training(fsdp=True, offload_frozen=True))
     try:
         own = [update(both, groups) for _ in range(2)]
     finally:

@@ -32,23 +32,29 @@ def model_of(kind, is_tied):
     return AutoModelForCausalLM.from_config(config, attn_implementation=register()).eval()
 
 
-def gradients_of(model, forward):
+def batch_of():
     num = 24
     ids = torch.randint(0, 288, (2, num), generator=torch.Generator().manual_seed(1))
     predictor = torch.cat([torch.arange(5, num - 1), num + torch.arange(8, num - 1)])
-    batch = {
+    return {
         "token_ids": ids, "position_ids": torch.arange(num).expand(2, -1), "attention_mask": torch.ones_like(ids),
         "predictor": predictor, "target": ids.flatten()[predictor + 1], "temperature": 0.9,
     }  # fmt: skip
-    out = forward(batch)
-    loss = out["logp"] @ torch.linspace(-1, 1, len(predictor)) + 0.3 * out["entropy"].sum()
+
+
+def gradients_of(model, forward):
+    out = forward(batch_of())
+    loss = out["logp"] @ torch.linspace(-1, 1, len(out["logp"])) + 0.3 * out["entropy"].sum()
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def compare(rank, port):
-    """Compare gathering in both formats with a whole model, in one of two processes; raises where they differ."""
-    from rllib_srl.learner.reference import Root
+    """Compare gathering in both formats with a whole model, in one of two processes; raises where they differ.
+
+    A frozen policy, rounded, sharded and offloaded, scores as the whole model does.
+    """
+    from rllib_srl.learner.reference import FrozenPolicy, Root, round_matrices
     from rllib_srl.learner.scoring import autocast, token_logps
     from rllib_srl.learner.sharding import shard, whole
 
@@ -56,8 +62,8 @@ def compare(rank, port):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for kind in KINDS:
-        one, split = model_of(kind, True), model_of(kind, True)
-        for name, weight in [*one.named_parameters(), *split.named_parameters()]:
+        one, split, still = (model_of(kind, True) for _ in range(3))
+        for name, weight in [pair for model in (one, split, still) for pair in model.named_parameters()]:
             if weight.ndim == 1:  # numbers that bfloat16 does not hold
                 noise = torch.rand(weight.shape, generator=torch.Generator().manual_seed(len(name)))
                 weight.data.add_(0.3 * noise)
@@ -73,6 +79,10 @@ def compare(rank, port):
             found.append(gradients_of(model, in_bf16))
         (wanted_loss, wanted), (loss, own) = found
         assert loss == wanted_loss, kind
+        round_matrices(still.requires_grad_(False))
+        frozen = FrozenPolicy(still, device, "bfloat16", is_sharded=True, is_offloaded=True)
+        with torch.no_grad(), autocast(device, "bfloat16"), frozen.on_device():
+            assert torch.equal(frozen.logp(batch_of()), token_logps(one, batch_of())["logp"]), kind
         for name, gradient in whole(iter(own.items())):
             assert (gradient - wanted[name]).norm() < EQUAL * wanted[name].norm(), (kind, name)
     torch.distributed.destroy_process_group()

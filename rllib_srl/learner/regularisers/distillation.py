@@ -12,7 +12,7 @@ Sources: Agarwal et al. 2023 (GKD), arXiv 2306.13649; Gu et al. 2023 (MiniLLM), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from rllib_srl.batch.layout import MicroBatch
 from rllib_srl.common.setting_model import is_integer
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import ModelError, described_model
-from rllib_srl.learner.reference import START, Reference, checkpoint_fault, is_checkpoint
+from rllib_srl.learner.reference import START, FrozenPolicy, checkpoint_fault, is_checkpoint
 from rllib_srl.learner.regularisers.rule import COEFF, Range, Regulariser, Term, Training, bounded
 from rllib_srl.losses.kl import KL_LOSSES
 from rllib_srl.types import Group
@@ -49,7 +49,6 @@ class Distillation(Regulariser):
     mode: str = bounded(REVERSE, Range(lambda x: x in MODES, f"one of {', '.join(map(repr, MODES))}"))
     top_k: int = bounded(16, Range(lambda x: is_integer(x, 0), "an integer of at least 0"))
 
-    num_copies = 1
     trains_all: ClassVar[bool] = True
 
     @property
@@ -57,10 +56,15 @@ class Distillation(Regulariser):
         """Return teacher by domain; None stands for all domains."""
         return {None: self.teacher} if isinstance(self.teacher, str) else dict(self.teacher.items())
 
+    @property
+    def frozen_sources(self) -> Collection[str]:
+        """Return the teachers."""
+        return dict.fromkeys(self._sources.values())
+
     def faults(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: a teacher that cannot be loaded or has other tokens, and settings that do not fit."""
         model = config.model_config.get("model")
-        for source in dict.fromkeys(self._sources.values()):
+        for source in self.frozen_sources:
             if fault := _fault_of(source, model):
                 yield f"{name}.teacher = {source!r}; {fault}"
         if self.mode == FORWARD and not self.top_k:
@@ -78,11 +82,11 @@ class Distillation(Regulariser):
             ValueError: a teacher has other tokens than the policy, or a checkpoint is of another model.
         """
         super().start(training)
-        model, sources = training.policy.model_config["model"], list(dict.fromkeys(self._sources.values()))
+        model, sources = training.policy.model_config["model"], list(self.frozen_sources)
         for source in sources:
             if fault := _fault_of(source, model):
                 raise ValueError(f"teacher = {source!r}; {fault}")
-        self._teachers: list[Reference] = [training.frozen(source) for source in sources]
+        self._teachers: list[FrozenPolicy] = [training.frozen(source) for source in sources]
         self._number = {domain: sources.index(source) for domain, source in self._sources.items()}
         self._teacher_B = np.zeros(0, np.int64)
 

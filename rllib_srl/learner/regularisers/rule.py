@@ -23,7 +23,7 @@ import torch
 
 from rllib_srl.batch.layout import Episode, MicroBatch
 from rllib_srl.common.setting_model import is_integer, is_number
-from rllib_srl.learner.reference import Reference
+from rllib_srl.learner.reference import FrozenPolicy
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.types import Group
@@ -57,7 +57,7 @@ class Training:
     device: torch.device
     num_learners: int  # whose gradients are summed
     is_sharded: bool  # FSDP2 shards the weights
-    frozen: Callable[[str], Reference]  # loads another policy, see `Reference.of`
+    frozen: Callable[[str], FrozenPolicy]  # loads another policy, see `FrozenPolicies.load`
 
 
 class Term(NamedTuple):
@@ -77,6 +77,11 @@ class Regulariser:
     needs_stages: ClassVar[bool] = False  # acts from the end of a stream's first stage on
     num_copies: ClassVar[int] = 0  # of the trained weights that a learner keeps for it, fp32
     trains_all: ClassVar[bool] = False  # needs groups without signal in the batch, too
+
+    @property
+    def frozen_sources(self) -> Collection[str]:
+        """Return which frozen policies it loads."""
+        return ()
 
     @property
     def num_stage_episodes(self) -> int:

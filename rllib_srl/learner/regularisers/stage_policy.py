@@ -1,7 +1,7 @@
 """The policy at the end of the last stage, frozen: its log-probs of revisited prompts (LwF).
 
 Its weights are a copy of the trained ones, put in their place for a forward pass without gradient. Other than
-`Reference`, which loads the starting model from files, it needs no second model and works with LoRA: only adapters are
+`FrozenPolicy`, which is loaded from files, it needs no second model and works with LoRA: only adapters are
 copied then.
 """
 
