@@ -2,7 +2,6 @@
 
     checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/snapshot.db, manifest.json
                   learner_group/learner/rl_module/default_policy/weights.safetensors
-                  with `fsdp` also learner_shards/: weights and optimiser, one part per learner (`training_state.py`)
 
 Restoring syncs the restored weights to every engine and resets the memory to the snapshot.
 RLlib pickles its state, and loading a pickle can run code. `restore_from_path` and `from_checkpoint` therefore accept
@@ -40,7 +39,6 @@ from rllib_srl.engine.model_dir import vocabulary_digest
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.model_setup import export
 from rllib_srl.learner.rl_module import CausalLMModule
-from rllib_srl.learner.training_state import SHARDS, load_sharded, read_index
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.rollout.rollouts import Rollouts
 from rllib_srl.storage import checkpoints
@@ -120,9 +118,9 @@ class SavedAlgorithm(Algorithm):
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
+        if self.config.is_sharded:  # RLlib reads the full state from one learner
+            self.learners.gather(self.config.sync_timeout_s)
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
-            if self.config.is_sharded:  # RLlib reads the full state from one learner
-                self.learners.gather(self.config.sync_timeout_s)
             own["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")
             self.memory.snapshot(Path(own["snapshot"]))
         return {**super().get_state(*args, **kwargs), "srl": own}
@@ -194,8 +192,6 @@ class SavedAlgorithm(Algorithm):
     def _save_to(self, path: Any, key: bytes, **kwargs: Any) -> str:
         self.learners.check_alive(self.config.sync_timeout_s)  # RLlib does not report the death of a learner
         self._is_saving = True
-        if self.config.is_sharded:
-            self.learners.leave_to_shards(self.config.sync_timeout_s)
         try:
             with self.learners.unreachable_reported("writing a checkpoint"):
                 saved: str = super().save_to_path(path, **kwargs)
@@ -204,14 +200,9 @@ class SavedAlgorithm(Algorithm):
         have_saved = self.learners.take_saved(self.config.sync_timeout_s)
         if "state" not in kwargs and not any(have_saved):
             raise RuntimeError(f"no learner wrote its state to checkpoint {saved}")
-        if self.config.is_sharded:
-            shards = Path(saved).absolute() / SHARDS
-            self.learners.save_shards(str(shards), self.config.sync_timeout_s)
-            read_index(shards)  # raises if a learner wrote to a disk that this process cannot read
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
         about = {"worlds": self.source.world_ids, "version": self.rollouts.version, "has_memory": self.memory.is_on}
-        about |= {"has_learner_shards": self.config.is_sharded, "iteration": self.iteration}
-        about |= {"vocabulary": self._vocabulary}
+        about |= {"iteration": self.iteration, "vocabulary": self._vocabulary}
         about |= {"functions": functions_in({name: getattr(self.config, name) for name in NAME_CODE})}
         checkpoints.seal(Path(saved), about, key)
         return saved
@@ -246,8 +237,6 @@ class SavedAlgorithm(Algorithm):
             checkpoints.verify_own(_whole(path, component), self.config.seal_key_file)
         super().restore_from_path(str(path), *args, component=component, **kwargs)
         if component is None:
-            if about.get("has_learner_shards"):
-                self.learners.load_shards(str(path / SHARDS), self.config.sync_timeout_s)
             self._restore_memory(path / SNAPSHOTS)
         self._sync_restored()
         if component is None:
@@ -259,7 +248,7 @@ class SavedAlgorithm(Algorithm):
         Any user's checkpoint is accepted. Optimiser, memory, environments and prompt source are not restored.
 
         Args:
-            path: a checkpoint written by `save_to_path`; with `fsdp`, on a disk that all learners share.
+            path: a checkpoint written by `save_to_path`.
 
         Raises:
             CheckpointError: a file is missing, damaged or unlisted; nothing was changed.
@@ -267,10 +256,7 @@ class SavedAlgorithm(Algorithm):
         """
         place = Path(path).absolute()
         about = checkpoints.verify_sealed(place)
-        if about.get("has_learner_shards"):
-            self.learners.load_weights_from_shards(str(place / SHARDS), self.config.sync_timeout_s)
-        else:
-            self.learners.take_weights(read_weights(place / MODULE / WEIGHTS), self.config.sync_timeout_s)
+        self.learners.take_weights(read_weights(place / MODULE / WEIGHTS), self.config.sync_timeout_s)
         self.rollouts.version, self._iteration = int(about.get("version", 0)), int(about.get("iteration", 0))
         self._sync_restored()
 
@@ -356,7 +342,7 @@ def export_checkpoint(path: str | Path, config: SRLConfig, directory: str | Path
     """Write the model of a checkpoint as a Hugging Face directory, fp32; no pickle is opened, and Ray does not start.
 
     Args:
-        path: a checkpoint written by `save_to_path`, of any user; with `fsdp`, all shards lie in it.
+        path: a checkpoint written by `save_to_path`, of any user.
         config: the run's model and `lora`; its other settings are not read.
         directory: new or empty.
 
@@ -392,10 +378,7 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
     policy = CausalLMModule(model_config=config.model_config)
     if config.lora_rank:
         add_adapters(policy.model, config.adapter_spec(), seed=0)
-    if about.get("has_learner_shards"):
-        load_sharded(place / SHARDS, dict(policy.saved_parameters()), {})
-    else:
-        policy.set_state(read_weights(place / MODULE / WEIGHTS))
+    policy.set_state(read_weights(place / MODULE / WEIGHTS))
     return policy, about
 
 

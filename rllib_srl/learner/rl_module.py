@@ -19,7 +19,6 @@ from rllib_srl.learner.scoring import load_causal_lm, token_logps
 from rllib_srl.learner.sharding import assign, is_sharded, whole
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
 
-IN_SHARDS = "in learner_shards"  # only key of a state whose weights are in the checkpoint's shards
 IN_FILE = f"in {WEIGHTS}"  # only key of the state that RLlib pickles; the weights are in that file
 
 
@@ -31,7 +30,6 @@ class CausalLMModule(TorchRLModule):
 
     model: Any  # a Hugging Face causal language model
     gathered: dict[str, np.ndarray] | None = None  # whole weights for `get_state`, from `gather` to the next update
-    awaits_shards = False  # True after a state without weights, until `load_shards`
     _layers: tuple[Any, ...] = ()  # decoder layers with activation checkpointing
 
     def setup(self) -> None:
@@ -72,10 +70,6 @@ class CausalLMModule(TorchRLModule):
                 found[name] = tensor.cpu().float().numpy()
         self.gathered = found if keeps else None
 
-    def leave_to_shards(self) -> None:
-        """Make `get_state` return a marker for weights in the checkpoint's shards, until the next update."""
-        self.gathered = {IN_SHARDS: np.empty(0)}
-
     def saved_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the trained parameters; the others are read from the model's own files."""
         return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
@@ -84,8 +78,6 @@ class CausalLMModule(TorchRLModule):
         return self._forward(batch, **kwargs)
 
     def _forward(self, batch: MicroBatch[torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
-        if self.awaits_shards:
-            raise RuntimeError("the weights lie in the checkpoint's learner_shards; restore it whole, through SRL")
         return token_logps(self.model, batch)
 
     def get_state(self, components: Any = None, *, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
@@ -103,15 +95,12 @@ class CausalLMModule(TorchRLModule):
         return {name: parameter.detach().cpu().float().numpy() for name, parameter in self.saved_parameters()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load a state from `get_state`; if its weights are in shards, `TrainingState.load_shards` must follow.
+        """Load a state from `get_state`.
 
         Raises:
             ValueError: parameters are missing, unknown or of another shape; the message names them.
         """
         if not state:
-            return
-        self.awaits_shards = IN_SHARDS in state
-        if self.awaits_shards:
             return
         own = dict(self.saved_parameters())
         faults = [f"{name}: missing" for name in own if name not in state]
@@ -129,11 +118,7 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:
         """Write RLlib's module files, with the weights as safetensors instead of a pickle."""
         weights = state or self.get_state()
-        saved: str
-        if IN_SHARDS in weights:
-            saved = super().save_to_path(path, state=weights, **kwargs)
-            return saved
-        saved = super().save_to_path(path, state={IN_FILE: np.empty(0)}, **kwargs)
+        saved: str = super().save_to_path(path, state={IN_FILE: np.empty(0)}, **kwargs)
         write_weights(Path(saved) / WEIGHTS, weights)
         return saved
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file
-from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_srl.algorithm.checkpointing import MODULE
@@ -20,7 +19,6 @@ from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
 from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.rl_module import CausalLMModule
-from rllib_srl.learner.training_state import INDEX, SHARDS
 from rllib_srl.storage.checkpoints import seal
 from rllib_srl.storage.weight_file import WEIGHTS, write_weights
 
@@ -87,24 +85,6 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     changed = {name for name in exported if not np.array_equal(exported[name], base[name])}
     assert changed == {name for name in exported if "q_proj" in name} != set()
     assert all(np.array_equal(exported[name], expected[name]) for name in exported)
-
-
-def test_weights_in_the_learners_shards_are_put_together(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    policy = CausalLMModule(model_config={"model": "tiny"})
-    place = run_of(run, policy) / "checkpoint_000003"
-    (place / MODULE / WEIGHTS).unlink()
-    weights = {f"weights/{name}": one.detach() - 0.5 for name, one in policy.saved_parameters()}
-    writer = HuggingFaceStorageWriter(str(place / SHARDS), save_distributed=True)
-    save(weights, storage_writer=writer, no_dist=True)
-    tensors = {name: [list(one.shape), str(one.dtype)] for name, one in weights.items()}
-    (place / SHARDS / INDEX).write_text(json.dumps({"num_shards": 1, "tensors": tensors, "optimizers": {}}))
-    seal(place, {"iteration": 3, "has_learner_shards": True})
-    assert export.main([str(run), str(out), "--debug"]) == 0
-    exported = load_file(out / "model.safetensors")
-    assert all(np.array_equal(one, weights[f"weights/model.{name}"].numpy()) for name, one in exported.items())
-    next((place / SHARDS).glob("*.safetensors")).unlink()
-    assert export.main([str(run), str(tmp_path / "damaged")]) == 1 and not (tmp_path / "damaged").exists()
 
 
 def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
