@@ -456,7 +456,6 @@ class SRLConfig(AlgorithmConfig):
             "tensor_parallel_size": self.engine_tensor_parallel_size,
             "memory_utilization": self.engine_memory_utilization,
             "kv_cache_gib": self.engine_kv_cache_gib,
-            "weight_transfer": self.weight_transfer,
             "num_threads": None if self.num_gpus_per_env_runner else self.engine_num_threads,
             "can_sleep": bool(self.colocate),
         }

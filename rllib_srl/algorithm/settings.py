@@ -108,9 +108,6 @@ class EnvRunnerSettings(Settings):
     engine_num_threads: int | None = setting(
         None, "CPU threads per engine; None: OMP_NUM_THREADS if set, else its share of all cores", ge=1
     )
-    weight_transfer: Literal["object_store", "nccl", "ipc"] = setting(
-        "object_store", 'transport to the engines: "object_store"; on GPUs also "nccl" or "ipc"'
-    )
     colocate: bool | None = setting(
         None,
         "engine and learner take turns on one GPU: the engine sleeps (frees its memory) during updates; None: True "
@@ -188,6 +185,11 @@ class TrainingSettings(Settings):
         False,
         'True: store each layer\'s input only and recompute the rest (less memory, slower); "offload": the same, with '
         "the inputs in host memory, on GPUs"
+    )
+    offload_frozen: bool = setting(
+        False,
+        "keep the weights of reference policy and teachers in host memory, and on the GPU only while they score; no "
+        "effect on CPUs"
     )
     fsdp: bool = setting(
         False, "shard weights, gradients and optimiser state over the learners (FSDP2), docs/gpu.md"

@@ -2,22 +2,18 @@
 
 A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` has what others have). If nearly
 all groups are silent, the prompts are too easy or too hard: what is left is too little to learn from.
-
-A group of one episode cannot differ in itself: in a run of such groups the rewards of different prompts are compared.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rllib_srl.batch.advantages import has_signal
 from rllib_srl.types import GroupMeta
 
 NUM_JUDGED = 256  # groups before the judgement: at a share of .1 its standard error is .02
 MANY = 0.75
-NEARLY_ALL = 0.95  # of single episodes: 75 % of the groups of 8 are silent at a pass rate of .965
 GRPO = "GRPO learns nothing from equal rewards"
 TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
     "posterior": "The baseline from history trains on these only where a result differs from what is predicted",
@@ -27,25 +23,20 @@ TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
 
 @dataclass
 class SilentGroups:
-    """Counts the first groups of a run. Invariant: num_solved + num_failed <= num_silent <= num.
-
-    Groups of one episode are counted apart, and not in `num`.
-    """
+    """Counts the first groups of at least two episodes. Invariant: num_solved + num_failed <= num_silent <= num."""
 
     num: int = 0
     num_silent: int = 0
     num_solved: int = 0  # silent, all episodes successful
     num_failed: int = 0  # silent, none successful
-    singles: Counter[tuple[float, bool]] = field(default_factory=Counter)  # reward, whether it is a success -> groups
     is_judged: bool = False
 
     def count(self, groups: Sequence[GroupMeta], pass_reward: float) -> None:
         """Count groups, until they are judged."""
         for group in [] if self.is_judged else groups:
-            success_G = group.is_success_G(pass_reward)
             if len(group.rewards_G) < 2:
-                self.singles.update((float(r), bool(s)) for r, s in zip(group.rewards_G, success_G, strict=True))
                 continue
+            success_G = group.is_success_G(pass_reward)
             is_silent = not has_signal(group.rewards_G)
             self.num += 1
             self.num_silent += is_silent
@@ -58,28 +49,14 @@ class SilentGroups:
         Args:
             rule: the advantage rule.
         """
-        num_singles = self.singles.total()
-        if self.is_judged or max(self.num, num_singles) < NUM_JUDGED:
+        if self.is_judged or self.num < NUM_JUDGED:
             return None
         self.is_judged = True
-        taught = TAUGHT.get(rule, GRPO)
-        if self.num < NUM_JUDGED:
-            return self._of_singles(num_singles, taught)
         share, solved, failed = (count / self.num for count in (self.num_silent, self.num_solved, self.num_failed))
         if share >= MANY:
             remedy = "harder" if solved > failed else "easier"
             return (
                 f"{share:.0%} of the first {self.num} groups had equal rewards ({solved:.0%} all right, {failed:.0%} "
-                f"all wrong). {taught}: use {remedy} prompts. See docs/does-memory-help.md."
+                f"all wrong). {TAUGHT.get(rule, GRPO)}: use {remedy} prompts. See docs/does-memory-help.md."
             )
         return None
-
-    def _of_singles(self, num: int, taught: str) -> str | None:
-        ((reward, is_success), most), *_ = self.singles.most_common(1)
-        if most / num < NEARLY_ALL:
-            return None
-        named, remedy = ("right", "harder") if is_success else ("wrong", "easier")
-        return (
-            f"{most / num:.0%} of the first {num} groups of one episode had the same reward, {reward:g} ({named}). "
-            f"{taught}: use {remedy} prompts. See docs/does-memory-help.md."
-        )

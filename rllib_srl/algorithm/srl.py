@@ -63,7 +63,6 @@ from rllib_srl.storage.memory_directory import memory_directory
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync
-from rllib_srl.weights.transports import ObjectStoreTransport, VLLMTransport
 
 if TYPE_CHECKING:  # loaded if a run asks for it
     from rllib_srl.learner.group.retention import Retention
@@ -169,7 +168,6 @@ class SRL(SavedAlgorithm):
             max_lag=config.max_lag,
             in_flight=config.in_flight,
             slice_s=config.slice_s,
-            num_seats=config.engine_max_num_seqs,
             play_timeout_s=config.sample_timeout_s,
             start_timeout_s=config.start_timeout_s,
         )
@@ -201,12 +199,8 @@ class SRL(SavedAlgorithm):
     def _make_weight_sync(self, model_dir: Path) -> WeightSync:
         config, timeout_s = self.config, self.config.sync_timeout_s
         sequences = canary_sequences(load_tokenizer(model_dir), config.max_episode_tokens)
-        both = (self.learners, self.runners, sequences, timeout_s)
-        transport: ObjectStoreTransport | VLLMTransport = ObjectStoreTransport(*both)
-        if config.weight_transfer != "object_store":
-            transport = VLLMTransport(*both, config.weight_transfer, config.engine_tensor_parallel_size)
         has_adapters = config.sends_adapter()
-        return WeightSync(transport, self.runners, config.compute_dtype, timeout_s, has_adapters)
+        return WeightSync(self.learners, self.runners, sequences, config.compute_dtype, timeout_s, has_adapters)
 
     def _setup_logdir(self) -> None:
         """Create the log directory: under Tune the trial's own, else `log_directory`, else RLlib's default."""
@@ -293,7 +287,6 @@ class SRL(SavedAlgorithm):
         Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have signal, in at most
         `dynamic_sampling_tries` rounds.
         """
-        self.rollouts.welcome()
         it.batches = self.rollouts.play_training(prompts.prompts, self.iteration, prompts.num_revisits)
         it.num_played = sum(len(batch.groups) + batch.num_dropped_groups for batch in it.batches)
         num_more = 0

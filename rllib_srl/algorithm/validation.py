@@ -141,9 +141,6 @@ def _fitting(config: Any) -> Iterator[Clash]:
     yield is_offloaded, "activation_checkpointing", place
     is_missing = config.lora_rank and find_spec("peft") is None
     yield is_missing, "lora_rank", "the package peft: pip install 'rllib_srl[lora]'"
-    for name in ("lora_rank", "fsdp"):
-        value = getattr(config, name)
-        yield value and config.weight_transfer != "object_store", f"{name} weight_transfer", "'object_store'"
 
 
 def _optimizer(config: Any) -> Iterator[str]:
@@ -197,28 +194,6 @@ def _placement(config: Any) -> Iterator[Clash]:
         "one of the two above 0.5, such as 0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"
     )
     yield shares_card and is_several and max(engine, learner) <= 0.5, both, above
-
-
-def _transfer(config: Any) -> Iterator[Clash]:
-    """What the transport between GPUs cannot do; checked here, because it would hang or fail in a run."""
-    kind, name = config.weight_transfer, "weight_transfer"
-    if kind == "object_store":
-        return
-    engine, learner = config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0
-    are_on_gpus = engine > 0 and learner > 0
-    shares_card = bool(config.colocate) or 0 < engine < 1 or 0 < learner < 1
-    yield not are_on_gpus, name, "'object_store' without GPUs on both sides"
-    yield config.engine == "transformers", f"{name} engine", "'object_store'"
-    one = "'object_store': engine and learner share one process"
-    yield config.num_env_runners == 0, f"{name} num_env_runners", one
-    gpus = "num_gpus_per_env_runner num_gpus_per_learner"
-    whole = "whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"
-    yield kind == "nccl" and shares_card, f"{name} {gpus}", whole
-    is_ipc = kind == "ipc"
-    yield is_ipc and config.num_learners > 1, f"{name} num_learners", "1 learner, or 'object_store' or 'nccl'"
-    mapped = "one engine and one learner on one GPU, such as 0.6 + 0.4: memory of another GPU cannot be mapped"
-    is_apart = is_ipc and are_on_gpus and (not shares_card or config.num_env_runners > 1)
-    yield is_apart, f"{name} num_env_runners {gpus}", mapped
 
 
 def _model(config: Any) -> Iterator[str]:
@@ -301,7 +276,7 @@ def _regularisers(config: Any) -> Iterator[str]:
 
 
 PAIRS = (
-    *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _transfer, _prompt_order),
+    *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _prompt_order),
     _replay,
 )
 CHECKS = (_optimizer, _model, _worlds, faults_of_loss, _regularisers)

@@ -9,32 +9,21 @@ from typing import Any
 
 import torch
 
-DTYPES = ("float32", "bfloat16")
+from rllib_srl.engine.models import check_model_dir
 
 
-def check_settings(model_dir: str | Path, dtype: str, context_length: int) -> Path:
-    """Validate the settings that both engines share; return the directory.
+def checked_dir(model_dir: str | Path, context_length: int) -> Path:
+    """Return a model's directory.
 
     Raises:
-        ValueError: the message lists all errors at once.
+        ValueError: it is incomplete, or the model has fewer positions than `context_length`.
     """
-    path, faults = Path(model_dir), []
-    if not path.is_dir():
-        faults.append(f"model_dir = {str(path)!r}; expected a directory with config.json, weights and a tokenizer")
-    else:
-        if not (path / "config.json").is_file():
-            faults.append(f"model_dir = {str(path)!r} has no config.json; save the model with save_pretrained()")
-        if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-            faults.append(f"model_dir = {str(path)!r} has no tokenizer; add it with tokenizer.save_pretrained()")
-        if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
-            faults.append(f"model_dir = {str(path)!r} has no weights (*.safetensors); save_pretrained() writes them")
-    if dtype not in DTYPES:
-        faults.append(f"dtype = {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if context_length < 8:
-        faults.append(f"context_length = {context_length}; expected at least 8 tokens")
-    if faults:
-        raise ValueError("the engine cannot be created: " + "; ".join(faults))
-    _check_positions(path, context_length)
+    path = check_model_dir(Path(model_dir))
+    longest = getattr(load_config(path).get_text_config(), "max_position_embeddings", None)
+    if longest is not None and context_length > longest:
+        raise ValueError(
+            f"context_length = {context_length}; expected at most {longest}, the max_position_embeddings of {path.name}"
+        )
     return path
 
 
@@ -85,11 +74,3 @@ def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:
         model = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
-
-def _check_positions(path: Path, context_length: int) -> None:
-    config = load_config(path)
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if longest is not None and context_length > longest:
-        raise ValueError(
-            f"context_length = {context_length}; expected at most {longest}, the max_position_embeddings of {path.name}"
-        )

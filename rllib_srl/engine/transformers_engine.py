@@ -25,7 +25,7 @@ import torch
 from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters
 from rllib_srl.engine.canary import noise
 from rllib_srl.engine.fingerprint import Fingerprint, digests
-from rllib_srl.engine.model_dir import check_settings, end_token_ids, load_tokenizer
+from rllib_srl.engine.model_dir import checked_dir, end_token_ids, load_tokenizer
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, torch_dtype, unpack, verify
 
@@ -119,11 +119,11 @@ class TransformersEngine:
                 None: it receives all weights.
 
         Raises:
-            ValueError: if the directory or a setting is invalid.
+            ValueError: as `checked_dir`.
         """
         from transformers import AutoModelForCausalLM
 
-        path = check_settings(model_dir, dtype, context_length)
+        path = checked_dir(model_dir, context_length)
         self.context_length, self.version = context_length, 0
         self._dtype, self._max_num_seqs = dtype, max_num_seqs
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -41,12 +41,10 @@ import torch
 from rllib_srl.engine.adapters import RANKS, AdapterSpec, expected_adapters
 from rllib_srl.engine.fingerprint import Fingerprint
 from rllib_srl.engine.heap import keep_freed_memory
-from rllib_srl.engine.model_dir import check_settings, expected_tensors, load_config, load_tokenizer
+from rllib_srl.engine.model_dir import checked_dir, expected_tensors, load_config, load_tokenizer
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling, Turn, check_request, run_to_end, uses_in
 from rllib_srl.engine.sync import WeightBundle, WeightSyncError, pack, torch_dtype, verify
 from rllib_srl.engine.vllm_adapter import ADAPTER
-
-TRANSFERS = ("object_store", "nccl", "ipc")
 
 _running: list[Any] = []  # vLLM's engines in this process
 _stopped: list[Any] = []  # engines to shut down once none is running
@@ -71,7 +69,6 @@ def start_vllm(
     memory_utilization: float,
     kv_cache_gib: float,
     max_num_seqs: int,
-    weight_transfer: str,
     num_threads: int | None,
     can_sleep: bool,
     adapter: AdapterSpec | None,
@@ -81,13 +78,10 @@ def start_vllm(
     The arguments are those of `VLLMEngine`.
 
     Raises:
-        ValueError: if `weight_transfer` needs GPUs and there are none.
         EngineError: if vLLM is not installed or does not start.
     """
     vllm, llm_engine = import_vllm(dtype, num_threads)
     is_cpu = bool(vllm.platforms.current_platform.is_cpu())
-    if is_cpu and weight_transfer != "object_store":
-        raise ValueError(f"weight_transfer = {weight_transfer!r}; expected 'object_store' without a GPU")
     place: dict[str, Any] = {"gpu_memory_utilization": memory_utilization, "enable_sleep_mode": can_sleep}
     if is_cpu:
         place = {"kv_cache_memory_bytes": int(kv_cache_gib * 2**30), "enforce_eager": True}
@@ -101,7 +95,7 @@ def start_vllm(
         tensor_parallel_size=tensor_parallel_size, logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
         disable_log_stats=True,
-        weight_transfer_config=vllm.config.WeightTransferConfig(backend=weight_transfer),
+        weight_transfer_config=vllm.config.WeightTransferConfig(backend="object_store"),
         worker_extension_cls="rllib_srl.engine.vllm_transfer.WorkerExtension",
         **place,
     )
@@ -252,7 +246,6 @@ class VLLMEngine:
         memory_utilization: float = 0.9,
         kv_cache_gib: float = 1.0,
         max_num_seqs: int = 256,
-        weight_transfer: str = "object_store",
         num_threads: int | None = None,
         can_sleep: bool = False,
         adapter: AdapterSpec | None = None,
@@ -268,20 +261,17 @@ class VLLMEngine:
             memory_utilization: share of the GPU's memory to use; unused on a CPU.
             kv_cache_gib: size of the KV cache on a CPU.
             max_num_seqs: maximum number of concurrent requests; the others wait.
-            weight_transfer: "object_store" (`load_weights`), or "nccl" or "ipc" (`receive`; GPU only).
             num_threads: torch's threads in this process; None leaves them unchanged.
             can_sleep: on a GPU, whether `sleep` will be called; its allocator serves one engine per process.
             adapter: form of the adapters that `load_weights` receives in place of all weights; vLLM applies them.
 
         Raises:
-            ValueError: if the directory or a setting is invalid.
+            ValueError: as `checked_dir`.
             EngineError: if vLLM is not installed, does not start, or cannot adapt a layer of the model.
         """
-        path = check_settings(model_dir, dtype, context_length)
-        if weight_transfer not in TRANSFERS:
-            raise ValueError(f"weight_transfer = {weight_transfer!r}; expected one of {', '.join(TRANSFERS)}")
+        path = checked_dir(model_dir, context_length)
         self.context_length, self.version = context_length, 0
-        self._dtype, self._transfer, self._tensor_parallel_size = dtype, weight_transfer, tensor_parallel_size
+        self._dtype, self._tensor_parallel_size = dtype, tensor_parallel_size
         self._can_sleep, self._is_asleep, self._broken = can_sleep, False, ""
         self._finished: list[Turn] = []  # turns that ended during `score`, for the next `step`
         self._running: set[str] = set()
@@ -294,7 +284,7 @@ class VLLMEngine:
         how |= {"tensor_parallel_size": tensor_parallel_size, "memory_utilization": memory_utilization}
         how |= {"kv_cache_gib": kv_cache_gib, "max_num_seqs": max_num_seqs, "num_threads": num_threads}
         how |= {"adapter": adapter, "can_sleep": can_sleep}
-        self._llm, self._is_cpu = start_vllm(path, weight_transfer=weight_transfer, **how)
+        self._llm, self._is_cpu = start_vllm(path, **how)
         # On a GPU each request has a seed; with several workers on a CPU, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")
@@ -368,10 +358,6 @@ class VLLMEngine:
         from rllib_srl.engine import vllm_transfer
 
         self._check_usable("load_weights")
-        if self._transfer != "object_store":
-            raise EngineError(
-                f"load_weights was called with weight_transfer = {self._transfer!r}; expected 'object_store'"
-            )
         verify(bundle, self._expected, self._dtype)
         with closing(vllm_transfer.offers(bundle, is_one_process=self._tensor_parallel_size == 1)) as update_infos:
             self._receive(update_infos, bundle.version)
@@ -397,23 +383,6 @@ class VLLMEngine:
         zeros = {name: torch.zeros(shape, dtype=torch_dtype(self._dtype)) for name, shape in self._expected.items()}
         self._request = LoRARequest(*ADAPTER)
         self.load_weights(pack(zeros.items(), 0, self._dtype))
-
-    def init_transfer(self, init_info: dict[str, Any]) -> None:
-        """Connect to the trainer ("nccl", "ipc"): `init_info` is that of vLLM's backend. Not tested without GPUs."""
-        self._check_usable("init_transfer")
-        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info})
-
-    def receive(self, update_info: dict[str, Any], version: int) -> None:
-        """Receive one whole update through vLLM's weight-transfer API and set `version`.
-
-        With "nccl" and "ipc" the trainer sends during this call, `update_info` is that of vLLM's backend, and the
-        canary is the only check. Not tested without GPUs.
-
-        Raises:
-            WeightSyncError: if vLLM fails; the engine then refuses all further calls.
-            EngineBrokenError: likewise, if a worker is dead or silent.
-        """
-        self._receive([update_info], version)
 
     def _receive(self, update_infos: Iterable[dict[str, Any]], version: int) -> None:
         self._check_usable("receive")

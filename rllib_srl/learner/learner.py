@@ -21,8 +21,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +41,7 @@ from rllib_srl.learner.objective import (
     reused_loss,
     statistics,
 )
-from rllib_srl.learner.reference import Reference
+from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharding import clipped_shards, most, norm_of_shards, summed_shards
@@ -66,6 +64,7 @@ class GRPOTorchLearner(TorchLearner):
 
     Attributes:
         scorer: forward passes of the policy.
+        frozen: policies that score and do not train, the reference among them.
         reference: anchor of the KL; None without a KL term.
         regularisers: terms that keep the policy near what it has learned; None without any.
         retention: stored answers that are held; None with `replay_retain` = 0.
@@ -74,7 +73,8 @@ class GRPOTorchLearner(TorchLearner):
     """
 
     scorer: Scorer
-    reference: Reference | None
+    frozen: FrozenPolicies
+    reference: FrozenPolicy | None
     regularisers: Regularisers | None
     retention: StoredAnswers | None
     conflict: Conflict
@@ -91,23 +91,20 @@ class GRPOTorchLearner(TorchLearner):
         self._is_sharded = config.is_sharded
         self._is_first = not self._is_sharded or torch.distributed.get_rank() == 0
         self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded)
-        gather_dtype = config.fsdp_gather_dtype if config.is_sharded else None
-        frozen = partial(Reference.of, self.policy, device, config.compute_dtype, gather_dtype)
-        self.reference = frozen() if settings.needs_reference else None
+        home = config.is_sharded, config.offload_frozen
+        self.frozen = FrozenPolicies(self.policy, device, config.compute_dtype, *home)
+        self.reference = self.frozen.load() if settings.needs_reference else None
         self.regularisers = None
         if named := config.made_regularisers():
             from rllib_srl.learner.regularisers.regularisers import Regularisers
             from rllib_srl.learner.regularisers.rule import Training
 
             parameters = dict(self.policy.saved_parameters())
-            of_run = (config.num_learners, config.is_sharded, frozen)
+            of_run = (config.num_learners, config.is_sharded, self.frozen.load)
             own = Training(self.policy, parameters, self.scorer, device, *of_run)
             self.regularisers = Regularisers(named, own)
         self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
-        sends_adapter = config.sends_adapter()
-        self._sender = WeightSender(
-            self.model, config.compute_dtype, self.scorer.score, self._is_first, sends_adapter=sends_adapter
-        )
+        self._sender = WeightSender(self.model, config.compute_dtype, self._is_first, config.sends_adapter())
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
         self._diagnostics = GroupDiagnostics([])
         self._is_saved = False
@@ -162,7 +159,7 @@ class GRPOTorchLearner(TorchLearner):
         """Lay the shard out once; each epoch is one `_update`, over all its micro-batches."""
         shard: TrainingShard = training_data.batch
         self._seconds = dict.fromkeys(TIMERS if self.retention is None else (*TIMERS, "retention_s"), 0.0)
-        with self._timed("layout_s"):
+        with self._timed("layout_s"), self.frozen.on_device():
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
@@ -366,22 +363,19 @@ class GRPOTorchLearner(TorchLearner):
         return self.retention.report() if self.retention is not None else None
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
-        """Return for each group the KL to the reference of each episode, nats; see `Reference.episode_kl`.
+        """Return for each group the KL to the reference of each episode, nats; see `FrozenPolicy.episode_kl`.
 
         The KL in the reward needs it before advantages are computed.
-
-        Raises:
-            RuntimeError: there is no reference, because `kl_coeff` is 0.
         """
-        if self.reference is None:
-            raise RuntimeError("kl_coeff = 0; expected a number above 0: without it there is no reference")
+        assert self.reference is not None  # `kl_coeff` is above 0
         groups = shard.groups()
         episodes = _scored(groups)
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
         batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
         num_empty = self._num_empty(len(passes))
-        sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
-        self._run_empty_of_reference(num_empty)
+        with self.frozen.on_device():
+            sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
+            self._run_empty_of_reference(num_empty)
         bounds = np.cumsum([group.size for group in groups])[:-1]
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
@@ -400,14 +394,8 @@ class GRPOTorchLearner(TorchLearner):
     def send(self, version: int) -> Sent:
         return self._sender.send(version)
 
-    def score_sent(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
-        return self._sender.score_sent(version, sequences)
-
-    def connect(self, kind: str, client: Any) -> None:
-        self._sender.connect(kind, client)
-
-    def send_direct(self, version: int, sequences: list[list[int]]) -> list[np.ndarray]:
-        return self._sender.send_direct(version, sequences)
+    def score_canary(self, sequences: list[list[int]]) -> list[np.ndarray]:
+        return self.scorer.score(sequences)
 
     def offload(self) -> None:
         """Offload the optimiser state to host memory and free the gradients, for an engine on the same GPU."""
@@ -461,6 +449,7 @@ class GRPOTorchLearner(TorchLearner):
             self._save_error = error
             return None
         self._is_saved = True
+        self._state.forget_gathered()
         return written
 
     def take_saved(self) -> bool:
@@ -477,15 +466,6 @@ class GRPOTorchLearner(TorchLearner):
 
     def gather(self) -> None:
         self._state.gather()
-
-    def leave_to_shards(self) -> None:
-        self._state.leave_to_shards()
-
-    def save_shards(self, directory: str) -> None:
-        self._state.save_shards(Path(directory))
-
-    def load_shards(self, directory: str, weights_only: bool = False) -> None:
-        self._state.load_shards(Path(directory), weights_only)
 
     def take_weights(self, weights: dict[str, Any]) -> None:
         """Load the weights of a checkpoint and keep the optimiser state; call it on every learner.

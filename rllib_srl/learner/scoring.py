@@ -17,14 +17,13 @@ Source: Wijmans et al. 2024 (Cut Cross-Entropy), arXiv 2411.09009 (log-sum-exp o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from rllib_srl.batch.layout import MicroBatch, bare_episode, micro_batch
@@ -153,25 +152,16 @@ class Scorer:
         """Return a micro-batch with tensors on the device: what `token_logps` and the loss read."""
         return as_tensors(one, self._device, temperature)
 
-    def forward(
-        self,
-        batch: MicroBatch[torch.Tensor],
-        is_exact: bool = False,
-        weights: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, torch.Tensor]:
+    def forward(self, batch: MicroBatch[torch.Tensor], is_exact: bool = False) -> dict[str, torch.Tensor]:
         """Return the output of `token_logps`, with gradients unless they are disabled.
 
         Args:
             batch: from `tensors`.
             is_exact: compute in fp32, whatever the compute dtype is.
-            weights: by name of a parameter of the policy's model, in place of that parameter in this pass.
         """
-        swapped = {f"model.{name}": one for name, one in (weights or {}).items()}
         dtype = "float32" if is_exact else self._compute_dtype
         with Widened() if is_exact else nullcontext(), autocast(self._device, dtype):
-            fwd_out: dict[str, torch.Tensor] = (
-                functional_call(self._policy, swapped, (batch,), tie_weights=False) if swapped else self._policy(batch)
-            )
+            fwd_out: dict[str, torch.Tensor] = self._policy(batch)
             return fwd_out
 
     def reshard(self) -> None:
@@ -184,7 +174,6 @@ class Scorer:
         sequences: list[list[int]],
         share_prefixes: bool = False,
         is_exact: bool = False,
-        weights: Mapping[str, torch.Tensor] | None = None,
     ) -> list[np.ndarray]:
         """Return for each sequence the log-probs of its tokens 1..T-1 at temperature 1, float32 [T - 1].
 
@@ -192,12 +181,11 @@ class Scorer:
             sequences: token ids, at least 2 per sequence.
             share_prefixes: use a trie layout instead of padding.
             is_exact: as in `forward`.
-            weights: as in `forward`.
         """
         episodes = [bare_episode(ids, index) for index, ids in enumerate(sequences)]
         batch = self.tensors(micro_batch(episodes, share_prefixes))
         with torch.no_grad():
-            logp_N = self.forward(batch, is_exact, weights)["logp"].float().cpu().numpy()
+            logp_N = self.forward(batch, is_exact)["logp"].float().cpu().numpy()
         self.reshard()
         return np.split(logp_N, np.cumsum([len(ids) - 1 for ids in sequences])[:-1])
 

@@ -1,1 +1,1 @@
-"""Transfer weights from learners to engines: verified sync and its transports."""
+"""Transfer weights from learners to engines, verified."""

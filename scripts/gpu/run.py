@@ -1,7 +1,7 @@
 """Train a few iterations with the GPUs placed as asked: seconds of each part, canary gap, peak memory of the learner.
 
     python -m scripts.gpu.run --model tiny                                              the defaults of this machine
-    python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate --transfer ipc
+    python -m scripts.gpu.run --model tiny --shares 0.6 0.4 --colocate
     python -m scripts.gpu.run --model tiny --dtype float32                              the canary at 1e-3 nats
     python -m scripts.gpu.run --random 1.5B --iterations 3 [--lora]                     random weights
 
@@ -32,7 +32,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--random", choices=SHAPES, help="a model of this size with random weights")
     parser.add_argument("--shares", nargs=2, type=float, metavar=("ENGINE", "LEARNER"), help="GPUs of each process")
-    parser.add_argument("--transfer", default="object_store")
     parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N learners")
     parser.add_argument("--engine-parallel", type=int, default=1, metavar="N", help="GPUs of one engine")
     parser.add_argument("--optimizer", default="adamw")
@@ -79,7 +78,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         config.env_runners(num_gpus_per_env_runner=args.shares[0]).learners(num_gpus_per_learner=args.shares[1])
         config.learners(num_learners=max(1, args.fsdp))
     turns = False if args.max_lag else args.colocate or None  # playing ahead, engine and learner compute together
-    return config.env_runners(weight_transfer=args.transfer, colocate=turns)
+    return config.env_runners(colocate=turns)
 
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:

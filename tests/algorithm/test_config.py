@@ -95,8 +95,6 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
     ("settings", "expected"),
     [
         ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected 0 learners where all is in"),
-        ({"weight_transfer": "nccl"}, "weight_transfer = 'nccl'; expected 'object_store' without GPUs on both sides"),
-        ({"weight_transfer": "ipc", "engine": "transformers"}, "with engine = 'transformers'; expected 'object_store'"),
         ({"max_lag": -1}, "max_lag = -1; expected an integer of at least 0"),
         ({**AHEAD, "in_flight": 16}, "in_flight = 16; expected an integer above num_prompts_per_batch = 16, or None"),
         ({**AHEAD, "num_env_runners": 0, "num_learners": 0}, "num_env_runners = 0 with max_lag = 1; expected at least"),
@@ -250,7 +248,6 @@ def test_the_engine_gets_its_settings(config):
         "tensor_parallel_size": 2,
         "memory_utilization": 0.4,
         "kv_cache_gib": 0.5,
-        "weight_transfer": "object_store",
         "num_threads": 3,
         "can_sleep": False,
     }

@@ -172,18 +172,6 @@ def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
 
 
 REFUSED = [
-    ({"weight_transfer": "ipc", "num_learners": 2, "num_gpus": (0.6, 0.4), "num_env_runners": 1},
-     "'ipc' with num_learners = 2; expected 1 learner, or 'object_store' or 'nccl'"),
-    ({"weight_transfer": "ipc", "num_learners": 1, "num_gpus": (1, 1)},
-     "expected one engine and one learner on one GPU, such as 0.6 + 0.4"),
-    ({"weight_transfer": "ipc", "num_learners": 1, "num_env_runners": 2, "num_gpus": (0.6, 0.4)},
-     "and num_gpus_per_learner = 0.4; expected one engine and one learner on one GPU"),
-    ({"weight_transfer": "nccl", "num_env_runners": 0, "num_learners": 0, "num_gpus": (1, 1)},
-     "'nccl' with num_env_runners = 0; expected 'object_store': engine and learner share one process"),
-    ({"weight_transfer": "ipc", "num_env_runners": 0, "num_learners": 0, "num_gpus": (0.6, 0.4)},
-     "'ipc' with num_env_runners = 0; expected 'object_store'"),
-    ({"weight_transfer": "nccl", "num_learners": 1, "num_gpus": (0.6, 0.4)},
-     "expected whole GPUs, or 'ipc': NCCL refuses two processes on one GPU"),
     ({"colocate": True, "num_env_runners": 2, "num_learners": 2, "num_gpus": (0.5, 0.5)},
      "expected one of the two above 0.5, such as 0.6 + 0.4: Ray would place two engines, or two learners, on one GPU"),
     ({"num_gpus": (1, 2)}, "num_gpus_per_learner = 2; expected at most 1: raise num_learners, with fsdp = True"),
@@ -191,8 +179,6 @@ REFUSED = [
     ({"num_gpus": (1, "one")}, "num_gpus_per_learner = 'one'; expected a share below 1"),
 ]  # fmt: skip
 ACCEPTED = [
-    {"weight_transfer": "ipc", "num_learners": 1, "num_gpus": (0.6, 0.4), "colocate": True},
-    {"weight_transfer": "nccl", "num_learners": 2, "num_env_runners": 2, "num_gpus": (1, 1)},
     {"colocate": True, "num_env_runners": 2, "num_learners": 2, "num_gpus": (0.6, 0.4)},
     {"colocate": True, "num_env_runners": 1, "num_learners": 1, "num_gpus": (0.5, 0.5)},
 ]

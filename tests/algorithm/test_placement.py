@@ -28,11 +28,11 @@ def test_runners_are_spread_unless_they_share_a_card_or_tune_places_them(monkeyp
         group = object.__new__(StartedRunners)
         group._remote_args = {}
         monkeypatch.setattr(EnvRunnerGroup, "_setup", lambda self, **settings: None)
-        group._setup(config=SimpleNamespace(**{"colocate": False, "weight_transfer": "object_store", **settings}))
+        group._setup(config=SimpleNamespace(**{"colocate": False, **settings}))
         return group._remote_args.get("scheduling_strategy")
 
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
-    assert strategy() == "SPREAD" and strategy(colocate=True) is None is strategy(weight_transfer="ipc")
+    assert strategy() == "SPREAD" and strategy(colocate=True) is None
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: "of a trial")
     assert strategy() is None
     assert packed_places({"CPU": 1}, 2, 1.0) is None  # and learners are placed by Tune

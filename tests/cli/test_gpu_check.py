@@ -15,7 +15,7 @@ import pytest
 from rllib_srl.algorithm import checks as checks_module
 from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.model_shape import SHAPES
-from rllib_srl.engine.model_dir import check_settings
+from rllib_srl.engine.model_dir import checked_dir
 from scripts.gpu import check, learner
 from scripts.gpu import run as run_checks
 from scripts.gpu.random_model import SHORT, write_random_model
@@ -160,7 +160,7 @@ def test_the_card_is_compared_with_its_data_sheet(monkeypatch):
 def test_the_engines_check_writes_a_model_that_an_engine_takes(tmp_path):
     """vLLM makes the weights itself, but a directory without a file of weights is refused."""
     write_random_model(SHAPES["8B"], tmp_path, has_weights=False)
-    assert check_settings(tmp_path, "bfloat16", 2048) == tmp_path
+    assert checked_dir(tmp_path, 2048) == tmp_path
     assert sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) < 1000
 
 
@@ -181,7 +181,6 @@ def test_the_settings_of_a_run_are_valid_on_as_many_gpus_as_it_asks_for(step, tm
     wanted = {
         "float32": config.compute_dtype == "float32",
         "turns_1.5b": config.colocate is True,
-        "ipc_1.5b": config.weight_transfer == "ipc" and not config.colocate,
         "adapters": config.lora_rank == 16 and config.lora_send == "adapter" and config.colocate,
         "max_lag": config.max_lag == 1 and not config.colocate,
         "fsdp_bf16": config.fsdp and config.fsdp_gather_dtype == "bfloat16" == config.compute_dtype,

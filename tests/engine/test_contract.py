@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, WeightSyncError, make_engine
+from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, make_engine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, make_byte_tokenizer, text_of
 
 PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brown fox jumps over the lazy dog.")]
@@ -58,7 +58,8 @@ def test_greedy_takes_the_most_likely_token(engine: Engine, learner: Learner) ->
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_logp_is_that_of_an_independent_forward_pass(engine: Engine, learner: Learner, temperature: float) -> None:
-    for prompt, turn in zip(PROMPTS, engine.generate(PROMPTS, Sampling(24, temperature)), strict=True):
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]  # as episodes of groups
+    for prompt, turn in zip(prompts, engine.generate(prompts, Sampling(24, temperature)), strict=True):
         logp_T = learner.score(sequences=[[*prompt, *turn.token_ids]])[0]
         np.testing.assert_allclose(turn.logp, logp_T[len(prompt) - 1 :], atol=5e-4)
 
@@ -205,13 +206,6 @@ def test_equal_prompts_of_a_group_get_different_samples(engine: Engine) -> None:
     assert len({tuple(turn.token_ids) for turn in turns}) == 4
 
 
-def test_log_probs_of_a_group_are_those_of_episodes_played_alone(engine: Engine, learner: Learner) -> None:
-    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
-    for prompt, turn in zip(prompts, engine.generate(prompts, Sampling(max_tokens=8)), strict=True):
-        logp_T = learner.score(sequences=[[*prompt, *turn.token_ids]])[0]
-        np.testing.assert_allclose(turn.logp, logp_T[len(prompt) - 1 :], atol=5e-4)
-
-
 def test_transformers_computes_the_common_beginning_of_a_group_once(random_llama_dir: Path, monkeypatch) -> None:
     engine = make_engine("transformers", random_llama_dir, dtype="float32", seed=0, context_length=CONTEXT_LENGTH)
     num_rows, forward = [], engine._forward
@@ -285,20 +279,6 @@ def test_an_update_in_mid_turn_is_in_the_turns_versions_and_log_probs(engine: En
     np.testing.assert_allclose(turn.logp[switch:], new[switch:], atol=5e-4)
 
 
-def test_a_corrupt_bundle_changes_nothing(engine: Engine, learner: Learner) -> None:
-    before = engine.score(learner.sequences)
-    bundle = learner.pack(version=9, scale=0.2)
-    buffer = bundle.buffer.copy()
-    spec = bundle.tensors[5]
-    buffer[spec.offset + spec.num_bytes // 2] ^= 1
-    with pytest.raises(WeightSyncError, match="version 9") as caught:
-        engine.load_weights(dataclasses.replace(bundle, buffer=buffer))
-    assert caught.value.tensors == (spec.name,)
-    assert engine.version == 0
-    assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
-    assert len(engine.generate([PROMPTS[0]], Sampling(max_tokens=3))[0].token_ids) == 3
-
-
 def test_the_engine_keeps_no_reference_to_the_bundle(engine: Engine, learner: Learner) -> None:
     bundle = learner.pack(version=1, scale=0.1)
     engine.load_weights(bundle)
@@ -321,22 +301,9 @@ def test_score_is_that_of_the_learner_and_leaves_running_turns_alone(engine: Eng
     assert engine.score([[5]])[0].shape == (0,)
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"dtype": "float16"}, "dtype = 'float16'"),
-    ({"context_length": 4096}, "at most 1024, the max_position_embeddings"),
-    ({"context_length": 2}, "at least 8"),
-])  # fmt: skip
-def test_unfit_settings_are_refused_before_anything_starts(kind: str, random_llama_dir, settings, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        make_engine(kind, random_llama_dir, **{"context_length": 64, **settings})
-
-
-def test_a_directory_without_tokenizer_or_weights_is_refused_with_all_faults(kind: str, tmp_path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no tokenizer.*no weights"):
-        make_engine(kind, tmp_path, context_length=64)
-    with pytest.raises(ValueError, match="expected a directory"):
-        make_engine(kind, tmp_path / "nowhere", context_length=64)
+def test_a_context_beyond_the_models_positions_is_refused_before_anything_starts(kind: str, random_llama_dir) -> None:
+    with pytest.raises(ValueError, match="at most 1024, the max_position_embeddings"):
+        make_engine(kind, random_llama_dir, context_length=4096)
 
 
 def test_unfit_sampling_is_refused_with_all_faults() -> None:

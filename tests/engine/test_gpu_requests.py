@@ -177,7 +177,7 @@ def test_an_engine_whose_step_failed_is_broken(error):
 )
 def test_a_lost_worker_breaks_the_engine_wherever_it_is_noticed(error, executor):
     told = rf"^vLLM lost a worker.*: {re.escape(str(error))}; create a new engine$"
-    for action, arguments in (("fingerprint", ()), ("sleep", ()), ("receive", ({}, 3)), ("reseed", (1,))):
+    for action, arguments in (("fingerprint", ()), ("sleep", ()), ("_receive", ([{}], 3)), ("reseed", (1,))):
         engine = engine_on(is_cpu=True, tensor_parallel_size=2)
         vars(engine._llm.model_executor).update(executor)
         engine._llm.collective_rpc = engine._llm.reset_prefix_cache = failing_with(error)
@@ -191,7 +191,7 @@ def test_what_a_worker_refuses_to_load_is_a_failed_sync():
     engine = engine_on(is_cpu=True)
     engine._llm.collective_rpc = failing_with(RuntimeError("Worker failed with error 'shapes differ'"))
     with pytest.raises(WeightSyncError, match="vLLM failed to load weights: Worker failed with error 'shapes differ'"):
-        engine.receive({}, 3)
+        engine._receive([{}], 3)
 
 
 def bundle_of(*sizes):

@@ -11,7 +11,6 @@ from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.rollout.batches import Loaded
 from rllib_srl.weights.sync import WeightSync
-from rllib_srl.weights.transports import ObjectStoreTransport
 
 NOISE = 77.0  # stands for weights of noise
 RAW = np.linspace(-3, -0.1, 50)
@@ -67,7 +66,7 @@ class Learner:
         self.num_packs += 1
         return SimpleNamespace(ref=self.weight, seconds={"pack_s": 1.0})
 
-    def score_sent(self, version, sequences, timeout_s):
+    def score_canary(self, sequences, timeout_s):
         return logps_of(self.weight)
 
 
@@ -77,8 +76,7 @@ def learner():
 
 
 def sync_of(learner, engines, dtype="bfloat16"):
-    transport = ObjectStoreTransport(learner, engines, [[1, 2]], 5.0)
-    return WeightSync(transport, engines, dtype, 5.0)
+    return WeightSync(learner, engines, [[1, 2]], dtype, 5.0)
 
 
 @pytest.mark.parametrize("num_engines", [1, 2, 16])
@@ -93,9 +91,9 @@ def test_the_start_sends_the_weights_once_for_all_engines(learner, num_engines):
 
 def test_the_canary_is_few_joined_tokens(learner):
     engines, given = Engines(learner, [1]), []
-    learner.score_sent = lambda version, sequences, timeout_s: given.append(sequences) or logps_of(learner.weight)
+    learner.score_canary = lambda sequences, timeout_s: given.append(sequences) or logps_of(learner.weight)
     tokens = [list(range(51)), [7, 8, 9]]
-    sync = WeightSync(ObjectStoreTransport(learner, engines, tokens, 5.0), engines, "bfloat16", 5.0)
+    sync = WeightSync(learner, engines, tokens, "bfloat16", 5.0)
     sync.start(0)
     gap, _ = sync.sync(1)
     assert given == [[[*range(16), 7, 8, 9]]] * 2
@@ -109,8 +107,7 @@ def test_an_engine_that_has_read_other_files_is_found_at_version_0(learner, vers
     """A restarted engine holds the weights of version 0, and one with adapters an adapter of zeros."""
     engines = Engines(learner, [1])
     engines.weights = {1: 0.5}
-    transport = ObjectStoreTransport(learner, engines, [[1, 2]], 5.0)
-    sync = WeightSync(transport, engines, "float32", 5.0, has_adapters)
+    sync = WeightSync(learner, engines, [[1, 2]], "float32", 5.0, has_adapters)
     engines.noise = 1e-4
     if not is_found:
         sync.start(version)
@@ -128,7 +125,7 @@ def test_the_learner_scores_while_the_engines_load(learner):
     sync = sync_of(learner, engines)
     sync.start(0)
     order.clear()
-    learner.score_sent = lambda *arguments: order.append("score") or logps_of(learner.weight)
+    learner.score_canary = lambda *arguments: order.append("score") or logps_of(learner.weight)
     sync.sync(1)
     assert order == ["start", "score", "wait"]
     assert sync.seconds.keys() == {"pack_s", "learner_canary_s", "get_s", "load_s"}

@@ -139,18 +139,9 @@ class Learners:
         call = Call.of(GRPOTorchLearner.send, version)
         return self._gathered(call, timeout_s, f"sending weights version {version}")
 
-    def score_sent(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
-        """Return the canary log-probs of learner 0 under the weights just sent; see `WeightSender.score_sent`."""
-        call = Call.of(GRPOTorchLearner.score_sent, version, sequences)
-        return self._gathered(call, timeout_s, f"scoring the canary of weights version {version}")
-
-    def connect(self, kind: str, client: Any, timeout_s: float) -> None:
-        self._run([Call.of(GRPOTorchLearner.connect, kind, client)], timeout_s, "connecting to the engines")
-
-    def send_direct(self, version: int, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
-        """Send the weights of learner 0 to every engine; see `WeightSender.send_direct`."""
-        call = Call.of(GRPOTorchLearner.send_direct, version, sequences)
-        return self._run([call], timeout_s, f"sending weights version {version}")[0]
+    def score_canary(self, sequences: list[list[int]], timeout_s: float) -> list[np.ndarray]:
+        """Return the log-probs of the canary under the weights in training."""
+        return self._gathered(Call.of(GRPOTorchLearner.score_canary, sequences), timeout_s, "scoring the canary")
 
     def export(self, directory: str, timeout_s: float) -> None:
         self._gathered(Call.of(GRPOTorchLearner.export, directory), timeout_s, "exporting")
@@ -169,9 +160,6 @@ class Learners:
     def gather(self, timeout_s: float) -> None:
         """Gather the full state, which RLlib then reads from one learner; see `TrainingState.gather`."""
         self._every(Call.of(GRPOTorchLearner.gather), timeout_s, "gathering weights")
-
-    def leave_to_shards(self, timeout_s: float) -> None:
-        self._every(Call.of(GRPOTorchLearner.leave_to_shards), timeout_s, "preparing a checkpoint")
 
     def check_alive(self, timeout_s: float) -> None:
         """Check that every learner answers.
@@ -194,17 +182,6 @@ class Learners:
             if error.actor_id not in ids:
                 raise
             raise LearnerFailure(f"learner {ids.index(error.actor_id)} could not be reached while {what}") from error
-
-    def save_shards(self, directory: str, timeout_s: float) -> None:
-        self._every(Call.of(GRPOTorchLearner.save_shards, directory), timeout_s, "writing shards")
-
-    def load_shards(self, directory: str, timeout_s: float) -> None:
-        self._every(Call.of(GRPOTorchLearner.load_shards, directory), timeout_s, "reading shards")
-
-    def load_weights_from_shards(self, directory: str, timeout_s: float) -> None:
-        """Load only the weights from shards; see `TrainingState.load_shards`."""
-        call = Call.of(GRPOTorchLearner.load_shards, directory, weights_only=True)
-        self._every(call, timeout_s, "taking weights")
 
     # --- calls -----------------------------------------------------------------------------------
 
