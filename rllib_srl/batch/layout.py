@@ -66,23 +66,9 @@ def episodes_of(
         groups: whole groups.
         advantages: one array [G] per group.
         scales: factor of the token loss for each group, either one number or one per episode [G]; None: 1.
-
-    Raises:
-        ValueError: numbers of groups and advantage arrays, of episodes and advantages of a group, or of tokens, masks
-            and log-probs of a group differ.
     """
-    if len(groups) != len(advantages):
-        raise ValueError(f"{len(groups)} groups but {len(advantages)} advantage arrays")
     episodes: list[Episode] = []
     for group, advantage_G, scale in zip(groups, advantages, scales or [1.0] * len(groups), strict=True):
-        if group.size != len(advantage_G):
-            raise ValueError(f"group {group.group_id} has {group.size} episodes but {len(advantage_G)} advantages")
-        num_tokens, num_logps = len(group.token_ids_N), len(group.behaviour_logp_N)
-        if not num_tokens == num_logps == len(group.loss_mask_N):
-            raise ValueError(
-                f"group {group.group_id} has {num_tokens} token_ids_N, {num_logps} behaviour_logp_N and "
-                f"{len(group.loss_mask_N)} loss_mask_N; expected as many of each"
-            )
         for g, (advantage, weight) in enumerate(zip(advantage_G, np.broadcast_to(scale, group.size), strict=True)):
             cut = slice(group.offsets[g], group.offsets[g + 1])
             arrays = (group.token_ids_N[cut], group.loss_mask_N[cut], group.behaviour_logp_N[cut])

@@ -22,7 +22,6 @@ import numpy as np
 from rllib_srl.types import History
 
 MIN_SPREAD = 0.05  # least divisor: where nearly nothing is a surprise, noise is not blown up
-SCALES = ("rms", "centred", "none")
 
 
 class Scale(NamedTuple):

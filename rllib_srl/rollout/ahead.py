@@ -7,7 +7,7 @@
 
 One thread keeps a slice of `slice_s` seconds going on each runner. The runners keep unfinished groups from one slice to
 the next, so a turn may span several versions of the weights. The groups of a lost runner are played again from their
-start by the restarted one. Groups that find their runner full wait, and the first runner with room begins them.
+start by the restarted one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class RolloutsAhead:
     Invariant: a launched group is in `outstanding` until `take` returns its batch, whatever happens to its runner.
     """
 
-    def __init__(
-        self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int, most_begun: int
-    ) -> None:
+    def __init__(self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int) -> None:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
         Args:
@@ -59,11 +57,9 @@ class RolloutsAhead:
             slice_s: seconds of a slice.
             timeout_s: seconds without an answer, or for the groups of one `take`, after which something is lost.
             max_tries: attempts to play a group when runners die.
-            most_begun: episodes that a runner plays at a time; at least one group.
         """
         self.version = 0  # of the weights; changed by the main thread while the runners are at rest
         self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
-        self._most_begun = most_begun
         self._changed = threading.Condition()
         self._outstanding: dict[str, Launched] = {}  # in the order of their launch
         self._runner_of: dict[str, int] = {}  # of the groups that have not ended
@@ -229,7 +225,7 @@ class RolloutsAhead:
             restore(lost)
 
     def restarted(self, runners: Mapping[int, Failure]) -> int:
-        """Play the groups of lost runners again, each on the same runner, or on others if it is away.
+        """Play the groups of lost runners again, each on the same runner.
 
         Args:
             runners: by id, why they were lost.
@@ -252,13 +248,7 @@ class RolloutsAhead:
                         f"runner {runner_id} {failure.reason}"
                     )
                 num += len(again)
-                self._to_begin[runner_id] = []
-                ids = self._runners.ids
-                for at, group_id in enumerate(again):
-                    heir = runner_id if runner_id in ids else ids[at % len(ids)]
-                    self._runner_of[group_id] = heir
-                    self._to_begin.setdefault(heir, []).append(group_id)
-                    self._arguments.setdefault(heir, self._arguments[runner_id])
+                self._to_begin[runner_id] = again
                 self._lost.pop(runner_id, None)
             self._changed.notify_all()
         return num
@@ -306,20 +296,8 @@ class RolloutsAhead:
             self._in_slice[runner_id] = pending, time.monotonic() + self._slice_s + self._timeout_s
 
     def _take_new(self, runner_id: int) -> PlayArguments | None:
-        """Return the arguments of the groups that a runner is to begin, None without any.
-
-        Those that were launched on it come first, then those that wait for a full runner, from the longest queue.
-        """
-        begun = self._begun()
-        queues = {i: waiting for i, waiting in self._to_begin.items() if i == runner_id or begun[i] >= self._most_begun}
-        groups: list[Launched] = []
-        while any(queues.values()) and begun[runner_id] < self._most_begun:
-            owner = runner_id if queues.get(runner_id) else max(queues, key=lambda i: len(queues[i]))
-            group_id = queues[owner].pop(0 if owner == runner_id else -1)
-            self._runner_of[group_id] = runner_id
-            self._arguments.setdefault(runner_id, self._arguments[owner])
-            groups.append(self._outstanding[group_id])
-            begun[runner_id] += groups[-1].size
+        """Return the arguments of the groups that a runner is to begin, None without any."""
+        groups = [self._outstanding[group_id] for group_id in self._to_begin.pop(runner_id, ())]
         if not groups:
             return None
         own: PlayArguments = {
@@ -328,14 +306,6 @@ class RolloutsAhead:
             "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
         }
         return own
-
-    def _begun(self) -> Counter[int]:
-        """Return runner id -> episodes of its groups that have begun and not ended."""
-        waiting = {group_id for queue in self._to_begin.values() for group_id in queue}
-        begun: Counter[int] = Counter()
-        for group_id, runner_id in self._runner_of.items():
-            begun[runner_id] += self._outstanding[group_id].size * (group_id not in waiting)
-        return begun
 
     def _end_slice(self, pending: PendingSlice) -> None:
         played: Slice | Failure

@@ -9,7 +9,7 @@ user could close its turn and write the next one. Therefore each name is split a
 
 Names are searched at every position, overlapping ones too; since each one is split, no piece contains a whole name.
 A text that becomes a control token nevertheless, by a tokeniser's normalisation, raises ValueError. Turns that a
-template marks by plain words ("[INST]") can be forged by writing them: `marks_turns` is False then.
+template marks by plain words ("[INST]") can be forged by writing them.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_srl.rollout.episodes import turns_of, valid_of
 from rllib_srl.rollout.replies import BadReplyError, Constructed, attribute, construct
 from rllib_srl.types import StopReason
 
@@ -50,31 +51,20 @@ _GRACE_S = 0.5  # time for an abandoned Python loop to react to the exception ra
 class EnvPool:
     """Idle environment instances of episodes without an error, kept because construction may be expensive.
 
-    Invariant: an instance is either in the pool or held by exactly one episode; the idle instances of an
-    environment id have the same creator.
+    Invariant: an instance is either in the pool or held by exactly one episode.
     """
 
-    def __init__(self, discard: Callable[[Constructed], None]) -> None:
-        self._discard = discard
-        self._idle: dict[str, list[Constructed]] = {}
+    def __init__(self) -> None:
+        self._idle: dict[Callable[[], Any], list[Constructed]] = {}  # by creator
 
-    def take(self, env_id: str, creator: Callable[[], Any]) -> Constructed | None:
+    def take(self, creator: Callable[[], Any]) -> Constructed | None:
         """Remove and return an idle instance made by `creator`, or None; the caller then owns it."""
-        self._drop_others(env_id, creator)
-        idle = self._idle.get(env_id)
+        idle = self._idle.get(creator)
         return idle.pop() if idle else None
 
-    def put(self, env_id: str, instance: Constructed) -> None:
+    def put(self, instance: Constructed) -> None:
         """Return an instance to the pool; it must not have failed, and no thread may be executing in it."""
-        self._drop_others(env_id, instance.creator)
-        self._idle.setdefault(env_id, []).append(instance)
-
-    def _drop_others(self, env_id: str, creator: Callable[[], Any]) -> None:
-        """Discard the instances of another creator under this id: the environment's settings have changed."""
-        idle = self._idle.get(env_id)
-        if idle and idle[0].creator != creator:
-            for instance in self._idle.pop(env_id):
-                self._discard(instance)
+        self._idle.setdefault(instance.creator, []).append(instance)
 
     def drain(self) -> list[Constructed]:
         """Remove and return all idle instances."""
@@ -182,14 +172,9 @@ class EnvCalls:
     """
 
     def __init__(self, num_workers: int, timeout_s: float, *, max_abandoned: int = 64) -> None:
-        if num_workers < 1 or not timeout_s > 0 or max_abandoned < 0:
-            raise ValueError(
-                f"num_workers = {num_workers}, timeout_s = {timeout_s}, max_abandoned = {max_abandoned}; "
-                "expected num_workers >= 1, timeout_s > 0 and max_abandoned >= 0"
-            )
         self.timeout_s, self.max_abandoned = timeout_s, max_abandoned
         self.num_abandoned = 0
-        self.pool = EnvPool(self.discard)
+        self.pool = EnvPool()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[FinishedCall] = queue.SimpleQueue()
         self._open: dict[Hashable, _Job] = {}
@@ -381,48 +366,34 @@ def settle(
         deadline_s: seconds from now after which the remaining groups end as ENV_TIMEOUT.
     """
     end = time.monotonic() + deadline_s
-    by_world: dict[str, dict[str, list[SingleAgentEpisode]]] = {}
-    for episode in sorted(episodes, key=lambda episode: episode.custom_data["index"]):
-        if not episode.custom_data["stop_reason"].is_infrastructure:
-            env_id = episode.custom_data["prompt"].env_id
-            by_world.setdefault(env_id, {}).setdefault(episode.custom_data["group_id"], []).append(episode)
-    for env_id, groups in by_world.items():
-        _settle_world(env_id, worlds[env_id], groups, calls, end)
-
-
-def _settle_world(
-    env_id: str,
-    creator: Callable[[], Any],
-    groups: Mapping[str, list[SingleAgentEpisode]],
-    calls: EnvCalls,
-    end: float,
-) -> None:
-    instance: Constructed | None = None
-    for episodes in groups.values():
+    groups: dict[str, list[SingleAgentEpisode]] = {}
+    for episode in valid_of(episodes):
+        groups.setdefault(episode.custom_data["group_id"], []).append(episode)
+    without: set[str] = set()  # environments that do not settle
+    for group in groups.values():
+        prompt = group[0].custom_data["prompt"]
+        if prompt.env_id in without:
+            continue
+        instance = calls.pool.take(worlds[prompt.env_id])
         if instance is None:
-            instance = calls.pool.take(env_id, creator)
-        if instance is None:
-            made = _answer(calls, end, construct, creator)
+            made = _answer(calls, end, construct, worlds[prompt.env_id])
             if made.error:
-                _fail(episodes, made)
+                _fail(group, made)
                 continue
             instance = made.value
-        assert instance is not None
         if attribute(instance.env, "settle_group", None) is None:
-            break
-        prompt_id = episodes[0].custom_data["prompt"].prompt_id
-        texts = [_policy_texts(one) for one in episodes]
-        settled = _answer(calls, end, settled_rewards, instance.env, prompt_id, texts)
-        if not settled.error:
-            for episode, reward in zip(episodes, settled.value, strict=True):
+            without.add(prompt.env_id)
+        else:
+            texts = [turns_of(one) for one in group]
+            settled = _answer(calls, end, settled_rewards, instance.env, prompt.prompt_id, texts)
+            if settled.error:
+                _fail(group, settled)
+                if not settled.timed_out:  # after a timeout a hung thread may still be executing in the instance
+                    calls.discard(instance)
+                continue
+            for episode, reward in zip(group, settled.value, strict=True):
                 _pay(episode, reward)
-            continue
-        _fail(episodes, settled)
-        if not settled.timed_out:  # after a timeout a hung thread may still be executing in the instance
-            calls.discard(instance)
-        instance = None
-    if instance is not None:
-        calls.pool.put(env_id, instance)
+        calls.pool.put(instance)
 
 
 def settled_rewards(env: Any, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
@@ -450,10 +421,6 @@ def _answer(calls: EnvCalls, end: float, function: Callable[..., Any], *args: An
                 return finished
     calls.abandon([call_id])
     return FinishedCall(call_id, error="did not return before the runner's deadline", timed_out=True)
-
-
-def _policy_texts(episode: SingleAgentEpisode) -> list[str]:
-    return [text for role, text in episode.custom_data["text"] if role == "policy"]
 
 
 def _pay(episode: SingleAgentEpisode, reward: float) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack
 
 import gymnasium as gym
 import ray
@@ -43,9 +43,6 @@ from rllib_srl.rollout.groups_in_play import GroupInPlay, GroupsInPlay
 from rllib_srl.rollout.player import Limits, Player
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Group, GroupMeta, Prompt
-
-if TYPE_CHECKING:
-    from rllib_srl.engine.vllm_engine import VLLMEngine
 
 PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
@@ -165,12 +162,16 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             unpaid=unpaid_answers(episodes),
         )
 
-    def advance(self, slice_s: float, enough: int = 0, begin: PlayArguments | None = None) -> Slice:
+    @ray.method(num_returns=2)
+    def advance(
+        self, version: int, slice_s: float, enough: int, begin: PlayArguments | None
+    ) -> tuple[Slice | None, list[Group]]:
         """Play for `slice_s` seconds and return the groups that have ended; the others go on in the next slice.
 
         Weights may be loaded between slices; the next token of every running turn is sampled from the new ones.
 
         Args:
+            version: as in `play_groups_apart`, which says what is returned.
             slice_s: seconds after which the slice ends; it ends earlier if no group is left.
             enough: the slice also ends with this many ended groups; 0: not.
             begin: new groups to play, arguments of `play_groups`; None: no new ones.
@@ -178,6 +179,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         Raises:
             Exception: as `play_groups`; no group is left in play then.
         """
+        if self.engine.version != version:
+            return None, []
         if self._in_play is None:
             self._in_play = self._new_play({}, {})  # environments that wait never hold up the engine
         start = time.monotonic()
@@ -190,7 +193,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.drop_play()
             raise
         seconds = {**self._in_play.take_seconds(), "slice_s": time.monotonic() - start}
-        return Slice(batches, seconds, len(self._in_play))
+        apart = {group_id: batch.apart() for group_id, batch in batches.items()}
+        groups = [group for _, own in apart.values() for group in own]
+        bare = {group_id: batch for group_id, (batch, _) in apart.items()}
+        return Slice(bare, seconds, len(self._in_play)), groups
 
     def _begin(self, in_play: GroupsInPlay, arguments: PlayArguments) -> None:
         if (seed := arguments["seed"]) is not None and not len(in_play):
@@ -215,28 +221,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             batches[one.group_id] = replace(self._batch_of([one]), metrics=metrics, seconds={"play_s": one.seconds})
         return batches
 
-    @ray.method(num_returns=2)
-    def advance_apart(
-        self, version: int, slice_s: float, enough: int, begin: PlayArguments | None
-    ) -> tuple[Slice | None, list[Group]]:
-        """Play as `advance`; return metadata whose `ref` is None, and the groups as a separate object.
-
-        Args:
-            version: of the policy; with another version the runner was restarted since: (None, []).
-            slice_s: as in `advance`, likewise the others.
-            enough: see there.
-            begin: see there.
-        """
-        if self.engine.version != version:
-            return None, []
-        played = self.advance(slice_s, enough, begin)
-        groups = [meta.ref for batch in played.batches.values() for meta in batch.groups]
-        apart = {
-            group_id: replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups])
-            for group_id, batch in played.batches.items()
-        }
-        return replace(played, batches=apart), groups
-
     def drop_play(self) -> None:
         """Drop all groups in play; nothing of them is returned."""
         if self._in_play is not None:
@@ -256,9 +240,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """
         if self.engine.version != version:
             return None, []
-        batch = self.play_groups(**arguments)
-        groups = [meta.ref for meta in batch.groups]
-        return replace(batch, groups=[replace(meta, ref=None) for meta in batch.groups]), groups
+        return self.play_groups(**arguments).apart()
 
     def _play(
         self,
@@ -331,23 +313,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         times.append(time.perf_counter())
         self.engine.load_weights(bundle)
         times.append(time.perf_counter())
-        scored = self.score_loaded(sequences)
-        spent = dict(zip(("get_s", "load_s"), (end - start for start, end in pairwise(times)), strict=True))
-        return Loaded(scored.logps, {**spent, **scored.seconds})
-
-    def score_loaded(self, sequences: Sequence[Sequence[int]]) -> Loaded:
-        """Return the engine's log-probs of `sequences`."""
-        start = time.perf_counter()
         logps = self.engine.score(sequences)
-        return Loaded(logps, {"engine_canary_s": time.perf_counter() - start})
-
-    def init_transfer(self, init_info: dict[str, Any]) -> None:
-        """Connect to the learner through vLLM's own backend; see `VLLMEngine.init_transfer`."""
-        cast("VLLMEngine", self.engine).init_transfer(init_info)
-
-    def receive_weights(self, update_info: dict[str, Any], version: int) -> None:
-        """Receive one whole update through vLLM's own backend; see `VLLMEngine.receive`."""
-        cast("VLLMEngine", self.engine).receive(update_info, version)
+        times.append(time.perf_counter())
+        spent = (end - start for start, end in pairwise(times))
+        return Loaded(logps, dict(zip(("get_s", "load_s", "engine_canary_s"), spent, strict=True)))
 
     def load_noise(self) -> tuple[Fingerprint, Fingerprint]:
         """Load noise in place of the weights; return the engine's fingerprints before and after."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,13 @@ from rllib_srl.rollout.conversations import Ask, Conversations
 from rllib_srl.rollout.replies import Constructed, Reply
 from rllib_srl.types import Group, Prompt, StopReason, with_starts
 
-NOT_STARTED = "not started"
 MIN_EPISODES = 2  # below that no episode can be compared with another
 METRIC_PREFIXES = ("reward/", "agent/")  # of names in an info whose means are metrics
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
 
 
+@dataclass(eq=False, slots=True)
 class LiveEpisode:
     """Episode `index` of group `group_id`: what to play, then the text and tokens so far and the environment instance.
 
@@ -42,51 +43,30 @@ class LiveEpisode:
     present call, without `turn`.
     """
 
-    __slots__ = (
-        "ask",
-        "conversations",
-        "deadline",
-        "deadline_s",
-        "doing",
-        "episode",
-        "group_id",
-        "index",
-        "instance",
-        "is_unpaid",
-        "last_reply",
-        "num_refused",
-        "num_turns",
-        "pass_reward",
-        "place",
-        "prompt",
-        "refused_as",
-        "stream",
-        "text",
-        "turn",
-        "versions",
-    )
+    prompt: Prompt
+    group_id: str
+    index: int
+    episode: SingleAgentEpisode = field(init=False)
+    instance: Constructed | None = None
+    stream: list[int] = field(default_factory=list)
+    text: list[tuple[str, str]] = field(default_factory=list)  # (role, text): "system", "environment", "policy"
+    turn: Turn | None = None
+    num_turns: int = 0
+    pass_reward: float | None = None
+    is_unpaid: bool = False
+    versions: tuple[int, int] = (0, 0)  # of the weights; set when the episode starts or is aborted before that
+    place: int = 0  # among all episodes of its player
+    deadline_s: float = math.inf  # as given
+    deadline: float = math.inf  # the same as a time of the monotonic clock
+    doing: str = "not started"
+    conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
+    ask: Ask | None = None  # the agent's present call
+    last_reply: Reply = field(default_factory=lambda: Reply(""))  # to the agent's last call
+    num_refused: int = 0  # calls that got no turn
+    refused_as: StopReason | None = None  # the limit for which a call was refused, if the policy caused it
 
-    def __init__(self, prompt: Prompt, group_id: str, index: int) -> None:
-        self.prompt = prompt
-        self.group_id = group_id
-        self.index = index
-        self.episode = SingleAgentEpisode(id_=f"{group_id}/{index}")
-        self.instance: Constructed | None = None
-        self.stream: list[int] = []
-        self.text: list[tuple[str, str]] = []  # (role, text); roles: "system", "environment", "policy"
-        self.turn: Turn | None = None
-        self.num_turns = 0
-        self.pass_reward: float | None = None
-        self.is_unpaid = False
-        self.versions = (0, 0)  # of the engine's weights; set when the episode starts or is aborted before that
-        self.place = 0  # among all episodes of its player
-        self.deadline_s = self.deadline = math.inf  # given, and as a time of the monotonic clock
-        self.doing = NOT_STARTED
-        self.conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
-        self.ask: Ask | None = None  # the agent's present call
-        self.last_reply = Reply("")  # to the agent's last call
-        self.num_refused = 0  # calls that got no turn
-        self.refused_as: StopReason | None = None  # the limit for which a call was refused, if the policy caused it
+    def __post_init__(self) -> None:
+        self.episode = SingleAgentEpisode(id_=f"{self.group_id}/{self.index}")
 
     @property
     def where(self) -> str:
@@ -171,10 +151,21 @@ class LiveEpisode:
         return said.write(self.episode, reply.reward, {**reply.info, **counts})
 
 
+def valid_of(episodes: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
+    """Return the episodes that infrastructure did not end, in order of their index."""
+    valid = [one for one in episodes if not one.custom_data["stop_reason"].is_infrastructure]
+    return sorted(valid, key=lambda one: one.custom_data["index"])
+
+
+def turns_of(episode: SingleAgentEpisode) -> list[str]:
+    """Return the policy's texts in order."""
+    return [text for role, text in episode.custom_data["text"] if role == "policy"]
+
+
 def to_group(
     prompt: Prompt,
     group_id: str,
-    episodes: Iterable[SingleAgentEpisode],
+    episodes: Sequence[SingleAgentEpisode],
     origin: str = "fresh",
     at_least: int = MIN_EPISODES,
     keep_turns: bool = False,
@@ -193,19 +184,8 @@ def to_group(
 
     Returns:
         The group, or None if fewer than `at_least` valid episodes remain.
-
-    Raises:
-        ValueError: if an episode is of another group or prompt.
     """
-    episodes = sorted(episodes, key=lambda episode: episode.custom_data["index"])
-    for episode in episodes:
-        data = episode.custom_data
-        if data["group_id"] != group_id or data["prompt"] != prompt:
-            raise ValueError(
-                f"episode {episode.id_} has group {data['group_id']!r}, prompt {data['prompt'].prompt_id!r}; "
-                f"expected group {group_id!r}, prompt {prompt.prompt_id!r}"
-            )
-    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    valid = valid_of(episodes)
     if len(valid) < at_least:
         return None
     ids, mask, logp = zip(*(flatten(episode) for episode in valid), strict=True)
@@ -229,29 +209,23 @@ def to_group(
 
 
 def _extra_of(episodes: list[SingleAgentEpisode], keep_turns: bool) -> dict[str, Any]:
-    marks = {**_marks_of(episodes), **(_turns_of(episodes) if keep_turns else {})}
-    starts_G = [episode.custom_data.get("starts", (0,)) for episode in episodes]
-    return with_starts(marks, starts_G)
-
-
-def _marks_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
     data = episodes[0].custom_data
-    mark = {} if data.get("pass_reward") is None else {"pass_reward": data["pass_reward"]}
-    return {**mark, **({"is_unpaid": True} if data.get("is_unpaid") else {})}
-
-
-def _turns_of(episodes: list[SingleAgentEpisode]) -> dict[str, Any]:
-    turns = [[text for role, text in episode.custom_data["text"] if role == "policy"] for episode in episodes]
-    said = [episode.get_infos(0).get("can_iterate") for episode in episodes]
-    is_said = all(isinstance(value, bool) for value in said)
-    return {"turns": turns, **({"can_iterate": all(said)} if is_said else {})}
+    marks: dict[str, Any] = {}
+    if data.get("pass_reward") is not None:
+        marks["pass_reward"] = data["pass_reward"]
+    if data.get("is_unpaid"):
+        marks["is_unpaid"] = True
+    if keep_turns:
+        marks["turns"] = [turns_of(one) for one in episodes]
+        said = [one.get_infos(0).get("can_iterate") for one in episodes]
+        if all(isinstance(value, bool) for value in said):
+            marks["can_iterate"] = all(said)
+    return with_starts(marks, [one.custom_data.get("starts", (0,)) for one in episodes])
 
 
 def answers_of(episodes: Iterable[SingleAgentEpisode]) -> tuple[str, ...]:
     """Return the policy's last turn in each valid episode of a prompt, in the order of `to_group`."""
-    episodes = sorted(episodes, key=lambda episode: episode.custom_data["index"])
-    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
-    return tuple(turns[-1] if turns else "" for turns in _turns_of(valid)["turns"])
+    return tuple((turns_of(one) or [""])[-1] for one in valid_of(episodes))
 
 
 def flatten(episode: SingleAgentEpisode) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -287,10 +261,9 @@ def transcript_of(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 def is_unparsed(episode: SingleAgentEpisode) -> bool:
     """Return whether the last turn had no readable answer: stop reason UNPARSABLE, or an empty `parsed` in the info."""
-    if episode.custom_data["stop_reason"] is StopReason.UNPARSABLE:
-        return True
-    is_lost = episode.custom_data["stop_reason"].is_infrastructure
-    return not is_lost and len(episode) > 0 and episode.get_infos(-1).get("parsed") == ""
+    reason = episode.custom_data["stop_reason"]
+    has_info = not reason.is_infrastructure and len(episode) > 0
+    return reason is StopReason.UNPARSABLE or (has_info and episode.get_infos(-1).get("parsed") == "")
 
 
 def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
@@ -314,7 +287,7 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
     Only for environments whose info has both `parsed` and `expected`: one episode per group, at most
     MAX_SHOWN_ANSWERS, each text cut to its last MAX_SHOWN_CHARS characters, to keep the result small.
     """
-    valid = [episode for episode in episodes if not episode.custom_data["stop_reason"].is_infrastructure]
+    valid = [one for one in episodes if not one.custom_data["stop_reason"].is_infrastructure]
     if any(episode.get_return() > 0 for episode in valid):
         return []
     shown: dict[str, dict[str, str]] = {}
@@ -322,8 +295,7 @@ def unpaid_answers(episodes: Sequence[SingleAgentEpisode]) -> list[dict[str, str
         info = episode.get_infos(-1) if len(episode) else {}
         told = {name: info.get(name) for name in ("parsed", "expected")}
         if len(shown) < MAX_SHOWN_ANSWERS and all(isinstance(text, str) for text in told.values()):
-            said = [text for role, text in episode.custom_data["text"] if role == "policy"]
-            texts = {"answer": said[-1] if said else "", **told}
+            texts = {"answer": (turns_of(episode) or [""])[-1], **told}
             shown.setdefault(
                 episode.custom_data["group_id"], {name: str(text)[-MAX_SHOWN_CHARS:] for name, text in texts.items()}
             )

@@ -86,10 +86,8 @@ class GroupsInPlay:
             min_episodes: least valid episodes of a group; one with fewer is dropped.
 
         Raises:
-            ValueError: a group id that is in play, or an unknown environment; nothing was added.
+            ValueError: an unknown environment; nothing was added.
         """
-        if twice := sorted(set(prompts) & set(self._groups)):
-            raise ValueError(f"group {twice[0]!r} is in play already; expected new group ids")
         episodes = [
             LiveEpisode(prompt, group_id, index)
             for group_id, prompt in prompts.items()

@@ -37,7 +37,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_srl.engine.protocol import Sampling, Turn, TurnWriter
 from rllib_srl.rollout.conversations import OUT_OF_CALLS, TOO_LONG, AskRefusedError, Conversations
 from rllib_srl.rollout.env_calls import EnvCalls, FinishedCall, RunEndedError, one_line
-from rllib_srl.rollout.episodes import NOT_STARTED, LiveEpisode
+from rllib_srl.rollout.episodes import LiveEpisode
 from rllib_srl.rollout.replies import Reply, answer, construct, refuse, reset, step
 from rllib_srl.rollout.transcript import Transcript
 from rllib_srl.types import ProcessBrokenError, StopReason
@@ -102,13 +102,6 @@ class Limits:
     max_episode_tokens: int  # of the whole stream, prompt included
     max_concurrent: int | None = None  # concurrent episodes, and so environment instances; None = all
 
-    def __post_init__(self) -> None:
-        """Validate every value; report all errors at once."""
-        values = {**vars(self), "max_concurrent": 1 if self.max_concurrent is None else self.max_concurrent}
-        faults = [f"{name} = {value}; expected at least 1" for name, value in values.items() if value < 1]
-        if faults:
-            raise ValueError("limits: " + "; ".join(faults))
-
 
 def play(
     episodes: Sequence[LiveEpisode],
@@ -137,7 +130,7 @@ def play(
             was idle because every episode waited for its environment.
 
     Raises:
-        ValueError: at once, for a duplicate or started episode or an unknown environment.
+        ValueError: at once, for an unknown environment.
         TooManyHangingCallsError: see `EnvCalls.poll`.
         RunEndedError: an environment raised an exception with `ends_run`.
         ProcessBrokenError: the engine cannot be used any further.
@@ -188,14 +181,8 @@ class Player:
         """Queue new episodes; those that are unfinished `deadline_s` seconds from now end as ABORTED.
 
         Raises:
-            ValueError: a duplicate or started episode, or an unknown environment; nothing was queued.
+            ValueError: an unknown environment; nothing was queued.
         """
-        names = [(live.group_id, live.index) for live in episodes]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"episode (group_id, index) = {twice} appears twice; expected each episode once")
-        if started := [name for name, live in zip(names, episodes, strict=True) if live.doing != NOT_STARTED]:
-            raise ValueError(f"episode (group_id, index) = {started[0]} was played before; expected a new LiveEpisode")
         unknown = sorted({live.prompt.env_id for live in episodes} - set(self.worlds))
         if unknown:
             known = ", ".join(map(repr, self.worlds))
@@ -261,10 +248,10 @@ class Player:
             live = self.waiting.popleft()
             live.versions = (self.engine.version, self.engine.version)
             self.live.add(live)
-            env_id = live.prompt.env_id
-            live.instance = self.calls.pool.take(env_id, self.worlds[env_id])
+            creator = self.worlds[live.prompt.env_id]
+            live.instance = self.calls.pool.take(creator)
             if live.instance is None:
-                self._call(live, "construct", construct, self.worlds[env_id])
+                self._call(live, "construct", construct, creator)
             else:
                 self._call(live, "reset", reset, live.instance.env, live.prompt)
 
@@ -502,7 +489,7 @@ class Player:
 
     def _give_back(self, live: LiveEpisode) -> None:
         if live.instance is not None:
-            self.calls.pool.put(live.prompt.env_id, live.instance)
+            self.calls.pool.put(live.instance)
             live.instance = None
 
     def _stop_writing(self, request_ids: Sequence[str]) -> list[LiveEpisode]:

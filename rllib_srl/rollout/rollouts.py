@@ -6,7 +6,7 @@
     rollouts.restore({id: Failure})                         restarts runners and sends them the current weights
 
 A runner that dies or times out is restarted, and plays its prompts again with the same seed: the run goes on as if
-nothing had happened. If it does not come back, the others play them.
+nothing had happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rllib_srl.rollout.batches import PlayArguments, PlayOptions, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.types import Prompt
 
-BEGUN_PER_SEAT = 2  # with max_lag: episodes that a runner plays at a time, in units of the engine's max_num_seqs
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
 MOST_LOST_ITERATIONS = 5  # in a row
 
@@ -49,7 +48,6 @@ class RolloutSettings(NamedTuple):
     max_lag: int  # 0: rollout and training take turns
     in_flight: int | None  # groups that are played or wait to be trained on; None: those that `max_lag` allows
     slice_s: float
-    num_seats: int  # of an engine
     play_timeout_s: float
     start_timeout_s: float
 
@@ -83,13 +81,8 @@ class Rollouts:
         self._counted = 0, 0  # newest iteration whose groups were numbered, and how many they are
         self.ahead: RolloutsAhead | None = None
         if settings.max_lag:
-            self.ahead = RolloutsAhead(
-                runners,
-                slice_s=settings.slice_s,
-                timeout_s=settings.play_timeout_s,
-                max_tries=MAX_TRIES,
-                most_begun=BEGUN_PER_SEAT * settings.num_seats,
-            )
+            times = {"slice_s": settings.slice_s, "timeout_s": settings.play_timeout_s}
+            self.ahead = RolloutsAhead(runners, **times, max_tries=MAX_TRIES)
 
     @property
     def in_play(self) -> list[tuple[Prompt, bool]]:
@@ -165,9 +158,6 @@ class Rollouts:
             self._notes.count("num_groups_played_again", len(pending))
             self.restore(lost)
             parts = {i: parts[i] for i in lost}
-            if not lost.keys() <= set(self.runners.ids):
-                parts = _deal(pending, self.runners.ids)
-                seeds = {i: self._seed(stream, iteration, i, attempt) for i in parts}
 
     def play_training(
         self, prompts: Sequence[Prompt], iteration: int, num_revisits: int = 0, stream: str = "train"
@@ -203,22 +193,16 @@ class Rollouts:
     def restore(self, lost: Mapping[int, Failure]) -> None:
         """Restart runners and send them the current weights; a runner that dies meanwhile is restarted again.
 
-        The run goes on without runners whose node is dead, as long as others are left.
-
         Raises:
-            ActorFailure: the last runner did not come back, or a runner died `MAX_TRIES` times.
+            ActorFailure: a runner did not come back, or died `MAX_TRIES` times.
         """
         for runner_id, failure in lost.items():
             for attempt in range(1, MAX_TRIES + 1):
                 self._notes.warn(f"runner {runner_id} {failure.reason}; restarting it and playing its prompts again")
-                is_back = self.runners.revive(runner_id, failure, self._settings.start_timeout_s)
-                self._notes.count("num_runner_restarts" if is_back else "num_runners_lost", 1)
+                self.runners.revive(runner_id, failure, self._settings.start_timeout_s)
+                self._notes.count("num_runner_restarts", 1)
                 try:
-                    if is_back:
-                        self._load_weights(self.version, [runner_id])
-                    else:
-                        left = ", ".join(map(str, self.runners.ids))
-                        self._notes.warn(f"runner {runner_id} is lost; its prompts go to {left}")
+                    self._load_weights(self.version, [runner_id])
                     if self.ahead is not None:
                         again = self.ahead.restarted({runner_id: failure})
                         self._notes.count("num_groups_played_again", again)
@@ -227,19 +211,6 @@ class Rollouts:
                     if attempt == MAX_TRIES:
                         raise
                     failure = error.failure
-
-    def welcome(self) -> None:
-        """Let runners that were away with their node play again, with the current weights."""
-        if not (back := self.runners.returned()):
-            return
-        self._notes.warn(f"lost runners are back: {', '.join(map(str, back))}")
-        with self.at_rest():
-            for runner_id in back:
-                self._notes.count("num_runner_restarts", 1)
-                try:
-                    self._load_weights(self.version, [runner_id])
-                except RunnerFailure as error:
-                    self.restore({runner_id: error.failure})
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -284,8 +255,8 @@ class Rollouts:
         if self.ahead is not None:
             self.ahead.close()
 
-    def _seed(self, stream: str, iteration: int, runner_id: int, attempt: int = 0) -> int:
-        words = [self.seed, sum(stream.encode()), iteration, runner_id, attempt]
+    def _seed(self, stream: str, iteration: int, runner_id: int) -> int:
+        words = [self.seed, sum(stream.encode()), iteration, runner_id, 0]
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)  # non-negative in 32 bits
 
     def _arguments(

@@ -5,14 +5,12 @@
     runners.start_loading(ids, ref, ...)                      ->  PendingLoads, read by `loaded`
     runners.load_noise(ids, timeout_s)                        ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
-    runners.returned()                                        ->  those that were away with their node, and are back
 
 RLlib starts the runners as `StartedRunners`: while the learners start, and outside Tune spread over the nodes.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,9 +41,6 @@ from rllib_srl.types import listed
 
 Result = TypeVar("Result")
 
-POLL_S = 1.0
-logger = logging.getLogger(__name__)
-
 
 class PendingSlice(NamedTuple):
     """References to the results of a slice that a runner plays."""
@@ -73,12 +68,11 @@ class RunnerGroup:
         """Wrap RLlib's group."""
         self._group = group
         self._place_of: dict[int, Place] = {}
-        self._away: dict[int, ray.ObjectRef[Place]] = {}  # answers to come of runners whose node died
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids of all runners but those that are away with their node; 0 is the local one."""
-        return [0] if self.is_local else [i for i in self._actors() if i not in self._away]
+        """Return the ids of all runners; 0 is the local one."""
+        return [0] if self.is_local else list(self._actors())
 
     def play_groups(
         self, arguments: Mapping[int, PlayArguments], version: int, timeout_s: float
@@ -105,8 +99,8 @@ class RunnerGroup:
     def start_slice(
         self, runner_id: int, version: int, slice_s: float, enough: int, begin: PlayArguments | None
     ) -> PendingSlice:
-        """Start a slice on a remote runner; see `LLMEnvRunner.advance_apart`. Played groups outlive their runner."""
-        call = Call.of_first(LLMEnvRunner.advance_apart, version, slice_s, enough, begin)
+        """Start a slice on a remote runner; see `LLMEnvRunner.advance`. Played groups outlive their runner."""
+        call = Call.of_first(LLMEnvRunner.advance, version, slice_s, enough, begin)
         answer, groups = call.submit_all(self._actors()[runner_id])
         return PendingSlice(runner_id, answer, groups)
 
@@ -144,12 +138,6 @@ class RunnerGroup:
         if len(submitted) < len(pending.answers):
             return self._same(pending.answers, pending.call, timeout_s)
         return dict(gather(submitted, timeout_s))
-
-    def score_loaded(
-        self, ids: Iterable[int], sequences: Sequence[Sequence[int]], timeout_s: float
-    ) -> dict[int, Loaded | Failure]:
-        """Score the canary on engines that received weights directly; see `LLMEnvRunner.score_loaded`."""
-        return self._same(ids, Call.of(LLMEnvRunner.score_loaded, sequences), timeout_s)
 
     def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
         """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`.
@@ -193,15 +181,11 @@ class RunnerGroup:
         """
         self._place_of = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
 
-    def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> bool:
-        """Wait until a failed runner has restarted; kill it first if it may still be running.
-
-        Returns:
-            False if its node is dead, or it did not restart within `timeout_s`, and others are left: it is away until
-            it is among those that have `returned`.
+    def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
+        """Wait until a failed runner has restarted, on any node; kill it first if it may still be running.
 
         Raises:
-            ActorFailure: it did not restart and no other runner is left, or its constructor failed.
+            ActorFailure: it did not restart in time, or its constructor failed.
         """
         actor = self._actors()[runner_id]
         manager = self._group._worker_manager
@@ -212,53 +196,23 @@ class RunnerGroup:
             end_family(family)
         started = Call.of(LLMEnvRunner.check_started)
         deadline, answer = time.monotonic() + timeout_s, started.submit(actor)
-        has_others = bool(set(self.ids) - {runner_id})
-        while time.monotonic() < deadline and not (has_others and self._is_node_dead(runner_id)):
-            if not ray.wait([answer], timeout=min(POLL_S, timeout_s))[0]:
-                continue
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                self._come_back(runner_id, answer)
+                self._place_of[runner_id] = ray.get(answer, timeout=left)
             except RayTaskError as error:  # it restarted, and its constructor failed: waiting cannot help
                 raise ActorFailure(f"runner {runner_id} {failure.reason}, and cannot start: {error.cause}") from error
             except RayError:
                 time.sleep(0.5)
                 answer = started.submit(actor)
             else:
-                return True
-        if not has_others:
-            raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
-        self._away[runner_id] = answer
-        return False
-
-    def returned(self) -> list[int]:
-        """Return the runners that were away and have restarted, perhaps on another node, without the weights."""
-        back = []
-        for runner_id, answer in list(self._away.items()):
-            if not ray.wait([answer], timeout=0)[0]:
-                continue
-            try:
-                self._come_back(runner_id, answer)
-                back.append(runner_id)
-            except RayError as error:
-                if isinstance(error, RayTaskError):
-                    logger.warning("runner %d stays away, it cannot start: %s", runner_id, error.cause)
-                self._away[runner_id] = Call.of(LLMEnvRunner.check_started).submit(self._actors()[runner_id])
-        return back
-
-    def _come_back(self, runner_id: int, answer: ray.ObjectRef[Place]) -> None:
-        self._place_of[runner_id] = ray.get(answer, timeout=60)
-        manager = self._group._worker_manager
-        manager.set_actor_state(runner_id, healthy=True)
-        manager._restored_actors.discard(runner_id)  # prevents a second restore by RLlib
-        self._away.pop(runner_id, None)
-
-    def _is_node_dead(self, runner_id: int) -> bool:
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return runner_id in self._place_of and self._place_of[runner_id].node not in alive
+                manager.set_actor_state(runner_id, healthy=True)
+                manager._restored_actors.discard(runner_id)  # prevents a second restore by RLlib
+                return
+        raise ActorFailure(f"runner {runner_id} {failure.reason}, and did not come back within {timeout_s:g} s")
 
     def actors(self) -> list[Any]:
         """Return the handles of the remote runners, in order of their ids."""
-        return [actor for i, actor in sorted(self._actors().items()) if i in self.ids]
+        return [actor for _, actor in sorted(self._actors().items())]
 
     def _each(self, calls: Mapping[int, Call[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
         """Run the calls on their runners; yield the result or a `Failure` of each as it arrives."""
@@ -308,8 +262,7 @@ class StartedRunners(EnvRunnerGroup):
 
     def _setup(self, **settings: Any) -> None:
         config = settings["config"]
-        needs_one_card = config.colocate or config.weight_transfer == "ipc"
-        if not needs_one_card and ray.util.get_current_placement_group() is None:
+        if not config.colocate and ray.util.get_current_placement_group() is None:
             self._remote_args["scheduling_strategy"] = "SPREAD"  # also of a runner that Ray restarts
         super()._setup(**settings)
 

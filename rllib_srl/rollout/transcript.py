@@ -186,7 +186,7 @@ class ChatTranscript(Transcript):
             )
         self._controls = ControlTokens(tokenizer)
         self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
-        self._has_checked_tools = self._has_checked_system = False
+        self._checked: set[str] = set()  # what the first prompts asked for: "tools", "system"
         self._has_one_turn = max_turns == 1
         opened = self._prompt()
         try:
@@ -226,19 +226,14 @@ class ChatTranscript(Transcript):
             "prompt_format = 'text' or another template"
         )
 
-    @property
-    def marks_turns(self) -> bool:
-        """Whether a control token, which no text can forge, separates a text from the policy's turn."""
-        one, other = (self._render([question]) for question in _ANSWERS)
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))
-        return self._controls.count(token_id for token_id, _ in same) > 0
-
     def whole(self, messages: Sequence[Message], tools: str = "", template: str = "") -> list[int]:
         """Render the conversation and the opening of the assistant's message."""
-        if tools:
-            self._check_tools_once(tools)
-        if any(message["role"] == "system" for message in messages):
-            self._check_system_once()
+        if tools and "tools" not in self._checked:
+            self._check_tools(tools)
+            self._checked.add("tools")
+        if "system" not in self._checked and any(message["role"] == "system" for message in messages):
+            self._check_system()
+            self._checked.add("system")
         return list(self._whole(json.dumps(messages, ensure_ascii=False), tools, template))
 
     def more(self, messages: Sequence[Message], last_id: int, template: str = "") -> list[int]:
@@ -406,16 +401,6 @@ class ChatTranscript(Transcript):
                 f"with {header!r}, so the policy would have to write its own role; expected a template that opens the "
                 "assistant's message: correct it in the model's directory, or use prompt_format = 'text'"
             )
-
-    def _check_system_once(self) -> None:
-        if not self._has_checked_system:
-            self._check_system()
-            self._has_checked_system = True
-
-    def _check_tools_once(self, tools: str) -> None:
-        if not self._has_checked_tools:
-            self._check_tools(tools)
-            self._has_checked_tools = True
 
     def _check_system(self) -> None:
         """Check that the template renders a system message and keeps earlier tokens with one.

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from rllib_srl import SRL
 from rllib_srl.batch.shard import fetched
-from rllib_srl.rollout.ahead import RolloutsAhead
-from rllib_srl.types import Prompt
 from tests.small_memory import memory_config, watched
 from tests.waiting import wait_until
 
@@ -121,40 +118,6 @@ def test_late_groups_that_nothing_reuses_are_counted_and_warned_of_once(
     told = [one.getMessage() for one in caplog.records if "more than max_lag updates" in one.getMessage()]
     assert num_late >= 2 and len(told) == 1 and "replay_reuse_fraction is 0" in told[0]
     assert num_tokens == num_expected
-
-
-def asked(*names, size=4):
-    return {"prompts": {name: Prompt("even", name) for name in names}, "group_size": size}
-
-
-def test_a_runner_with_room_begins_what_waits_for_a_full_one():
-    ahead = RolloutsAhead(SimpleNamespace(ids=[1, 2]), slice_s=1, timeout_s=1, max_tries=3, most_begun=8)
-
-    def begun(runner_id):
-        new = ahead._take_new(runner_id)
-        return list(new["prompts"]) if new else []
-
-    def ended(*names):
-        for name in names:
-            del ahead._runner_of[name]
-
-    with ahead.at_rest():  # the thread starts no slice
-        ahead.launch(1, asked(*"abcdef"))
-        assert begun(2) == []  # runner 1 can begin with them
-        ahead.launch(2, asked("g"))
-        assert begun(1) == ["a", "b"]
-        assert begun(2) == ["g", "f"]
-        assert begun(1) == begun(2) == []
-        assert ahead.loads() == {1: 20, 2: 8}
-        ended("g", "f")
-        ahead.launch(2, asked("h", size=40))  # alone more than a runner's episodes
-        assert begun(2) == ["h"] and begun(2) == []
-        ended("a", "h")
-        assert begun(2) == []  # runner 1 has room for c
-        assert begun(1) == ["c"]
-        assert begun(2) == ["e", "d"]
-        assert ahead._take_new(2) is None and ahead.loads() == {1: 8, 2: 8}
-    ahead.close()
 
 
 def logps_by_version(directories, ids) -> np.ndarray:

@@ -36,7 +36,7 @@ RLLIBS = {  # RLlib's own, beside ours
 # Not in these runs: restarts, GPUs, reward functions of one's own (test_own_data.py), agents
 # (rollout/test_agents.py), rollouts ahead of training (test_ahead.py).
 RARE = {"num_runner_restarts", "num_attention_graphs", "reward/[^/]+"}
-RARE |= {"num_runners_lost", "num_groups_played_again"}
+RARE |= {"num_groups_played_again"}
 RARE |= {"num_groups_undone"}  # after a restore
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}

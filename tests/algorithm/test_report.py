@@ -137,26 +137,10 @@ def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, ca
     )
 
 
-def test_groups_of_one_are_warned_of_where_nearly_all_have_the_same_reward(tmp_path, caplog):
-    right, wrong, partly = (1.0,), (0.0,), (0.5,)
-    (warning,) = warned_of(tmp_path / "a", caplog, (244, right), (12, wrong), (500, wrong), rule="posterior")
-    assert warning == (
-        "95% of the first 256 groups of one episode had the same reward, 1 (right). The baseline from history trains "
-        "on these only where a result differs from what is predicted: use harder prompts. See docs/does-memory-help.md."
-    )
-    caplog.clear()
-    (warning,) = warned_of(tmp_path / "b", caplog, (256, wrong), rule="posterior")
-    assert warning.startswith("100% of ") and "0 (wrong)" in warning and "use easier prompts" in warning
-    caplog.clear()
-    assert warned_of(tmp_path / "c", caplog, (243, right), (13, wrong), rule="posterior") == []
-    assert warned_of(tmp_path / "d", caplog, (128, wrong), (128, partly), rule="posterior") == []  # failed unlike
-    assert warned_of(tmp_path / "e", caplog, (255, right), rule="posterior") == []  # too few yet
-
-
 @pytest.mark.parametrize(("parts", "told"), [
     ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
     ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
-    ([(255, (1.0,)), (255, NOTHING)], None),  # too few yet: groups of one are counted apart
+    ([(255, (1.0,)), (255, NOTHING)], None),  # too few yet: groups of one are not counted
 ])  # fmt: skip
 def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, told):
     warnings = warned_of(tmp_path, caplog, *parts)

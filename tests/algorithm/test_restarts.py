@@ -10,11 +10,10 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.common.remote_calls import ActorFailure, Failure, RunnerFailure
-from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 
 DIED = Failure("died (killed)", is_silent=False)
@@ -50,11 +49,11 @@ class Fakes:
         notes = SimpleNamespace(warn=lambda line: None, count=lambda name, n: self.log.append(name))
         runners = SimpleNamespace(
             ids=[1, 2],
-            revive=lambda i, failure, s: self.log.append(f"revive {i}") or True,
+            revive=lambda i, failure, s: self.log.append(f"revive {i}"),
             sleep=partial(self.each, "sleep"),
             wake_up=partial(self.each, "wake_up"),
         )
-        settings = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 4, 1.0, 1.0)
+        settings = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 1.0, 1.0)
         self.rollouts = Rollouts(runners, settings, 0, self.start, notes)
         self.rollouts.version = self.version = 7
         self.learners = SimpleNamespace(onload=lambda timeout_s: None, offload=lambda timeout_s: None)
@@ -68,24 +67,6 @@ class Fakes:
     def each(self, method, ids, timeout_s):
         self.log.append(f"{method} {sorted(ids)}")
         return {i: DIED for i in ids if self.dead.pop((method, i), False)}
-
-
-def test_groups_of_a_runner_that_is_away_are_played_by_the_others():
-    runners = SimpleNamespace(ids=[1, 2, 3])
-    ahead = RolloutsAhead(runners, slice_s=1.0, timeout_s=1.0, max_tries=3, most_begun=20)
-    with ahead.at_rest():
-        for i in (1, 2):
-            prompts = {f"{i}.{slot}": Prompt("world", f"{i} {slot}") for slot in range(3)}
-            ahead.launch(i, {"prompts": prompts, "seed": i, "group_size": 4})
-        runners.ids = [1, 3]
-        assert ahead.restarted({2: DIED}) == 3
-        assert ahead.loads() == {1: (3 + 2) * 4, 3: 4}
-        assert ahead._take_new(2) is None
-        assert set(ahead._take_new(1)["prompts"]) == {"1.0", "1.1", "1.2", "2.0", "2.2"}
-        third = ahead._take_new(3)
-        assert (set(third["prompts"]), third["seed"], third["group_size"]) == ({"2.1"}, 2, 4)
-        assert len(ahead.outstanding) == 6
-        ahead.close()
 
 
 def test_a_runner_that_always_dies_ends_the_run_by_name():

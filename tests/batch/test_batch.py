@@ -151,19 +151,6 @@ def test_an_episode_without_loss_tokens_needs_no_pass():
     assert micro_batches([nothing], 100, True) == []
 
 
-def test_lengths_that_do_not_align_are_named():
-    with pytest.raises(ValueError, match="1 groups but 2 advantage arrays"):
-        episodes_of([group_of_two()], [np.zeros(2), np.zeros(2)])
-    with pytest.raises(ValueError, match="group g has 2 episodes but 3 advantages"):
-        episodes_of([group_of_two()], [np.zeros(3)])
-
-
-def test_log_probs_and_tokens_of_different_lengths_are_named():
-    group = group_of_two()
-    with pytest.raises(ValueError, match="group g has 5 token_ids_N, 4 behaviour_logp_N and 5 loss_mask_N"):
-        episodes_of([replace(group, behaviour_logp_N=group.behaviour_logp_N[:-1])], [np.zeros(2)])
-
-
 def two_conversations(g_starts=(0, 4), extra=None):
     """Return a group of two episodes of six tokens, the second of two conversations."""
     ids = np.array([1, 2, 3, 4, 5, 6, 1, 2, 8, 9, 1, 7], np.int32)

@@ -193,9 +193,8 @@ def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
         runners._place_of = {1: place}
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
         monkeypatch.setattr(ray, "kill", lambda actor, no_restart: None)
-        monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
         monkeypatch.setattr(ray, "get", lambda answer, timeout: again)
-        assert runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
+        runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
         assert process.wait(60) == -signal.SIGKILL and runners._place_of == {1: again}
     finally:
         process.kill()
@@ -244,10 +243,10 @@ def test_reports_of_all_learners_are_one_mapping(arrived):
 @pytest.mark.parametrize(("fsdp", "num_asked"), [(False, 1), (True, 2)])
 def test_weights_are_sent_by_every_learner_that_has_a_part(arrived, fsdp, num_asked):
     sent, scores = [Sent("bundle", {}), Sent(None, {})], (np.zeros(1), np.ones(1))
-    workers = [SimpleNamespace(send=Remote(one), score_sent=Remote(logps)) for one, logps in zip(sent, scores)]
+    workers = [SimpleNamespace(send=Remote(one), score_canary=Remote(logps)) for one, logps in zip(sent, scores)]
     learners = learners_of(*workers, fsdp=fsdp)
-    assert learners.send(3, 8.0) is sent[0] and learners.score_sent(3, [[1, 2]], 8.0) is scores[0]
-    for method in ("send", "score_sent"):
+    assert learners.send(3, 8.0) is sent[0] and learners.score_canary([[1, 2]], 8.0) is scores[0]
+    for method in ("send", "score_canary"):
         assert sum(len(getattr(worker, method).calls) for worker in workers) == num_asked
 
 

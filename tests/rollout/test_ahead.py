@@ -19,7 +19,6 @@ from rllib_srl.rollout.runner_group import PendingSlice
 from rllib_srl.types import Prompt
 from tests.waiting import wait_until
 
-MOST_BEGUN = 6  # episodes of a runner
 SIZE = 2  # episodes of a group
 
 
@@ -32,7 +31,7 @@ class Runners:
     def __init__(self, rng: random.Random, num: int, death: float) -> None:
         self.ids, self.now = list(range(1, num + 1)), 0
         self.began: dict[str, int] = {}  # group -> version
-        self.num_lost = self.num_in_slice = self.most_begun = 0
+        self.num_lost = self.num_in_slice = 0
         self._rng, self._death = rng, death
         self._playing: dict[int, dict[str, tuple[int, int]]] = {i: {} for i in self.ids}  # slices left and episodes
         self._ready_at: dict[int, float] = {}  # by answer
@@ -45,7 +44,6 @@ class Runners:
             assert group_id not in own
             own[group_id] = self._rng.randint(1, 3), begin["group_size"]
             self.began[group_id] = self.now
-        self.most_begun = max(self.most_begun, sum(size for _, size in own.values()))
         self._ready_at[runner_id] = time.monotonic() + self._rng.uniform(0, 0.002)
         return PendingSlice(runner_id, runner_id, None)
 
@@ -90,7 +88,7 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
     runners, delivered, restarts = Runners(rng, num_runners, death), Counter(), Counter()
     launched: dict[str, int] = {}  # group -> version
     original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
-    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=10**6, most_begun=MOST_BEGUN)
+    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=10**6)
 
     def restore(lost):
         restarts.update(list(lost))
@@ -124,14 +122,14 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
         ahead.close()
         ahead_module.ray = original
     assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
-    assert not ahead.outstanding and runners.most_begun <= MOST_BEGUN - 1 + 3
+    assert not ahead.outstanding
     assert death or not restarts
 
 
 def test_the_share_of_time_that_training_waits():
     runners = Runners(random.Random(1), 1, 0.0)
     original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
-    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=1, most_begun=MOST_BEGUN)
+    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=1)
     try:
         ahead.take_waiting_share()
         time.sleep(0.05)

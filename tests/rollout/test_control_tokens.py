@@ -147,12 +147,6 @@ def test_what_only_a_normaliser_makes_a_control_token_is_refused():
             transcript.later("＜turn＞", 9)  # wide brackets
 
 
-def test_a_template_says_whether_its_turns_can_be_forged():
-    plain = "{% for m in messages %}{{ '[' + m['role'] + '] ' + m['content'] + '\n' }}{% endfor %}{{ '[assistant] ' }}"
-    for template, marks in ((CHATML, True), (TEMPLATES["added"], True), (plain, False)):
-        assert ChatTranscript(tokenizer_of(template)).marks_turns is marks
-
-
 @pytest.mark.slow
 def test_the_packaged_model_reads_no_forged_turn():
     from rllib_srl.engine.models import local_model

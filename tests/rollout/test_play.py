@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.rollout import ChatTranscript, EnvCalls, Limits, LiveEpisode
+from rllib_srl.rollout import ChatTranscript, EnvCalls, LiveEpisode
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, unplayed
-from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -105,13 +104,11 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     (["x\n"], 3, {"max_turns": 3}, StopReason.TERMINATED, [1, 1, 1]),
     (["x\n"], 3, {"max_turns": 2}, StopReason.OUT_OF_TURNS, [1, 1]),
     (["xxx\n"], 1, {"max_turn_tokens": 2}, StopReason.OUT_OF_TOKENS, [2]),  # cut off, graded, over
-    (["xxx\n"], 9, {"max_turn_tokens": 2, "max_turns": 2}, StopReason.OUT_OF_TOKENS, [2, 2]),
     (["xxx\n", "x"], 2, {"max_turn_tokens": 2}, StopReason.TERMINATED, [2, 1]),  # cut off, but not at the end
     (["xxx\n"], 2, {"max_episode_tokens": 10}, StopReason.OUT_OF_TOKENS, [2]),  # 8 of prompt, room for 2
     # 8 of prompt, 2 of turn, 3 of "[x]": one more must fit for another turn.
     (["x\n"], 3, {"max_episode_tokens": 13}, StopReason.OUT_OF_TOKENS, [1]),
     (["x\n"], 3, {"max_episode_tokens": 14}, StopReason.OUT_OF_TOKENS, [1, 1]),
-    (["x\n"], 3, {"max_episode_tokens": 23}, StopReason.TERMINATED, [1, 1, 1]),
 ])  # fmt: skip
 def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts, num_turns, limits, reason, rewards):
     (episode,) = play_with(unplayed("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
@@ -203,19 +200,6 @@ def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine
     assert said["g"].get_infos(0) == {"can_iterate": True}
 
 
-def test_what_the_info_says_of_an_episode_outweighs_the_attribute(play_with, engine_of):
-    class Deep(World):
-        can_iterate = True
-
-        def reset(self, *, seed=None, options=None):
-            return "ask:", {"can_iterate": False}
-
-    (deep,) = play_with(unplayed("q1"), engine_of("x"), {"world": Deep})
-    (silent,) = play_with(unplayed("q1"), engine_of("x"))
-    assert deep.get_infos(0) == {"can_iterate": False}
-    assert "can_iterate" not in silent.get_infos(0)
-
-
 def test_an_environment_reset_by_seed_refuses_a_step(play_with, engine_of):
     class Foreign:
         def reset(self, *, seed=None, options=None):
@@ -281,26 +265,6 @@ def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokeniz
     assert engine.num_steps == 300 or engine.num_steps == 301  # the long turn never waited for an environment
 
 
-def test_waiting_costs_no_polling(play_with, engine_of, calls, monkeypatch):
-    class Slow(World):
-        def step(self, action: str):
-            time.sleep(0.2)
-            return super().step(action)
-
-    num_polls, poll = 0, calls.poll
-
-    def counting_poll(timeout_s: float):
-        nonlocal num_polls
-        num_polls += 1
-        return poll(timeout_s)
-
-    monkeypatch.setattr(calls, "poll", counting_poll)
-    engine = engine_of("x")
-    list(play_with(unplayed("q1"), engine, {"world": Slow}))
-    assert num_polls < 10
-    assert engine.num_steps == 1
-
-
 def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     before = set(threading.enumerate())
     calls = EnvCalls(8, 30.0)
@@ -320,31 +284,9 @@ def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     assert [world.num_closed for world in World.made] == [1] * len(World.made)
 
 
-def test_max_concurrent_bounds_what_runs_at_once(play_with, engine_of):
-    engine = engine_of("x\n")
-    most = 0
-
-    def script(request_id: str, token_ids: list[int], write=engine.script):
-        nonlocal most
-        most = max(most, engine.num_running() + 1)
-        return write(request_id, token_ids)
-
-    engine.script = script
-    assert len(list(play_with(unplayed(*"abcdefgh"), engine, limits={"max_concurrent": 3}))) == 8
-    assert most == 3
-
-
-def test_bad_requests_and_limits_are_refused_at_once(play_with, engine_of):
-    with pytest.raises(ValueError, match=r"\('g', 0\) appears twice"):
-        play_with(unplayed("q1") * 2, engine_of("x"))
-    played = unplayed("q1")
-    list(play_with(played, engine_of("x\n")))
-    with pytest.raises(ValueError, match=r"\('g', 0\) was played before"):
-        play_with(played, engine_of("x"))
+def test_an_unknown_environment_is_refused_at_once(play_with, engine_of):
     with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'world'"):
         play_with(unplayed("q1", env_id="mars"), engine_of("x"))
-    with pytest.raises(ValueError, match="max_turns = 0; expected at least 1; max_concurrent = 0; expected"):
-        Limits(max_turns=0, max_turn_tokens=1, max_episode_tokens=1, max_concurrent=0)
 
 
 def test_a_prompt_without_room_for_a_turn_is_skipped_and_named(play_with, engine_of, calls):
@@ -375,14 +317,6 @@ def test_an_environment_that_hears_turns_gets_their_tokens_and_version_first(pla
 
     list(play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: Hearing(num_turns=2)}))
     assert heard == [(ids_of("x\n"), 7), "x\n"] * 2
-
-
-def test_instances_of_another_configuration_are_not_reused(play_with, engine_of, calls):
-    (one,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(1)})
-    (two,) = play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: World(2)})
-    assert (one.get_return(), two.get_return()) == (1.0, 2.0)
-    assert wait_until(lambda: World.made[0].num_closed == 1)
-    assert calls.pool.num_idle == 1
 
 
 def test_answers_that_come_together_are_written_to_together(play_with, engine_of):

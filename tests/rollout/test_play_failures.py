@@ -88,20 +88,14 @@ def _never() -> bool:
 
 HOSTILE_STEPS = [
     ((None, 0, True, False, {}), "the observation is of type NoneType; expected a str"),
-    ((b"bytes", 0, True, False, {}), "the observation is of type bytes; expected a str"),
-    ((["a", "b"], 0, True, False, {}), "the observation is of type list with 2 entries; expected a str"),
     (("\ud800", 0, False, False, {}), "the observation cannot be encoded as UTF-8"),
     (("", float("nan"), True, False, {}), "the reward is nan; expected a finite number"),
-    (("", np.float32("inf"), True, False, {}), "the reward is inf; expected a finite number"),
     (("", 10**400, True, False, {}), "the reward is inf; expected a finite number"),
     (("", "1.0", True, False, {}), "the reward is of type str; expected a number"),
-    (("", None, True, False, {}), "the reward is of type NoneType; expected a number"),
-    (("", np.ones(1), True, False, {}), "the reward is of type ndarray; expected a number"),
     (("", 1j, True, False, {}), "the reward is of type complex; expected a number"),
     (("", 0, _Refuses(), False, {}), "RuntimeError: neither"),
     (("", 0, True, False, None), "the info is of type NoneType; expected a dict"),
     (("", 0, True, False, {"stop_reason": "env_crashed"}), "info[\"stop_reason\"] = 'env_crashed'; expected one of"),
-    (("", 0, True, False, {"stop_reason": 3}), 'info["stop_reason"] = 3; expected one of terminated'),
     (("", 0, True, {}), "step returned of type tuple with 4 entries; expected (observation, reward"),
     (None, "step returned of type NoneType; expected (observation, reward"),
 ]
@@ -120,7 +114,6 @@ def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engin
 @pytest.mark.parametrize(("answer", "message"), [
     ("text", "reset returned of type str; expected (observation, info)"),
     ((1, {}), "the observation is of type int; expected a str"),
-    (("text", []), "the info is of type list with 0 entries; expected a dict"),
 ])  # fmt: skip
 def test_hostile_resets(play_with, engine, answer, message):
     (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(answer, to_reset=True)})
@@ -199,7 +192,6 @@ def test_a_broken_engine_ends_the_play(play_with, engine, calls, method):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"logp": np.array([-1, np.nan], np.float32)}, "has a log-prob that is not finite and <= 0"),
-    ({"logp": np.array([-1, -np.inf], np.float32)}, "has a log-prob that is not finite and <= 0"),
     ({"logp": np.array([-1, 0.5], np.float32)}, "has a log-prob that is not finite and <= 0"),
     ({"logp": np.array([-1], np.float32)}, "has 2 tokens and 1 log-probs"),
     ({"token_ids": np.empty(0, np.int32), "logp": np.empty(0, np.float32)}, "has 0 tokens and 0 log-probs"),

@@ -60,12 +60,6 @@ def test_fewer_than_two_valid_episodes_are_no_group(reason):
     assert to_group(PROMPT, "g", [valid, episode_of(4, [([5], [2], [-1.0], 0.0)]), *failed]).num_dropped == 3
 
 
-def test_an_episode_of_another_group_is_refused():
-    episodes = [episode_of(0, [([5], [1], [-2.0], 1.0)]), episode_of(1, [([5], [1], [-2.0], 1.0)], group_id="h")]
-    with pytest.raises(ValueError, match="episode h/1 has group 'h', prompt 'q'; expected group 'g', prompt 'q'"):
-        to_group(PROMPT, "g", episodes)
-
-
 def test_turns_are_kept_on_request(play_with, tokenizer):
     def ids_of(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -114,7 +108,7 @@ def test_streams_masks_and_counts_agree_with_the_episodes(plays):
         for i, (turns, reason) in enumerate(plays)
     ]
     valid = [e for e in episodes if not e.custom_data["stop_reason"].is_infrastructure]
-    group = to_group(PROMPT, "g", reversed(episodes))
+    group = to_group(PROMPT, "g", episodes[::-1])
     if len(valid) < 2:
         assert group is None
         return

@@ -30,13 +30,13 @@ class Runners:
             yield runner_id, DIED if self.dying >= 0 else f"batch of {runner_id}"
 
     def revive(self, runner_id, failure, timeout_s):
-        return True
+        """Succeed."""
 
 
 @pytest.fixture
 def make():
     def of(runners, **settings):
-        own = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 4, 1.0, 1.0)._replace(**settings)
+        own = RolloutSettings({"group_size": 4}, 4, 0, None, 1.0, 1.0, 1.0)._replace(**settings)
         notes = SimpleNamespace(warn=lambda line: None, count=lambda name, number: None)
         return Rollouts(runners, own, 7, lambda version, ids: None, notes)
 

@@ -29,12 +29,6 @@ def test_raw_text_has_its_special_token_once(tokenizer):
     assert raw.end_of_turn_id == tokenizer.convert_tokens_to_ids("<eos>")
 
 
-def test_first_hands_out_a_list_of_its_own(tokenizer):
-    raw = RawTranscript(tokenizer)
-    raw.first("hi").append(99)
-    assert 99 not in raw.first("hi")
-
-
 def test_templates_that_change_earlier_tokens_are_refused():
     message = r"changes earlier tokens when a turn is added: token 1 becomes '3' instead of '1'"
     with pytest.raises(ValueError, match=message):
