@@ -87,7 +87,7 @@ def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(confi
     for _ in range(3):
         update(group, GROUPS)
     learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
-    sent, scored = learner.send(1), learner.score_sent(1, [sequence])
+    sent, scored = learner.send(1), learner.score_canary([sequence])
     engine = load_causal_lm(config.model_config["model"])
     start = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
     engine.load_state_dict(dict(unpack(ray.get(sent.ref))), strict=False)
@@ -143,7 +143,7 @@ def test_shards_have_the_gradients_of_one_process_and_restore_on_any_number(conf
     Learners(sharded).gather(60)
     state = sharded.get_state()
     sent = Learners(sharded)._every(Call.of(GRPOTorchLearner.send, 1), 60, "sending")
-    scored = Learners(sharded)._every(Call.of(GRPOTorchLearner.score_sent, 1, [[1, 2, 3, 4]]), 60, "scoring")
+    scored = Learners(sharded)._every(Call.of(GRPOTorchLearner.score_canary, [[1, 2, 3, 4]]), 60, "scoring")
     assert sent[1].ref is None and np.array_equal(scored[0][0], scored[1][0])
     second, stats = update(sharded, GROUPS)
     for one in second:

@@ -79,13 +79,10 @@ PLAYED = [
     ("clip_rule dual", BYPASS, {"clip_rule": "dual", "dual_clip": 1.1}),
     ("clip_rule two_sided", BYPASS, {"clip_rule": "two_sided", "clip_delta": 1.3}),
     ("clip_rule cispo", BYPASS, {"clip_rule": "cispo", "cispo_bounds": (0.9, 1.2)}),
-    ("cispo_bounds", {**BYPASS, "clip_rule": "cispo"}, {"cispo_bounds": (0.9, 1.2)}),
     ("clip_rule sapo", BYPASS, {"clip_rule": "sapo"}),
     ("clip_rule none", BYPASS, {"clip_rule": "none"}),
     ("clip_low", BYPASS, {"clip_low": 0.05}),
     ("clip_high", BYPASS, {"clip_high": 0.05}),
-    ("dual_clip", {**BYPASS, "clip_rule": "dual"}, {"dual_clip": 1.1}),
-    ("clip_delta", {**BYPASS, "clip_rule": "two_sided"}, {"clip_delta": 1.3}),
     ("ratio_anchor bypass", BARE, {"ratio_anchor": "bypass"}),
     ("ratio_level sequence", BYPASS, {"ratio_level": "sequence"}),
     ("ratio_level geometric", BYPASS, {"ratio_level": "geometric"}),
@@ -93,7 +90,6 @@ PLAYED = [
     ("aggregation constant", BARE, {"aggregation": "constant"}),
     ("longest_answer", {**BARE, "aggregation": "constant"}, {"longest_answer": 5}),
     ("correction tis", BARE, {"correction": "tis", "tis_clip_max": 1.1}),
-    ("tis_clip_max", {"correction": "tis"}, {"tis_clip_max": 1.1}),
     ("correction sequence_tis", BARE, {"correction": "sequence_tis", "tis_clip_max": 1.1}),
     ("correction mis", BARE, {"correction": "mis", "correction_window": (0.8, 1.2)}),
     ("correction sequence_mask", BARE, {"correction": "sequence_mask", "correction_window": (0.5, 3.0)}),
@@ -195,24 +191,3 @@ def test_a_finite_batch_counts_nothing(gradient):
 def test_masked_tokens_are_reported(gradient):
     _, stats, _ = gradient(correction="mis", correction_window=(0.999, 1.001))
     assert 0.9 < stats["masked"] <= 1
-
-
-@pytest.mark.slow
-def test_two_learners_agree_with_one_process(random_llama_dir, tmp_path, ray_here):
-    """Also where the second learner has no group at all, and must join every sum all the same."""
-    given, runs = {"loss": "gspo", "ratio_anchor": "bypass", "clip_low": 0.9, "clip_high": 0.9}, []
-    for num_learners in (0, 2):
-        config = small_config(random_llama_dir, tmp_path).training(optimizer_name="sgd", lr=0.01, grad_clip=None)
-        config.env_runners(num_env_runners=1, max_episode_tokens=128).training(num_epochs=2, **given)
-        config.learners(learner_class=Recording, num_learners=num_learners, num_cpus_per_learner=0.5)
-        group = learner_group(config)
-        settings = config.loss_settings()
-        scales = {"aggregation": settings.aggregation, "longest": settings.longest_answer}
-        runs.append([update(group, played, (), **scales) for played in (GROUPS, GROUPS[2:])])
-        group.shutdown()
-    for (one,), stats in runs[0]:
-        assert np.isfinite(stats["loss"]) and len(one)
-    for (found, stats), ((wanted,), wanted_stats) in zip(runs[1], runs[0], strict=True):
-        for gradients in found:
-            assert relative_gap(gradients, wanted) < 1e-5
-        assert stats["loss"] == pytest.approx(wanted_stats["loss"], rel=1e-4, abs=1e-6)
