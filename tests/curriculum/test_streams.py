@@ -17,7 +17,7 @@ from rllib_srl.curriculum.streams import Progress, make_stream, stream_faults
 from rllib_srl.tune_configs.streams import STREAMS, scaled
 from rllib_srl.types import Prompt
 from tests.algorithm.test_resume import assert_same, go_on
-from tests.envs.world_table import entry_points
+from tests.envs.table import entry_points
 from tests.small_worlds import Even, Odd, small_config, watch
 
 EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"

@@ -12,7 +12,7 @@ import pytest
 from rllib_srl.envs.games.beliefs import OptimalValues, Policies
 from rllib_srl.envs.games.oracle import Oracle
 from rllib_srl.types import RIGHT, passed
-from tests.envs.world_play import played
+from tests.envs.play import played
 
 TRUTH, LIE = 19, 0  # faces of a die
 FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"

@@ -12,7 +12,7 @@ import pytest
 from rllib_srl.envs import text
 from rllib_srl.envs.math.reasoning_gym_data import REFUSED, make_dataset
 from rllib_srl.envs.math.reasoning_gym_env import COMPARED_AS_TEXT, READ_AS_ALGEBRA, READ_AS_ARITHMETIC, ReasoningGym
-from tests.envs.world_play import first_ids, play
+from tests.envs.play import first_ids, play
 
 NUM_PLAYED = 3  # entries of each dataset
 

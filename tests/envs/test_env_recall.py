@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from rllib_srl.envs.games.recall import Recall
-from tests.envs.world_play import play
+from tests.envs.play import play
 
 
 def test_a_question_by_its_parts():

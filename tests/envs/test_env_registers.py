@@ -10,7 +10,7 @@ import pytest
 from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Policies, Pomdp
 from rllib_srl.envs.games.registers import Registers, reactive_value
 from rllib_srl.envs.turns import MOST_TURN_CHARACTERS
-from tests.envs.world_play import played
+from tests.envs.play import played
 
 LARGER = "p=17, c=40, k=93. larger p c"
 

@@ -18,7 +18,7 @@ from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.rollout.transcript import ChatTranscript
 from rllib_srl.types import Prompt
-from tests.envs import world_table
+from tests.envs import table
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 
@@ -138,15 +138,15 @@ def test_calls_are_limited():
 # --- installed environments with tools ------------------------------------------------------------
 
 WITH_TOOLS = ("bfcl", "function_call", "retail", "retrieval", "word_problem_tool")
-CASES = {name: case for name, case in world_table.cases().items() if name.split()[0] in WITH_TOOLS}
+CASES = {name: case for name, case in table.cases().items() if name.split()[0] in WITH_TOOLS}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_episodes_vote_with_what_they_come_to(name):
     path, row = CASES[name]
-    if absent := world_table.missing(row):
+    if absent := table.missing(row):
         pytest.skip(f"{', '.join(absent)} not installed")
-    world, twin = (world_table.made(path, row, feedback_turns=0) for _ in range(2))
+    world, twin = (table.made(path, row, feedback_turns=0) for _ in range(2))
     prompt_id, another = islice(world.prompt_ids("train", 0), 2)
     turns = world.gold_turns(prompt_id)
     vote = world.vote(prompt_id, turns)

@@ -1,4 +1,4 @@
-"""One contract for every installed text world: the worlds come from setup.cfg, how to make each from world_table."""
+"""One contract for every installed text environment: setup.cfg names them, table.py says how to make each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rllib_srl.common.environments import check_world
 from rllib_srl.envs import text
 from rllib_srl.rollout import replies
 from rllib_srl.types import Prompt
-from tests.envs import world_table
-from tests.envs.world_play import first_ids
+from tests.envs import table
+from tests.envs.play import first_ids
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = world_table.cases()
-MOST_TURNS = 300  # more than any world's own limit
+CASES = table.cases()
+MOST_TURNS = 300  # more than the limit of any environment
 MALFORMED = [
     "\x00", "\ud800", "\udfff\ud800", "🦊" * 50, "\u202e\u200b\ufeff", "\x1b[2J\x07\x08", "\r\r\r", "\n\n\n", "\t",
     "1" * 100_000, "x" * 1_000_000, "🦊 " * 250_000, "٣", "²", "nan", "-inf", "1e309", "[]", "{}", "[" * 5000,
@@ -45,26 +45,26 @@ PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * row.is_slow) for nam
 
 @pytest.fixture(params=PARAMETERS, name="case")
 def _case(request: pytest.FixtureRequest) -> Any:
-    """Return name and row of a world, and `make`, which makes it with changed settings."""
+    """Return name and row of an environment, and `make`, which makes it with changed settings."""
     path, row = CASES[request.param]
-    if absent := world_table.missing(row):
+    if absent := table.missing(row):
         pytest.skip(f"{', '.join(absent)} not installed")
-    return SimpleNamespace(name=request.param, row=row, make=lambda **new: world_table.made(path, row, **new))
+    return SimpleNamespace(name=request.param, row=row, make=lambda **new: table.made(path, row, **new))
 
 
-@pytest.fixture(name="world")
-def _world(case: Any) -> Iterator[Any]:
-    world = case.make()
-    yield world
-    world.close()
+@pytest.fixture(name="env")
+def _env(case: Any) -> Iterator[Any]:
+    env = case.make()
+    yield env
+    env.close()
 
 
-def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Any:
+def play(env: Any, prompt_id: str, turns: Sequence[str]) -> Any:
     """Play turns until they or the episode end, every reply checked as the runner checks it (`rollout.replies`)."""
-    reply = replies.reset(world, Prompt("world", prompt_id))
+    reply = replies.reset(env, Prompt("env", prompt_id))
     observations, rewards, is_over = [reply.observation], [], False
     for turn in turns:
-        reply = replies.step(world, turn)
+        reply = replies.step(env, turn)
         observations.append(reply.observation)
         rewards.append(reply.reward)
         if is_over := reply.is_terminated or reply.is_truncated:
@@ -74,106 +74,106 @@ def play(world: Any, prompt_id: str, turns: Sequence[str]) -> Any:
     )
 
 
-def question(case: Any, world: Any, prompt_id: str) -> str:
+def question(case: Any, env: Any, prompt_id: str) -> str:
     """Return the text that makes a task what it is: what is asked and, where more is hidden, how the gold play goes."""
-    asked = world.reset(options={"prompt_id": prompt_id})[0]
+    asked = env.reset(options={"prompt_id": prompt_id})[0]
     if not case.row.is_hidden:
         return asked
-    gold = world.gold_turns(prompt_id)
-    return "".join([*play(world, prompt_id, gold).observations, *gold])
+    gold = env.gold_turns(prompt_id)
+    return "".join([*play(env, prompt_id, gold).observations, *gold])
 
 
 @pytest.mark.slow
-def test_it_is_a_gymnasium_environment_of_text(case: Any, world: Any) -> None:
-    assert isinstance(world, gymnasium.Env)
-    check_world(world, case.name)
-    observation, info = world.reset(seed=1)
-    assert observation and observation in world.observation_space and "" in world.action_space
-    assert info["prompt_id"] not in first_ids(world, "heldout", count=100)
-    assert isinstance(world.domain, str) and world.domain
-    assert isinstance(world.stop_strings, tuple) and all(world.stop_strings)
+def test_it_is_a_gymnasium_environment_of_text(case: Any, env: Any) -> None:
+    assert isinstance(env, gymnasium.Env)
+    check_world(env, case.name)
+    observation, info = env.reset(seed=1)
+    assert observation and observation in env.observation_space and "" in env.action_space
+    assert info["prompt_id"] not in first_ids(env, "heldout", count=100)
+    assert isinstance(env.domain, str) and env.domain
+    assert isinstance(env.stop_strings, tuple) and all(env.stop_strings)
 
 
-def test_gymnasiums_own_checker_finds_nothing(case: Any, world: Any) -> None:
+def test_gymnasiums_own_checker_finds_nothing(case: Any, env: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harmless = "spec|render_mode|Box|custom space|is not a known|is not fully supported"
         warnings.filterwarnings("ignore", message=f".*({harmless}).*")
-        check_env(world, skip_render_check=True)
+        check_env(env, skip_render_check=True)
 
 
-def test_a_seed_decides_the_prompt_and_no_more(case: Any, world: Any) -> None:
-    drawn = [world.reset(seed=seed)[1]["prompt_id"] for seed in (5, 6, 5)]
+def test_a_seed_decides_the_prompt_and_no_more(case: Any, env: Any) -> None:
+    drawn = [env.reset(seed=seed)[1]["prompt_id"] for seed in (5, 6, 5)]
     assert drawn[0] == drawn[2] != drawn[1]
     other = case.make()
     observation, info = other.reset(seed=5)
-    assert (observation, info["prompt_id"]) == (world.reset(seed=5)[0], drawn[0])
+    assert (observation, info["prompt_id"]) == (env.reset(seed=5)[0], drawn[0])
     other.close()
-    assert len({world.reset()[1]["prompt_id"] for _ in range(8)}) > 1  # without a seed the generator goes on
+    assert len({env.reset()[1]["prompt_id"] for _ in range(8)}) > 1  # without a seed the generator goes on
 
 
 @pytest.mark.slow
-def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Any, world: Any) -> None:
+def test_prompt_ids_are_each_task_once_in_an_order_of_their_seed(case: Any, env: Any) -> None:
     count = 15 * case.row.num_checked
-    ids, other = first_ids(world, seed=3, count=count), case.make()
+    ids, other = first_ids(env, seed=3, count=count), case.make()
     assert ids == first_ids(other, seed=3, count=count)
-    assert ids != first_ids(world, seed=4, count=count)
+    assert ids != first_ids(env, seed=4, count=count)
     assert len(set(ids)) == len(ids) >= 2
     checked = ids[: 5 * case.row.num_checked]
-    assert len({question(case, world, prompt_id) for prompt_id in checked}) == len(checked)
+    assert len({question(case, env, prompt_id) for prompt_id in checked}) == len(checked)
     other.close()
 
 
 @pytest.mark.slow
-def test_the_splits_share_no_question_whatever_the_seeds(case: Any, world: Any) -> None:
+def test_the_splits_share_no_question_whatever_the_seeds(case: Any, env: Any) -> None:
     asked = {
         split: {
-            question(case, world, prompt_id)
+            question(case, env, prompt_id)
             for seed in (0, 1)
-            for prompt_id in first_ids(world, split, seed, 5 * case.row.num_checked)
+            for prompt_id in first_ids(env, split, seed, 5 * case.row.num_checked)
         }
         for split in text.SPLITS
     }
     assert asked["train"] and asked["heldout"]
     assert not asked["train"] & asked["heldout"]
     with pytest.raises(ValueError, match="split = 'test'; expected one of train, heldout"):
-        next(iter(world.prompt_ids("test", 0)))
+        next(iter(env.prompt_ids("test", 0)))
 
 
-def test_the_gold_turns_earn_one_in_both_splits(case: Any, world: Any) -> None:
+def test_the_gold_turns_earn_one_in_both_splits(case: Any, env: Any) -> None:
     for split in text.SPLITS:
-        for prompt_id in first_ids(world, split, count=case.row.num_checked):
-            played = play(world, prompt_id, world.gold_turns(prompt_id))
+        for prompt_id in first_ids(env, split, count=case.row.num_checked):
+            played = play(env, prompt_id, env.gold_turns(prompt_id))
             assert played.earned == pytest.approx(1.0), prompt_id
             assert played.is_over and played.stop_reason is None, prompt_id
-            assert len(played.rewards) == len(world.gold_turns(prompt_id))  # not over before the last
+            assert len(played.rewards) == len(env.gold_turns(prompt_id))  # not over before the last
 
 
-def test_empty_answers_earn_nothing(case: Any, world: Any) -> None:
-    for prompt_id in first_ids(world, count=3):
+def test_empty_answers_earn_nothing(case: Any, env: Any) -> None:
+    for prompt_id in first_ids(env, count=3):
         for turn in ("", "\n", "   "):
-            played = play(world, prompt_id, [turn] * MOST_TURNS)
+            played = play(env, prompt_id, [turn] * MOST_TURNS)
             assert played.is_over and played.earned == 0.0, (prompt_id, turn)
 
 
-def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Any, world: Any) -> None:
-    (prompt_id,) = first_ids(world, count=1)
+def test_a_malformed_answer_is_rewarded_and_never_crashes(case: Any, env: Any) -> None:
+    (prompt_id,) = first_ids(env, count=1)
     for answer in MALFORMED:
         # `replies` refuses what is not a reward or a stop reason.
-        played = play(world, prompt_id, [answer] * (3 if len(answer) < 1000 else 1))
+        played = play(env, prompt_id, [answer] * (3 if len(answer) < 1000 else 1))
         assert all(math.isfinite(reward) for reward in played.rewards), ascii(answer[:12])
         assert case.row.pays_any_text or played.earned == 0.0, ascii(answer[:12])
         assert all(len(said) < 100_000 for said in played.observations[1:]), ascii(answer[:12])  # no echo without end
-    assert play(world, prompt_id, world.gold_turns(prompt_id)).earned == pytest.approx(1.0)  # unharmed
+    assert play(env, prompt_id, env.gold_turns(prompt_id)).earned == pytest.approx(1.0)  # unharmed
 
 
 @pytest.mark.slow
-def test_a_history_of_turns_is_replayed(case: Any, world: Any) -> None:
+def test_a_history_of_turns_is_replayed(case: Any, env: Any) -> None:
     if case.row.iterates:
         pytest.skip("its history is of answers to go on from: tests/envs/test_self_iteration.py")
-    for prompt_id in first_ids(world, count=3):
-        gold = world.gold_turns(prompt_id)
-        whole = play(world, prompt_id, gold)
+    for prompt_id in first_ids(env, count=3):
+        gold = env.gold_turns(prompt_id)
+        whole = play(env, prompt_id, gold)
         for num in range(len(gold)):
             transcript = whole.observations[0] + "".join(
                 turn + said for turn, said in zip(gold[:num], whole.observations[1:], strict=False)
@@ -185,17 +185,17 @@ def test_a_history_of_turns_is_replayed(case: Any, world: Any) -> None:
             assert sum(result[1] for result in results) == pytest.approx(1.0 - sum(whole.rewards[:num]))
             other.close()
         with pytest.raises(ValueError, match="ends the episode of prompt"):
-            world.reset(options={"prompt_id": prompt_id, "history": gold})
+            env.reset(options={"prompt_id": prompt_id, "history": gold})
 
 
-def test_parallel_instances_share_nothing(case: Any, world: Any) -> None:
-    first, second = first_ids(world, count=2)
-    alone = [play(world, prompt_id, world.gold_turns(prompt_id)) for prompt_id in (first, second)]
+def test_parallel_instances_share_nothing(case: Any, env: Any) -> None:
+    first, second = first_ids(env, count=2)
+    alone = [play(env, prompt_id, env.gold_turns(prompt_id)) for prompt_id in (first, second)]
     other = case.make()
-    said: list[list[Any]] = [[each.reset(options={"prompt_id": i})[0]] for each, i in ((world, first), (other, second))]
-    turns = [world.gold_turns(first), world.gold_turns(second)]
+    said: list[list[Any]] = [[each.reset(options={"prompt_id": i})[0]] for each, i in ((env, first), (other, second))]
+    turns = [env.gold_turns(first), env.gold_turns(second)]
     for number in range(max(map(len, turns))):  # one turn each, in turns
-        for which, each in enumerate((world, other)):
+        for which, each in enumerate((env, other)):
             if number < len(turns[which]):
                 said[which].append(each.step(turns[which][number])[:2])
     for which, each in enumerate(alone):
@@ -204,30 +204,30 @@ def test_parallel_instances_share_nothing(case: Any, world: Any) -> None:
     other.close()
 
 
-def test_stepping_out_of_turn_is_refused(case: Any, world: Any) -> None:
+def test_stepping_out_of_turn_is_refused(case: Any, env: Any) -> None:
     with pytest.raises(ResetNeeded):
-        world.step("x\n")
-    (prompt_id,) = first_ids(world, count=1)
-    play(world, prompt_id, world.gold_turns(prompt_id))
+        env.step("x\n")
+    (prompt_id,) = first_ids(env, count=1)
+    play(env, prompt_id, env.gold_turns(prompt_id))
     with pytest.raises(ResetNeeded):
-        world.step("x\n")
-    world.reset(seed=0)
+        env.step("x\n")
+    env.reset(seed=0)
     with pytest.raises(TypeError, match="expected text"):
-        world.step(7)
+        env.step(7)
 
 
 @pytest.mark.parametrize("prompt_id", ["", "no such prompt", "{}", "[]", "\x00", "x" * 100_000, 7])
-def test_an_unknown_prompt_is_refused(world: Any, prompt_id: Any) -> None:
+def test_an_unknown_prompt_is_refused(env: Any, prompt_id: Any) -> None:
     with pytest.raises(ValueError, match="prompt_id = .*; expected"):
-        world.reset(options={"prompt_id": prompt_id})
+        env.reset(options={"prompt_id": prompt_id})
 
 
 @pytest.mark.slow
-def test_an_unknown_option_is_refused(world: Any) -> None:
+def test_an_unknown_option_is_refused(env: Any) -> None:
     with pytest.raises(ValueError, match="'promptid' is unknown; expected prompt_id"):
-        world.reset(options={"promptid": "17, 93"})
+        env.reset(options={"promptid": "17, 93"})
     with pytest.raises(ValueError, match="history without its prompt_id"):
-        world.reset(options={"history": ["7\n"]})
+        env.reset(options={"history": ["7\n"]})
 
 
 def test_an_unknown_setting_is_refused(case: Any) -> None:
@@ -239,28 +239,28 @@ def test_playing_draws_nothing_from_the_global_generators(case: Any) -> None:
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist()
-    world = case.make()
-    world.reset(seed=0)
-    world.step("7\n")
-    (prompt_id,) = first_ids(world, count=1)
-    play(world, prompt_id, world.gold_turns(prompt_id))
-    world.close()
+    env = case.make()
+    env.reset(seed=0)
+    env.step("7\n")
+    (prompt_id,) = first_ids(env, count=1)
+    play(env, prompt_id, env.gold_turns(prompt_id))
+    env.close()
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def seen_of(name: str) -> list[Any]:
-    """Return what another process must see of a world as well."""
+    """Return what another process must see of an environment as well."""
     path, row = CASES[name]
-    world = world_table.made(path, row)
-    ids = first_ids(world, "heldout", seed=5, count=2)
-    seen = [[i, world.gold_turns(i), play(world, i, world.gold_turns(i)).observations] for i in ids]
-    world.close()
+    env = table.made(path, row)
+    ids = first_ids(env, "heldout", seed=5, count=2)
+    seen = [[i, env.gold_turns(i), play(env, i, env.gold_turns(i)).observations] for i in ids]
+    env.close()
     return seen
 
 
 @pytest.mark.slow
 def test_another_process_plays_the_same() -> None:
-    names = [name for name, (_, row) in CASES.items() if not row.is_slow and not world_table.missing(row)]
+    names = [name for name, (_, row) in CASES.items() if not row.is_slow and not table.missing(row)]
     script = f"import json, tests.envs.test_envs as t; print(json.dumps([t.seen_of(name) for name in {names!r}]))"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -271,5 +271,5 @@ def test_another_process_plays_the_same() -> None:
     assert dict(zip(names, theirs, strict=True)) == json.loads(json.dumps({name: seen_of(name) for name in names}))
 
 
-def test_every_row_is_of_a_world_that_is_installed() -> None:
-    assert set(world_table.ROWS) <= set(world_table.entry_points())
+def test_every_row_is_of_an_installed_environment() -> None:
+    assert set(table.ROWS) <= set(table.entry_points())

@@ -15,7 +15,7 @@ from rllib_srl.envs.math.reasoning_gym_env import ChainSum, Products, ReasoningG
 from rllib_srl.envs.question import integer_in
 from rllib_srl.envs.text import shuffled, split_of
 from rllib_srl.envs.tools.word_problem import WordProblem
-from tests.envs.world_play import play
+from tests.envs.play import play
 
 PROMPT_ID = "17, 93, 40"
 WRONG, GOLD = " 17\n", " 93\n"

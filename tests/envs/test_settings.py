@@ -12,7 +12,7 @@ import pytest
 from rllib_srl.common.environments import resolve
 from rllib_srl.envs.question import QuestionSettings
 from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
-from tests.envs.world_table import entry_points
+from tests.envs.table import entry_points
 
 
 def every_class(base: type[Settings] = Settings) -> Iterator[type[Settings]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
 from rllib_srl.envs.tools.word_problem import TEMPLATES, WordProblem
-from tests.envs.world_play import first_ids, play
+from tests.envs.play import first_ids, play
 
 
 @pytest.mark.parametrize(("expression", "value"), [

@@ -1,7 +1,7 @@
-"""How each installed world is made for the contract of tests/envs/test_envs.py, and what to know of it there.
+"""How each installed environment is made for the contract of tests/envs/test_envs.py, and what to know of it there.
 
-A world of setup.cfg without a row here is made with no settings: add a row where that cannot be. Left out are those
-that play what someone else has written, without gold turns and without a history: `agent`, `mcp`, `verifiers` and
+An environment of setup.cfg without a row here is made with no settings: add a row where that cannot be. Left out are
+those that play what someone else has written, without gold turns and without a history: `agent`, `mcp`, `verifiers` and
 `openenv_experimental` (test_agent.py, test_env_mcp.py, test_verifiers.py, test_openenv.py).
 """
 
@@ -25,9 +25,9 @@ GROUP = "rllib_srl.envs"
 
 @dataclass(frozen=True)
 class Row:
-    """One way to make a world.
+    """One way to make an environment.
 
-    Invariant: `env_config` is plain data, so that another process makes the same world.
+    Invariant: `env_config` is plain data, so that another process makes the same environment.
     """
 
     env_config: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ ROWS: dict[str, list[Row]] = {
 
 @cache
 def entry_points() -> dict[str, str]:
-    """Return name -> "module:Class" of every world that setup.cfg installs."""
+    """Return name -> "module:Class" of every environment that setup.cfg installs."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     lines = parser["options.entry_points"][GROUP].split("\n")
@@ -106,7 +106,7 @@ def entry_points() -> dict[str, str]:
 
 
 def cases() -> dict[str, tuple[str, Row]]:
-    """Return "name" or "name 2" -> import path and row, for every world and every way to make it."""
+    """Return "name" or "name 2" -> import path and row, for every environment and every way to make it."""
     return {
         name if number == 1 else f"{name} {number}": (path, row)
         for name, path in sorted(entry_points().items())
