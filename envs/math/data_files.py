@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rllib_srl.envs.math.data_names import PACKED, SUFFIXES, files_in, kind_of
+from rllib_srl.envs.math.data_place import PACKED, SUFFIXES, files_in, kind_of
 
 MAX_LINE_BYTES = 4 << 20  # of a row of JSONL or CSV: many times the longest prompt, small against the memory
 QUESTION_LIKE = ("question", "problem", "prompt", "_text", "messages")  # of a file that holds one object

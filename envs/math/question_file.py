@@ -51,8 +51,7 @@ from rllib_srl.envs import text
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.classes import KINDS, class_of
 from rllib_srl.envs.math.data_files import RowFault, rows_of
-from rllib_srl.envs.math.data_names import PACKED, SUFFIXES, stem_of
-from rllib_srl.envs.math.data_place import local_files
+from rllib_srl.envs.math.data_place import PACKED, SUFFIXES, local_files, stem_of
 from rllib_srl.envs.math.final_answers import graded, read, shown
 from rllib_srl.envs.math.grading import choice_in, grade
 from rllib_srl.envs.math.marks import final_answer

@@ -49,7 +49,7 @@ from rllib_srl.envs.math.conversations import (
     written_messages,
 )
 from rllib_srl.envs.math.data_files import Row, RowFault
-from rllib_srl.envs.math.data_names import listed
+from rllib_srl.envs.math.data_place import listed
 from rllib_srl.envs.math.marks import boxes_in, final_answer, without_thoughts
 
 QUESTION_FIELDS = ("question", "problem", "prompt", "_text", "question_stem", "messages", "conversations")

@@ -17,8 +17,7 @@ import pytest
 
 from rllib_srl.algorithm.own_data import data_settings, names_data_set
 from rllib_srl.envs.math.data_files import RowFault, rows_of
-from rllib_srl.envs.math.data_names import files_in
-from rllib_srl.envs.math.data_place import local_files
+from rllib_srl.envs.math.data_place import files_in, local_files
 from rllib_srl.envs.math.question_file import QuestionFile
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]

@@ -19,7 +19,7 @@ from rllib_srl.cli.shared.settings import build_config, plain
 from rllib_srl.common.environments import environment_id, resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import stream_faults
-from rllib_srl.envs.math.data_names import kind_of, stem_of
+from rllib_srl.envs.math.data_place import kind_of, stem_of
 from rllib_srl.studies.study import Arm, Primary, Study
 from rllib_srl.tune_configs.arms import COMMON, NO_REPLAY, REVISITS, domains_of
 from rllib_srl.tune_configs.streams import STREAMS
