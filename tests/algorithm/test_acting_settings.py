@@ -47,28 +47,16 @@ OF_THE_CLIENT = {
 def test_a_setting_of_the_driver_acts(name, memory_of):
     for value, expected in OF_THE_CLIENT[name].items():
         memory = memory_of(**{name: value})
-        if name == "reuse_fraction":
-            seen = len(memory.draw_groups(8, 2))
-        else:
-            seen = len(memory.draw_prompts(8, 2))
-        assert seen == expected, value
+        draw = memory.draw_groups if name == "reuse_fraction" else memory.draw_prompts
+        assert len(draw(8, 2)) == expected, value
 
 
-# Setting: two values, and what else has to be set for it to matter.
-OF_THE_LEARNERS = {
-    "max_logp_gap": ((None, 0.3), {}),
-}
-
-
-@pytest.mark.parametrize("name", OF_THE_LEARNERS)
-def test_a_setting_of_the_learners_acts(name, random_llama_dir, tmp_path, ray_here):
-    values, beside = OF_THE_LEARNERS[name]
+def test_the_largest_gap_of_reused_episodes_acts(random_llama_dir, tmp_path, ray_here):
     gradients = []
-    for value in values:
+    for value in (None, 0.3):
         config = small_config(random_llama_dir, tmp_path / "log").learners(learner_class=Recording)
         config.env_runners(max_episode_tokens=128).training(optimizer_name="sgd", lr=0.0, grad_clip=None)
-        given = {"max_logp_gap": None, **beside, name: value}
-        learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, **given))
+        learners = learner_group(config.replay(revisit_fraction=0, reuse_fraction=0, max_logp_gap=value))
         gradients.append(update(learners, [], STORED)[0][0])
         learners.shutdown()
     assert any(np.abs(array).max() > 0 for array in gradients[0].values())

@@ -61,11 +61,9 @@ def test_a_command_is_kept_with_the_places_of_its_files(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("settings", "message"), [
     ({"agent": "a:b", "agent_command": ["x"]}, "expected one of the two"),
     ({"agent_command": "python agent.py"}, "expected a list"),
-    ({"agent_command": []}, "expected a list"),
     ({"tasks": "x.jsonl"}, "tasks without an agent"),
     ({"agent": lambda client, task: 1.0}, "agent = function"),
     ({"agent": "a:b", "env": "compare"}, "agent and env; expected one of them"),
-    ({"agent": "a:b", "worlds": {"compare": {}}}, "agent and worlds"),
     ({"agent": "a:b", "tasks": [1]}, "row 1 is a int"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -77,7 +75,6 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(("settings", "message"), [
     ({"agent": f"{__name__}:silent"}, "the agent ended without a request to the model"),
     ({"agent": f"{__name__}:no_such"}, "has no 'no_such'"),
-    ({"agent_command": ["no-such-program"]}, "no-such-program"),
     ({"agent_command": [sys.executable, "-c", "raise SystemExit('no key')"]}, "exit status 1: no key"),
     ({"agent": f"{__name__}:run", "history": "forget"}, "history = 'forget'"),
 ])  # fmt: skip
@@ -88,7 +85,4 @@ def test_an_agent_that_cannot_play_is_refused_before_the_run(settings: dict[str,
 
 @needs_openai
 def test_an_agent_that_can_play_is_accepted() -> None:
-    made = config(agent=f"{__name__}:run")
-    made.validate()
-    with pytest.raises(ValueError, match="max_concurrent_episodes = 0; expected an integer of at least 1, or None"):
-        made.env_runners(max_concurrent_episodes=0).validate()
+    config(agent=f"{__name__}:run").validate()

@@ -136,41 +136,22 @@ def test_a_prompt_of_a_chat_is_counted_with_its_template_and_history(tmp_path):
     assert count(Reply("ab", messages=said)) == 21 + 10 + (2 + 10 + 2 + 1)  # 2 more messages: 10 and 15 tokens
 
 
-def of_another_name(question, response):
-    """Take what nobody gives."""
-    return 1.0
-
-
 def of_trl(completions, golden):
     """Take a column that is not there."""
     return [1.0]
 
 
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        (f"{HERE}:of_another_name", "form = 'row' gives it prompt, answer, row, but missing a required argument"),
-        ({"function": f"{HERE}:of_trl", "form": "trl"}, "needs the parameter golden, and there is no such column"),
-    ],
-)
-def test_parameters_of_reward_functions_are_checked_before_a_model_starts(config, tmp_path, reward, expected):
-    path = rows(tmp_path / "rows.jsonl", *map(json.dumps, ASKED))
+def test_parameters_of_reward_functions_are_checked_before_a_model_starts(config, tmp_path):
+    path, reward = rows(tmp_path / "rows.jsonl", *map(json.dumps, ASKED)), {"function": f"{HERE}:of_trl", "form": "trl"}
     (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "reward": reward}))
-    assert fault.startswith("env = 'question_file'; reward ") and expected in fault
+    assert fault.startswith("env = 'question_file'; reward ")
+    assert "needs the parameter golden, and there is no such column" in fault
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (['{"q": "1 + 1", "a": "2"}'], "'question'"),
-        (['{"question": "1 + 1", "answer": "2"}', "{not json"], "row 2"),
-        ([""], "has no rows"),
-    ],
-)
-def test_questions_that_cannot_be_read_are_one_line(config, tmp_path, content, expected):
-    path = rows(tmp_path / "rows.jsonl", *content)
+def test_questions_that_cannot_be_read_are_one_line(config, tmp_path):
+    path = rows(tmp_path / "rows.jsonl", '{"question": "1 + 1", "answer": "2"}', "{not json")
     (line,) = lines_of(config.environment("question_file", env_config={"path": path}))
-    assert line.startswith("env = 'question_file'; file ") and expected in line
+    assert line.startswith("env = 'question_file'; file ") and "row 2" in line
 
 
 def test_a_missing_extra_is_named(config, monkeypatch):
@@ -253,17 +234,16 @@ def test_a_model_that_cannot_chat_is_refused(config):
     assert "has no chat template" in line
 
 
+COUNTING = CHATML.replace("+ m['role']", "+ (messages | length | string)")
+
+
 @pytest.mark.parametrize(
     ("template", "max_turns", "message"),
     [
         (CHATML, 8, ""),
         (CHATML.partition("{% if")[0], 8, "ignores add_generation_prompt: a prompt does not end with"),
-        (
-            CHATML.replace("+ m['role']", "+ (messages | length | string)"),
-            8,
-            "changes earlier tokens when a turn is added",
-        ),
-        (CHATML.replace("+ m['role']", "+ (messages | length | string)"), 1, ""),
+        (COUNTING, 8, "changes earlier tokens when a turn is added"),
+        (COUNTING, 1, ""),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused_with_the_models_name(

@@ -7,7 +7,7 @@ import pytest
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli.shared.settings import all_settings
-from rllib_srl.common.foreign_names import FLAGS, FOREIGN, in_place_of, nearest, targets_of
+from rllib_srl.common.foreign_names import FLAGS, FOREIGN, in_place_of, targets_of
 
 TRL_AND_VERL = [
     ("learning_rate", "use lr"),
@@ -18,22 +18,14 @@ TRL_AND_VERL = [
     ("max_completion_length", "use max_turn_tokens"),
     ("num_iterations", "use num_epochs (optimiser steps on each batch)"),
     ("gradient_checkpointing", "use activation_checkpointing"),
-    ("rollout.n", "use group_size"),
     ("actor_rollout_ref.rollout.n", "use group_size"),
-    ("actor_rollout_ref.model.path", "use model"),
     ("actor_rollout_ref.actor.optim.lr", "use lr"),
-    ("actor_rollout_ref.actor.ppo_epochs", "use num_epochs"),
     ("actor_rollout_ref.rollout.gpu_memory_utilization", "use engine_memory_utilization"),
     ("actor_rollout_ref.rollout.temperature", "use temperature"),
     ("data.train_batch_size", "use num_prompts_per_batch"),
     ("trainer.default_local_dir", "use --out"),
     ("trainer.save_freq", "use checkpoint_every"),
 ]
-
-
-@pytest.mark.parametrize(("name", "found"), [("unifrom", "uniform"), ("uniform", "uniform"), ("lottery", ""), ("", "")])
-def test_the_nearest_name_by_hand(name, found):
-    assert nearest(name, {"uniform", "fifo", "priority"}) == found
 
 
 def test_every_target_is_a_setting_and_no_name_is_one():
