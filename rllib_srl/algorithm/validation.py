@@ -215,10 +215,7 @@ def _worlds(config: Any) -> Iterator[str]:
         yield from _stream(config)
         return
     if config.env is None and not config.worlds:
-        yield (
-            "env = None; expected an environment: .environment('compare'), .data('my.jsonl') or "
-            ".environment(worlds={...})"
-        )
+        yield "env = None; expected an environment such as 'compare', or data = 'my.jsonl', or several as worlds"
         return
     if config.env is not None and config.worlds:
         yield f"env = {config.env!r} and worlds = {sorted(config.worlds)}; expected one of the two"

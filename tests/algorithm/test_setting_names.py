@@ -28,11 +28,15 @@ def test_the_first_part_of_a_name_and_nested_yaml_lead_to_the_flat_names(tmp_pat
     with pytest.raises(TypeError, match=r"neighbors; expected no setting of that name"):
         SRLConfig().replay(neighbors=3)
     path = tmp_path / "run.yaml"
-    path.write_text("lora: {rank: 8}\n")
+    path.write_text("lora: {rank: 8}\ntraining: {lr: 1e-5}\n")
     parser = argparse.ArgumentParser()
     add_settings(parser)
-    with pytest.raises(SettingsError, match=r"lora: use lora_rank or lora_send or lora_alpha"):
+    with pytest.raises(SettingsError) as caught:
         given_settings(parser.parse_args(["--config", str(path)]))
+    assert str(caught.value).splitlines()[1:] == [
+        "  lora: write lora_rank without this heading: names are flat",
+        "  training: write lr without this heading: names are flat",
+    ]
 
 
 # Each setting that belongs to another: a value, and the settings with which it is read.

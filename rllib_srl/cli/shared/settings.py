@@ -224,12 +224,16 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 def _unknown_names(content: Mapping[Any, Any]) -> list[str]:
     known = list(flag_settings())
-    return [f"  {name}: {_instead(str(name), known)}" for name in content if name not in known]
+    return [f"  {name}: {_instead(str(name), value, known)}" for name, value in content.items() if name not in known]
 
 
-def _instead(name: str, known: list[str]) -> str:
+def _instead(name: str, value: Any, known: list[str]) -> str:
     if name in NOT_A_FLAG:
         return "use --out"
+    nested = value if isinstance(value, Mapping) else {}
+    flat = [full for key in nested for full in (f"{name}_{key}", key) if full in known]
+    if flat:
+        return f"write {', '.join(flat)} without this heading: names are flat"
     return in_place_of(name, known) or "--help lists the settings"
 
 
