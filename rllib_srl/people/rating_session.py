@@ -10,23 +10,12 @@ it is acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from itertools import chain
 
 from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, Answer, Rating, shown_reward
 from rllib_srl.people.rating_store import RatingStore
 
-COMMANDS = {"s": "skip", "u": "undo", "q": "quit"}
-AT_THE_END = "undo, quit"
 NO_MORE = "\nno more answers in the memory of the run"
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A reply that can be undone. Invariant: `before` is the value that the answer's rating had."""
-
-    answer: Answer
-    before: str
-    value: str  # "" if skipped
 
 
 class RatingSession:
@@ -50,79 +39,65 @@ class RatingSession:
             rater: name of the person.
         """
         self._store, self._answers, self._read, self._show, self._rater = store, answers, read, show, rater
-        self._done: list[_Step] = []
-        self._waiting: list[Answer] = []  # shown again, the last first
-        self._seen: set[tuple[str, str]] = set()
+        self._done: list[tuple[Answer, str, str]] = []  # answer, value before, and value; "" if it was skipped
         self._listed = self._in_order()
-        scheme = SCHEMES[store.scheme]
-        short = {value[0] + value[-1] if " " in value else value[0]: value for value in scheme.values}
-        self._replies = COMMANDS | short
-        self._asked = f"{scheme.words}, skip, undo, quit"
 
     def run(self) -> int:
         """Ask until the person quits or the replies end; return how many answers have a rating of this session."""
+        answer = next(self._listed, None)
         while True:
-            answer = self._current
             self._show(NO_MORE if answer is None else shown(answer, self._store.rating_of(answer)))
-            reply = self._reply(self._asked if answer else AT_THE_END)
+            reply = self._reply(is_last=answer is None)
             if reply == "quit":
-                return self._num_rated
+                return len({rated for rated, _, value in self._done if value})
             if reply == "undo" or answer is None:
-                said = self._undo()
+                answer = self._undone(answer)
             else:
-                said = self._skip(answer) if reply == "skip" else self._rate(answer, reply)
-            if said:
-                self._show(said)
+                self._take(answer, "" if reply == "skip" else reply)
+                answer = next(self._listed, None)
 
-    @property
-    def _current(self) -> Answer | None:
-        """Return the answer to rate now; None if there is none left."""
-        if not self._waiting and (found := next(self._listed, None)) is not None:
-            self._waiting.append(found)
-        return self._waiting[-1] if self._waiting else None
-
-    @property
-    def _num_rated(self) -> int:
-        """Return how many answers have a rating of this sitting."""
-        return len({step.answer for step in self._done if step.value})
-
-    def _rate(self, answer: Answer, value: str) -> str:
-        """Rate the current answer, and go on to the next; return what was done, in words."""
+    def _take(self, answer: Answer, value: str) -> None:
+        """Rate an answer, or skip it."""
         before = self._store.value_of(answer)
-        self._store.rate(answer, value, self._rater)
-        self._done.append(_Step(self._waiting.pop(), before, value))
-        changed = f" (it was {before})" if before not in (TAKEN_BACK, value) else ""
-        found = self._store.rating_of(answer)
-        reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
-        return f"rated {answer.answer_id} {value}{changed}{reward}"
+        if value:
+            self._store.rate(answer, value, self._rater)
+            changed = f" (it was {before})" if before not in (TAKEN_BACK, value) else ""
+            found = self._store.rating_of(answer)
+            reward = f", reward {shown_reward(found.reward)}" if found and found.is_given else ""
+            self._show(f"rated {answer.answer_id} {value}{changed}{reward}")
+        self._done.append((answer, before, value))
 
-    def _skip(self, answer: Answer) -> str:
-        """Leave the current answer as it is, and go on to the next; nothing is said."""
-        self._done.append(_Step(self._waiting.pop(), self._store.value_of(answer), ""))
-        return ""
-
-    def _undo(self) -> str:
-        """Undo the last reply, and return to its answer; return what was done, in words, "" after a skip."""
+    def _undone(self, current: Answer | None) -> Answer | None:
+        """Undo the last reply and return its answer; the current one comes after it again."""
         if not self._done:
-            return "nothing to undo"
-        step = self._done[-1]
-        if step.value:
-            self._store.rate(step.answer, step.before, self._rater)
+            self._show("nothing to undo")
+            return current
+        answer, before, value = self._done[-1]
+        if value:
+            self._store.rate(answer, before, self._rater)
+            self._show(f"undone: {answer.answer_id} is {before}")
         self._done.pop()
-        self._waiting.append(step.answer)
-        return f"undone: {step.answer.answer_id} is {step.before}" if step.value else ""
+        if current is not None:
+            self._listed = chain([current], self._listed)
+        return answer
 
     def _in_order(self) -> Iterator[Answer]:
         """Yield answers without a rating, then those that had one; a rating that comes meanwhile moves its answer."""
+        seen = set[tuple[str, str]]()
         for with_rated in (False, True):
             for answer in self._answers():
                 name = (answer.answer_id, answer.fingerprint)
-                if name not in self._seen and (with_rated or self._store.value_of(answer) == TAKEN_BACK):
-                    self._seen.add(name)
+                if name not in seen and (with_rated or self._store.value_of(answer) == TAKEN_BACK):
+                    seen.add(name)
                     yield answer
 
-    def _reply(self, asked: str) -> str:
-        known = self._replies if asked == self._asked else {"u": "undo", "q": "quit"}
+    def _reply(self, is_last: bool) -> str:
+        """Ask until a reply is known, by its name or its first letters; after the last answer only two are."""
+        scheme = SCHEMES[self._store.scheme]
+        known, asked = {"u": "undo", "q": "quit"}, "undo, quit"
+        if not is_last:
+            known |= {value[0] + value[-1] if " " in value else value[0]: value for value in (*scheme.values, "skip")}
+            asked = f"{scheme.words}, skip, undo, quit"
         while True:
             try:
                 line = self._read(f"{asked}: ").strip().lower()

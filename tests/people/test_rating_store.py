@@ -10,7 +10,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from rllib_srl.people.rating import SCHEMES, TAKEN_BACK
+from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from tests.conftest import ROOT
 from tests.people.answers import an_answer
@@ -35,16 +35,12 @@ def test_a_rating_is_kept_with_its_answer(store):
         assert again.all() == [one] and again.source_id == store.source_id
 
 
-def test_rewards_of_no_scheme_are_those_of_binary_and_ordinal(store):
-    for number, value in enumerate((*SCHEMES[""].values, TAKEN_BACK)):
-        store.rate(an_answer(number), "good")
+def test_what_a_rating_of_no_scheme_is_follows_from_its_value(store):
+    for number, value in enumerate(("good", "bad", "4", TAKEN_BACK)):
+        store.rate(an_answer(number), "1")
         store.rate(an_answer(number), value)
-    ratings = {one.value: one for one in store.all()}
-    rewards = {"good": 1.0, "bad": 0.0, "1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0, "none": None}
-    assert {value: one.reward for value, one in ratings.items()} == rewards
-    assert {value: one.quality for value, one in ratings.items()} == rewards
-    assert [ratings[value].pass_reward for value in ("good", "4", "none")] == [1.0, 0.75, None]
-    assert [ratings[value].is_binary for value in ("bad", "1", "none")] == [True, False, False]
+    facts = [(one.reward, one.quality, one.pass_reward, one.is_binary) for one in store.all()]
+    assert facts == [(1.0, 1.0, 1.0, True), (0.0, 0.0, 1.0, True), (0.75, 0.75, 0.75, False), (None, None, None, False)]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     second.write(cut)
     assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
     assert preference(second) > before
-    assert second.trained == result["trained"]
+    assert second.noted.trained == result["trained"]
     assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6
     second.close()
 
@@ -147,7 +147,7 @@ def test_a_rating_of_version_1_trains_in_version_3_unless_it_was_changed(tmp_pat
         liked.append(preference(run))
         while run.num_done < run.num_slices:
             run.step()
-        drawn.append(run.trained)
+        drawn.append(run.noted.trained)
         stored = {one.prompt.prompt_id: one for one in stored_groups(run)}
         liked.append(preference(run))
         run.close()
@@ -259,7 +259,7 @@ def test_later_versions_hold_what_was_rated_good_and_play_what_must_be_kept(tmp_
         first.step()
     actor = first.algo.memory.process.actor
     served = {g.prompt.prompt_id for g in stored_groups(first) if g.prompt.env_id == "served"}
-    assert served == {"c0", "c1", "c2", "c3"} and set(first.trained) <= served
+    assert served == {"c0", "c1", "c2", "c3"} and set(first.noted.trained) <= served
     assert actor.counts["domains/compare/num_groups"] == 2 * first.num_slices  # played
     held = actor.draw_targets(16, 9)
     assert {g.prompt.prompt_id for g in held if g.prompt.env_id == "served"} == {"c1", "c3"}

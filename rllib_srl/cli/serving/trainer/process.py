@@ -1,21 +1,19 @@
 """Start the trainer's process: tie it to its owner and lower its priority before anything slow is imported.
 
-    python -m rllib_srl.cli.serving.trainer.process DIRECTORY OWNER READY
+    python -m rllib_srl.cli.serving.trainer.process DIRECTORY OWNER
 
 The owner, the gateway, lets this process wait while an answer is under way (`TrainerProcess.hold`):
 
     on a CPU    it is stopped (SIGSTOP), with the processes of its Ray, once these run: Ray waits 30 s for its start
     on a card   it waits for a lock before its next forward pass: a process with a CUDA context is never stopped
 
-READY is a file descriptor that this process closes when it is tied to its owner; one that is stopped earlier would
-outlive a killed owner for ever. Exit status 0: result.json is complete.
+Exit status 0: result.json is complete.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -28,11 +26,10 @@ from rllib_srl.envs.kept_process import end_with, start_kept
 NICENESS = 19
 UP, TURN = "ray_is_up", "turn"  # files of the version's directory: a mark of the trainer, and the lock
 PRESTARTS = "RAY_prestart_worker_first_driver"
-_READY_S = 60.0  # until the process is tied to its owner
 
 
 def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Start the trainer of a version; return once it is tied to this process, and may be stopped at any instant.
+    """Start the trainer of a version.
 
     Args:
         directory: of the version.
@@ -42,19 +39,8 @@ def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
         OSError: the process cannot be started.
         TimeoutError: the machine does not start it in time.
     """
-    ready, of_trainer = os.pipe()
-    try:
-        command = [sys.executable, "-m", __name__, str(directory.absolute()), str(os.getpid()), str(of_trainer)]
-        try:
-            process = start_kept(command, pass_fds=(of_trainer,), process_group=0, **options)
-        finally:
-            os.close(of_trainer)
-        if not select.select([ready], [], [], _READY_S)[0]:  # readable once all its writers have closed it
-            signal_trainer(process, signal.SIGKILL)
-            raise TimeoutError(f"the trainer did not start within {_READY_S:g} s")
-    finally:
-        os.close(ready)
-    return process
+    command = [sys.executable, "-m", __name__, str(directory.absolute()), str(os.getpid())]
+    return start_kept(command, process_group=0, **options)
 
 
 def signal_trainer(process: subprocess.Popen[bytes], number: int) -> None:
@@ -119,11 +105,10 @@ def take_turns(directory: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the trainer; return its exit status."""
-    directory, owner, ready = Path(argv[0]), int(argv[1]), int(argv[2])
+    directory, owner = Path(argv[0]), int(argv[1])
     end_with(owner)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     os.umask(0o077)
-    os.close(ready)
     from rllib_srl.cli.shared.cluster import quiet
 
     quiet(verbose=False)  # before Ray is imported

@@ -151,11 +151,11 @@ class RatedRun:
         self.algo = rated_config(job, directory).callbacks(RatedAnswers).build_algo()
         self.learner: Any = next(iter(self.algo.learner_group.foreach_learner(lambda learner: learner))).get()
         self.engine = self.algo.env_runner.engine
-        (self._noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
-        self._noted.num_revisits = job.settings.revisits
+        (self.noted,) = (one for one in hooks(self.algo) if isinstance(one, RatedAnswers))
+        self.noted.num_revisits = job.settings.revisits
         self.algo.advantage_estimator = estimator = RatedEstimator(self.algo.config.loss_settings())
         estimator.level = job.level
-        self.algo.retention = self.algo.make_retention(partial(RatedRetention, self._noted))
+        self.algo.retention = self.algo.make_retention(partial(RatedRetention, self.noted))
 
     def start(self) -> None:
         """Go on with the newest checkpoint of this version, else begin it with the parent's.
@@ -174,7 +174,7 @@ class RatedRun:
 
     def remember(self, job: Job) -> None:
         """Begin the version of a job: bring the ratings in the memory up to date."""
-        self._job, now, memory, noted = job, self.algo.iteration, self.algo.memory, self._noted
+        self._job, now, memory, noted = job, self.algo.iteration, self.algo.memory, self.noted
         if len(noted.begun) == MAX_AGE:
             memory.remove(before=noted.begun[1][1])
         noted.begin(job.version, now)
@@ -193,17 +193,7 @@ class RatedRun:
     @property
     def num_done(self) -> int:
         """Return the number of iterations that are done."""
-        return int(self.algo.iteration) - self._noted.begun[-1][1]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of the last iteration; `NUM_BAD` is of all."""
-        return self._noted.metrics
-
-    @property
-    def trained(self) -> dict[str, int]:
-        """Return in how many iterations of this version each answer was trained on."""
-        return dict(self._noted.trained)
+        return int(self.algo.iteration) - self.noted.begun[-1][1]
 
     def step(self) -> None:
         """Train on a draw, and write a checkpoint."""

@@ -106,19 +106,19 @@ def train(directory: Path) -> None:
         while run.num_done < run.num_slices:
             run.step()
             Progress(done=run.num_done, of=run.num_slices).write(directory)
-        last = {**run.metrics, "kl": run.kl()}
+        last = {**run.noted.metrics, "kl": run.kl()}
         last[NUM_BAD] += not np.isfinite(last["kl"])
         after = examiner.answers(run.algo.play)
         verdicts, changes = judged(job, before, after, last)
         run.write(directory)
         Canary(continuations=canary_of(run, job)).write(directory)
-        counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.trained)}
+        counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.noted.trained)}
     Result(
         reasons=lines_of(verdicts),
         verdicts=verdicts_of(verdicts),
         changes=changes_of(changes),
         metrics=last | counts,
-        trained=run.trained,
+        trained=dict(run.noted.trained),
     ).write(directory)
 
 
