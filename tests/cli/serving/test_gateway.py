@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -275,33 +276,25 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
 
 def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on(tmp_path, monkeypatch):
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
-    reason = "kept compare: fell by 9.0 points [4.0, 14.0], limit 5.0"
     change = {"change": -0.09, "num": 256, "before": 0.8, "after": 0.71}
-    about = {"reasons": [reason, "drift: KL 2"], "changes": {"compare": change}}
+    about = {"reasons": ["kept compare: fell by 9.0 points", "drift: KL 2"], "changes": {"compare": change}}
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with(about))
 
     async def body(parts):
-        lineage = parts.db.store
+        store = parts.db.store
         await parts.serving.push(await candidate(parts, {"a/0": "good"}))
         task = asyncio.create_task(parts.training.run())
-        name = (await parts.ask()).json()["id"]
-        await parts.rate(name, rating="bad")
-        while [one.state for one in await parts.db.run(lineage.versions)] != ["active", "rejected"]:
+        await parts.rate((await parts.ask()).json()["id"], rating="bad")
+        while [one.state for one in await parts.db.run(store.versions)] != ["active", "rejected"]:
             await asyncio.sleep(0.3)  # the trainer is stopped while an answer is under way
             assert (await parts.ask()).headers["X-SRL-Version"] == "1"
-        version = await parts.db.run(lineage.version, 2)
-        assert (version.state, version.parent, version.reason) == ("rejected", 1, f"{reason}; drift: KL 2")
+        version = await parts.db.run(store.version, 2)
+        assert (version.parent, version.reason) == (1, "kept compare: fell by 9.0 points; drift: KL 2")
         assert version.metrics["changes"] == {"compare": change} and version.files == {}
         while parts.served.version(2).exists():
             await asyncio.sleep(0.01)
-        assert sorted(one.name for one in parts.served.version(1).iterdir()) == sorted(adapter.FILES)
-        assert parts.engine.loaded == ["v1"] and not parts.training.is_paused
-        assert (await parts.ask()).headers["X-SRL-Version"] == "1"
-        assert await parts.db.run(parts.db.store.free_ratings) == {}  # used up, unless it is changed
-        listed = (await parts.send("GET", "/v1/versions")).json()["versions"]
-        assert [one["state"] for one in listed] == ["active", "rejected"]
-        await asyncio.sleep(0.1)  # no second try
-        assert len(await parts.db.run(lineage.versions)) == 2
+        assert parts.served.version(1).exists() and parts.engine.loaded == ["v1"] and not parts.training.is_paused
+        assert await parts.db.run(store.free_ratings) == {}  # used up, unless it is changed
         task.cancel()
 
     run(tmp_path, body, after=1)
@@ -313,15 +306,11 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with({}))
 
     async def body(parts):
-        lineage = parts.db.store
+        store = parts.db.store
         taught = (await parts.ask("Before?")).json()["id"]
         await parts.rate(taught, rating="good")
         await parts.serving.push(await candidate(parts, {f"{taught}/0": "good"}))
-        names = []
-        for number in range(2):
-            reply = await parts.ask(f"Which {number}?")
-            assert reply.headers["X-SRL-Version"] == "1"
-            names.append(reply.json()["id"])
+        names = [(await parts.ask(f"Which {number}?")).json()["id"] for number in range(2)]
         await parts.rate(names[0], rating="bad")  # one before the rollback, one after it
         assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status_code == 200
         rated = (await parts.rate(names[1], rating="2")).json()
@@ -329,19 +318,46 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
             "id": names[1], "rating": "2", "reward": 0.25, "is_changed": True, "is_trained_on": True,
             "stale_versions": [],
         }  # fmt: skip
-        uses = {f"{names[0]}/0": "bad", f"{names[1]}/0": "2"}
-        assert await parts.db.run(parts.db.store.free_ratings) == uses  # and not what version 1 learned from
         task = asyncio.create_task(parts.training.run())
         while parts.serving.number != 2:
             await asyncio.sleep(0.01)
-        version = await parts.db.run(lineage.version, 2)
-        assert version.parent == 0 and await parts.db.run(lineage.uses, 2) == uses
+        assert (await parts.db.run(store.version, 2)).parent == 0  # and not trained on what version 1 learned from
+        assert await parts.db.run(store.uses, 2) == {f"{names[0]}/0": "bad", f"{names[1]}/0": "2"}
         job = Job.read(parts.served.version(2))
         assert {one.id: (one.version, one.reward) for one in job.answers} == {names[0]: (1, 0.0), names[1]: (1, 0.25)}
         assert all((one.ids, one.logps) == ([5, 6], [-0.5, -0.25]) for one in job.answers)
         task.cancel()
 
     run(tmp_path, body, after=2)
+
+
+def test_a_rollback_ends_what_is_trained_from_the_version_that_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
+    processes = []
+
+    def start(directory, **how):
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        processes.append(subprocess.Popen(command, process_group=0, **how))
+        return processes[-1]
+
+    monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", start)
+
+    async def body(parts):
+        await parts.serving.push(await candidate(parts, {"a/0": "good"}))
+        await parts.rate((await parts.ask()).json()["id"], rating="good")
+        task = asyncio.create_task(parts.training.run())
+        while not processes:
+            await asyncio.sleep(0.01)
+        await parts.send("POST", "/v1/rollback", json={})
+        assert await asyncio.to_thread(processes[0].wait, 60) == -signal.SIGKILL
+        while len(processes) < 2:  # the rating is free, and trains a child of version 0
+            await asyncio.sleep(0.01)
+        states = [(one.state, one.parent) for one in await parts.db.run(parts.db.store.versions)]
+        assert states == [("rolled_back", 0), ("stale", 1), ("training", 0)]
+        task.cancel()
+        assert await asyncio.to_thread(processes[1].wait, 60) == -signal.SIGKILL
+
+    run(tmp_path, body, after=1)
 
 
 @pytest.mark.parametrize("how", ["checksum", "canary"])
