@@ -27,7 +27,7 @@ class FileError(ValueError):
 class JsonFile(BaseModel):
     """A JSON file of a served model. Invariant: a reader sees it whole or not at all."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
 
     def write(self, directory: Path) -> None:

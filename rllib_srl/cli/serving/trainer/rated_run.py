@@ -77,9 +77,12 @@ class RatedAnswers(SRLCallback):
 
     def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
         """Note what an iteration has trained on."""
-        found = {name: algorithm.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, name)) for name in _METRICS + _BAD}
-        num_bad = self.metrics[NUM_BAD] + sum(float(found[name]) for name in _BAD)
-        self.metrics = {**{name: float(found[name]) for name in _METRICS}, NUM_BAD: num_bad}
+        found = {}
+        for name in _METRICS + _BAD:  # missing if each rating is at the level, since nothing is trained on then
+            default = 0.0 if name in _BAD else float("nan")
+            found[name] = float(algorithm.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, name), default=default))
+        num_bad = self.metrics[NUM_BAD] + sum(found[name] for name in _BAD)
+        self.metrics = {**{name: found[name] for name in _METRICS}, NUM_BAD: num_bad}
         self.trained.update(group.prompt.prompt_id for group in reused)
 
     def get_state(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def train(directory: Path) -> None:
         reasons=lines_of(verdicts),
         verdicts=verdicts_of(verdicts),
         changes=changes_of(changes),
-        metrics=last | counts,
+        metrics={name: value for name, value in (last | counts).items() if np.isfinite(value)},  # of no update: NaN
         trained=dict(run.noted.trained),
     ).write(directory)
 
