@@ -30,7 +30,7 @@ from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
-from rllib_srl.replay.ratings import RatedGroup, RatedGroups, grade_of
+from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, grade_of
 from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
@@ -361,9 +361,16 @@ class SRLReplayBuffer:
         """
 
         def work() -> dict[str, int]:
-            rated = self.rated
+            rated, tables, num_too_old = self.rated, self.tables, 0
             num_applied, num_changed = rated.num_applied, rated.num_changed
-            graded, num_too_old = self.intake.rate(groups, now, rated)
+            graded = dict[int, list[RatedAnswer]]()  # by slot
+            for one in groups:
+                slot, at = tables.slot_of(int(one.key, 16)), tables.group_at(one.group_id)
+                if slot is None or at is None or at not in tables.groups_of(slot):
+                    rated.note(one)
+                elif answers := self.intake.rate(slot, at, one, rated):
+                    graded.setdefault(slot, []).extend(answers)
+                    num_too_old += now + 1 - int(tables.groups["born"][at]) > self.settings.max_age
             grades = [grade_of(answers) for answers in graded.values()]
             self.recall.review(list(graded), np.array(grades, np.int64), now)
             rated.source, rated.position = source, position

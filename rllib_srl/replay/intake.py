@@ -236,29 +236,8 @@ class Intake:
     def _group(self, seq: int) -> Group:
         return decode(self.store.payload(seq), str(seq))
 
-    def rate(
-        self, groups: Sequence[RatedGroup], now: int, rated: RatedGroups
-    ) -> tuple[dict[int, list[RatedAnswer]], int]:
-        """Apply ratings, and note them in `rated`.
-
-        Returns:
-            The rated answers of each item by slot, where one is new or differs, and the number of groups among them
-            that are older than `max_age` at the next draw.
-        """
-        graded, num_too_old = dict[int, list[RatedAnswer]](), 0
-        for one in groups:
-            slot, at = self.tables.slot_of(int(one.key, 16)), self.tables.group_at(one.group_id)
-            if slot is None or at is None or at not in self.tables.groups_of(slot):
-                rated.note(one)
-                continue
-            age = now + 1 - int(self.tables.groups["born"][at])
-            if answers := self._rate_group(slot, at, one, rated):
-                graded.setdefault(slot, []).extend(answers)
-                num_too_old += age > self.settings.max_age
-        return graded, num_too_old
-
-    def _rate_group(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
-        """Set the ratings of a stored group; return all of them if one is new or differs, else []."""
+    def rate(self, slot: int, at: int, one: RatedGroup, rated: RatedGroups) -> list[RatedAnswer]:
+        """Set the ratings of a stored group, and note them; return all of them if one is new or differs, else []."""
         tables, row = self.tables, self.tables.groups[at].copy()
         seq = int(row["seq"])
         group = self._group(seq)

@@ -259,6 +259,8 @@ class Store(Database):
                 num_dropped = max(0, num_groups - _num_groups(source)) if is_same else 0
                 source.backup(self._db, pages=PAGES_A_STEP)  # one transaction
                 self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+            with suppress(sqlite3.Error):  # else the next commit moves all of it into the file
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             if is_same and not self.position:
                 _remove(self.path.with_name(EARLIER))
         finally:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
-import ray
 
 from rllib_srl.replay.admission import Refusal
 from rllib_srl.replay.buffer import SRLReplayBuffer
@@ -17,7 +13,6 @@ from rllib_srl.replay.reading import reading
 from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.selection.rules import SELECTIONS
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.small_buffer import said
 
@@ -142,27 +137,3 @@ def test_what_looks_into_a_memory_runs_no_code_that_it_names(tmp_path, capsys, m
         assert one.settings.selection == own["selection"] and np.isnan([*one.recall.values()]).all()
     assert "1 item removed" in said(capsys, "drop", tmp_path, "p1")
     assert called == []
-
-
-@pytest.mark.slow
-def test_rules_by_import_path_reach_the_buffers_process_and_survive_a_restart(ray_here, tmp_path):
-    given = {"revisit_fraction": 0.5, "min_buffer_size": 1, "admit": None, "selection": f"{__name__}:by_number"}
-    settings = ReplaySettings(capacity=50, timeout_s=60.0, **given)
-    memory = ReplayClient.start(settings, directory=tmp_path, seed=1, run="own", is_local=False, timeout_s=120.0)
-    try:
-        groups = [a_group(index, 1, index) for index in range(12)]
-        assert len(memory.add([GroupMeta.of(group, ray.put(group)) for group in groups], 1)) == 12
-        memory.stats(1)
-        expected = {f"p{i}" for i in range(8, 12)}
-        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 2)} == expected
-        before = pid_of(memory.process.actor)
-        os.kill(before, signal.SIGKILL)  # at once, unlike ray.kill: the next answer comes from another process
-        assert {prompt.prompt_id for prompt in memory.draw_prompts(8, 3)} == expected
-        assert pid_of(memory.process.actor) != before
-        assert memory.stats(3)["num_items"] == 12
-    finally:
-        memory.stop()
-
-
-def pid_of(actor):
-    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
