@@ -197,7 +197,7 @@ def test_an_unknown_hub_id_is_one_line_and_quick(config):
     start = time.monotonic()
     (line,) = lines_of(config.rl_module(model_config={"model": "nobody/nothing"}))
     assert line.startswith("model = 'nobody/nothing'; model 'nobody/nothing' is not a local directory")
-    assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 20  # of the 30 s that a hub has
+    assert "HF_HUB_OFFLINE is set" in line and time.monotonic() - start < 28  # of the 30 s that a hub has
 
 
 def test_a_hub_that_does_not_answer_is_given_up(config, monkeypatch):
