@@ -370,10 +370,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Return []; see `get_state`."""
         return []
 
-    def where(self) -> dict[str, Any]:
-        """Return process id and node, for error messages."""
-        return {"pid": os.getpid(), "node": ray.util.get_node_ip_address() if ray.is_initialized() else "local"}
-
     def stop(self) -> None:
         """Close environments and engine."""
         if self._fault is None:

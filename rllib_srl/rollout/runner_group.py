@@ -67,7 +67,7 @@ class RunnerGroup:
     def __init__(self, group: EnvRunnerGroup) -> None:
         """Wrap RLlib's group."""
         self._group = group
-        self._place_of: dict[int, Place] = {}
+        self.places: dict[int, Place] = {}  # by runner id
 
     @property
     def ids(self) -> list[int]:
@@ -165,21 +165,13 @@ class RunnerGroup:
         """Undo `sleep`; return the runners that died or timed out."""
         return _failures(self._same(ids, Call.of(LLMEnvRunner.wake_up), timeout_s))
 
-    def where(self, runner_id: int, timeout_s: float) -> dict[str, Any]:
-        """Return process id and node of one runner.
-
-        Raises:
-            RunnerFailure: the runner died or timed out.
-        """
-        return self._all({runner_id: Call.of(LLMEnvRunner.where)}, timeout_s, "returning its process id")[runner_id]
-
     def check_started(self, timeout_s: float) -> None:
         """Wait until all runners have started; raise the exception of a constructor that failed.
 
         Raises:
             RunnerFailure: a runner died or timed out.
         """
-        self._place_of = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
+        self.places = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
 
     def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
         """Wait until a failed runner has restarted, on any node; kill it first if it may still be running.
@@ -191,14 +183,14 @@ class RunnerGroup:
         manager = self._group._worker_manager
         manager.set_actor_state(runner_id, healthy=False)
         if failure.is_silent:
-            family = family_of(self._place_of[runner_id]) if runner_id in self._place_of else []
+            family = family_of(self.places[runner_id]) if runner_id in self.places else []
             ray.kill(actor, no_restart=False)
             end_family(family)
         started = Call.of(LLMEnvRunner.check_started)
         deadline, answer = time.monotonic() + timeout_s, started.submit(actor)
         while (left := deadline - time.monotonic()) > 0:
             try:
-                self._place_of[runner_id] = ray.get(answer, timeout=left)
+                self.places[runner_id] = ray.get(answer, timeout=left)
             except RayTaskError as error:  # it restarted, and its constructor failed: waiting cannot help
                 raise ActorFailure(f"runner {runner_id} {failure.reason}, and cannot start: {error.cause}") from error
             except RayError:

@@ -161,7 +161,7 @@ def test_a_killed_runner_costs_time_and_no_group(random_llama_dir, tmp_path, ray
     with watched(algo) as iterations:
         for now in range(1, 6):
             if now in (2, 4):
-                pid = algo.runners.where(1 + now % 4 // 2, 30)["pid"]
+                pid = algo.runners.places[1 + now % 4 // 2].pid
                 os.kill(pid, signal.SIGKILL)
             result = algo.train()
     assert result["num_runner_restarts"] == 2

@@ -117,7 +117,7 @@ def running(config, num_env_runners: int = 1):
 
 
 def pids_of(algo) -> dict[int, int]:
-    return {runner_id: algo.runners.where(runner_id, 30)["pid"] for runner_id in algo.runners.ids}
+    return {runner_id: algo.runners.places[runner_id].pid for runner_id in algo.runners.ids}
 
 
 def drawn(algo) -> list[list[str]]:

@@ -190,12 +190,12 @@ def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
         runners = runners_of(SimpleNamespace(check_started=Remote("answer")))
         runners._group._worker_manager.set_actor_state = lambda runner_id, healthy: None
         runners._group._worker_manager._restored_actors = set()
-        runners._place_of = {1: place}
+        runners.places = {1: place}
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
         monkeypatch.setattr(ray, "kill", lambda actor, no_restart: None)
         monkeypatch.setattr(ray, "get", lambda answer, timeout: again)
         runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
-        assert process.wait(60) == -signal.SIGKILL and runners._place_of == {1: again}
+        assert process.wait(60) == -signal.SIGKILL and runners.places == {1: again}
     finally:
         process.kill()
         process.wait(60)
