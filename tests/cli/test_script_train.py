@@ -91,16 +91,6 @@ def test_a_stopped_and_a_lost_run_say_how_to_go_on(copied, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused(copied: Path, capsys: pytest.CaptureFixture) -> None:
-    (victim,) = copied.glob("checkpoint_000002/algorithm_state.*")
-    victim.write_bytes(victim.read_bytes()[:-1])
-    for script, flags in ((train, ["--resume", str(copied), "--iterations", "4"]), (evaluate, [str(copied)])):
-        assert script.main(flags) == 1
-        assert f"checkpoint_000002 is damaged: {victim.name}; use an earlier one" in capsys.readouterr().err
-    assert iterations_of(copied) == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_foreign_checkpoint_is_data_unless_it_is_trusted(trained, copied, tmp_path, capsys):
     marker, checkpoint = tmp_path / "marker", copied / "checkpoint_000002"
     poisoned(checkpoint, marker)
@@ -170,21 +160,6 @@ def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys
     model_flags = [*TINY[2:], "--evaluation_duration", "8", "--json", "-", "--debug"]
     assert evaluate.main(["tiny", *model_flags]) == 0
     assert json.loads(capsys.readouterr().out)["what"] == "tiny"
-
-
-def test_the_table_has_a_row_for_each_domain() -> None:
-    by_domain = {"a": {"accuracy": 0.25, "num_prompts": 4}, "b": {"accuracy": 1.0, "num_prompts": 4}}
-    figures = {"accuracy": 0.625, "accuracy_low": 0.3, "accuracy_high": 0.9, "by_domain": by_domain, "num_prompts": 9}
-    figures |= {"num_lost": 1, "reward": 0.625, "pass_k": 0}
-    figures["baselines"] = {"majority": None, "majority_answers": {}, "chance": None}
-    assert list(evaluate.rows_of(figures)) == [
-        ("greedy accuracy, 95 % interval", "0.625  [0.300, 0.900]"),
-        ("  a", "0.250"),
-        ("  b", "1.000"),
-        ("majority answer", "-"),
-        ("chance", "-"),
-        ("held-out prompts", "9 (1 failed, not counted)"),
-    ]
 
 
 def assert_works_elsewhere(line: str, directory: Path) -> None:

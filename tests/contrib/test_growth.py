@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_srl.contrib.growth import Growth
-from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration
-from rllib_srl.rollout import LiveEpisode, to_group
 from rllib_srl.types import Prompt
 from tests.replay.groups import a_group
-from tests.rollout.conftest import calls as calls  # fixtures
-from tests.rollout.conftest import play_with as play_with
-from tests.rollout.conftest import tokenizer as tokenizer
-from tests.rollout.fakes import ScriptedEngine
 from tests.small_memory import go, memory_config
 
 PROMPT = Prompt("world", "q", "sums")
@@ -85,32 +79,6 @@ def test_grown_prompts_are_distinct_deeper_and_extend_their_parent(turns_G, can_
     grown = histories(played(*turns_G, can_iterate=can_iterate), seed)
     assert [len(history) for history in grown] == list(range(1, len(grown) + 1))
     assert all(any(history == tuple(one[: len(history)]) for one in turns_G) for history in grown)
-
-
-def test_what_grows_from_a_group_can_be_played(play_with, tokenizer):
-    """Base answers, then one self-iteration step on one of them, as the memory would ask for it."""
-    written = {"g": [" 17\n", " 93\n"], "h": [" 93\n", " 93\n"]}
-
-    def script(name, ids):
-        return tokenizer(written[name[0]][int(name.split("/")[1])], add_special_tokens=False)["input_ids"]
-
-    engine = ScriptedEngine(tokenizer, script)
-    config = {"world": "rllib_srl.envs.math.compare:Compare", "world_config": {"num_shots": 0}, "num_steps": 1}
-
-    def play_group(prompt, group_id):
-        live = [LiveEpisode(prompt, group_id, index) for index in (0, 1)]
-        episodes = list(play_with(live, engine, {"world": lambda: SelfIteration(config)}))
-        return to_group(prompt, group_id, episodes, keep_turns=True), episodes
-
-    base, _ = play_group(Prompt("world", "17, 93, 40", "compare"), "g")
-    generator = np.random.default_rng(0)
-    (asked,) = Growth(p_div=1.0)(base, None, generator)
-    assert asked.history in {(" 17\n",), (" 93\n",)}
-    again, episodes = play_group(asked, "h")
-    request = f"Question: Which is largest: 17, 93 or 40?\nAnswer:{asked.history[0]}{ASKED['diverge']}"
-    assert {episode.custom_data["text"][0] for episode in episodes} == {("environment", request)}
-    assert again.rewards_G.tolist() == [1.0, 1.0]
-    assert list(Growth()(again, None, generator)) == []  # num_steps = 1: that was the last
 
 
 @pytest.mark.slow

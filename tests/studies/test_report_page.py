@@ -12,7 +12,7 @@ import pytest
 
 from rllib_srl.cli import report
 from rllib_srl.studies.report.charts import line_of
-from rllib_srl.studies.report.page import Chart, Heading, Page, Table, Text, to_html
+from rllib_srl.studies.report.page import Chart
 from rllib_srl.studies.report.study_page import number, span
 from tests.studies.synthetic import small_study, write_synthetic
 
@@ -81,12 +81,6 @@ def test_a_short_and_cut_off_study_is_reported_as_such(tmp_path, quick, capsys):
     none = tmp_path / "none"
     write_synthetic(none, study, skip=[("srl", 1), ("srl", 2), ("no_replay", 1), ("no_replay", 2)])
     assert report.main([str(none)]) == 0  # no trial is finished
-
-
-def test_text_cannot_become_markup():
-    page = Page("<b>", (Text("<script>"), Table(("a", "<u>"), (("<i>", "1"),)), Heading("&")))
-    html = to_html(page)
-    assert "<script>" not in html and "&lt;script&gt;" in html and "&lt;i&gt;" in html
 
 
 def test_curves_of_seeds_are_averaged_at_equal_cost():

@@ -130,14 +130,3 @@ def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path, e
     trials = [read_results(of).trials[0] for of in (whole, broken)]
     found = [[replace(one, **dict.fromkeys(timed, 0)) for one in trial.evaluations] for trial in trials]
     assert found[0] == found[1] and len(found[0]) == 3
-
-
-@pytest.mark.slow
-def test_a_trial_killed_before_its_first_checkpoint_starts_anew(make, tmp_path):
-    make("srl").train()
-    again = make("srl")
-    assert again.iteration == 0
-    finished(again)
-    assert len(read_results(tmp_path / "results").trials[0].evaluations) == 3
-    with pytest.raises(ValueError, match="is finished; it is not run again"):
-        make("srl").train()
