@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
             "worlds": list(config.world_configs()),
             "dtype": config.compute_dtype,
             "pass_k": config.evaluation_pass_k,
-            "baselines": baselines.as_json(found),
+            "baselines": asdict(found),
             **{name: value for name, value in results.items() if name != "env_runners"},
             "reward": results["env_runners"]["episode_return_mean"],
         }

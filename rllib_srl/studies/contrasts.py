@@ -105,7 +105,6 @@ def curve_of(trial: Trial, study: Study) -> Curve:
         stage_I=column("stage"),
         num_generated_tokens_I=column("num_generated_tokens"),
         num_trained_tokens_I=column("num_trained_tokens"),
-        num_live_tokens_I=column("num_live_tokens"),
         num_probe_tokens_I=column("num_probe_tokens"),
         seconds_I=column("seconds"),
         peak_bytes=max(one.peak_bytes for one in found),

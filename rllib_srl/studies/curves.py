@@ -25,7 +25,6 @@ class Curve:
     stage_I: np.ndarray
     num_generated_tokens_I: np.ndarray
     num_trained_tokens_I: np.ndarray
-    num_live_tokens_I: np.ndarray
     num_probe_tokens_I: np.ndarray
     seconds_I: np.ndarray
     peak_bytes: int

@@ -38,11 +38,6 @@ def _area(time_I: np.ndarray, accuracy_I: np.ndarray) -> float:
     return accuracy.retention_area(time_I, accuracy_I) if np.isfinite(accuracy_I).all() else float("nan")
 
 
-def _live_share(curve: Curve) -> float:
-    generated, live = curve.num_generated_tokens_I[-1], curve.num_live_tokens_I[-1]
-    return float(live / generated) if live else float("nan")
-
-
 def _mean(values: list[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
@@ -108,13 +103,6 @@ MEASURES = {
         "higher",
         lambda c: _area(c.num_generated_tokens_I, c.average_I()),
     ),
-    "live_share": Measure(
-        "tokens with a gradient",
-        "The share of generated tokens that entered the loss. The others were of groups that taught nothing.",
-        "share",
-        "higher",
-        _live_share,
-    ),
 }
 COSTS = {
     "num_generated_tokens": Measure(
@@ -133,13 +121,6 @@ COSTS = {
     ),
     "seconds": Measure(
         "seconds", "Wall-clock time of training, without evaluations.", "seconds", "", lambda c: float(c.seconds_I[-1])
-    ),
-    "token_ms": Measure(
-        "ms per trained token",
-        "Milliseconds of training per token in the loss.",
-        "count",
-        "",
-        lambda c: 1000 * float(c.seconds_I[-1]) / max(1.0, float(c.num_trained_tokens_I[-1])),
     ),
     "peak_bytes": Measure(
         "peak memory", "Largest memory in use at any time.", "bytes", "", lambda c: float(c.peak_bytes)

@@ -47,7 +47,6 @@ class Evaluation:
     accuracy: dict[str, Fraction]  # domain -> share of held-out prompts answered right
     num_generated_tokens: Count  # in training so far, revisits included
     num_trained_tokens: Count  # in the loss so far; reused tokens count each time
-    num_live_tokens: Count  # played tokens that entered the loss so far, each counted once
     seconds: Seconds  # training time so far
     num_probe_tokens: Count  # generated in evaluations so far, not part of the budget
     probe_s: Seconds

@@ -58,7 +58,6 @@ class Spent:
     num_probe_tokens: int = 0
     probe_s: float = 0.0
     peak_bytes: int = 0
-    num_live_tokens: int = 0  # played tokens with a gradient, once each
 
 
 def run_path(directory: Path, arm: str, seed: int) -> Path:
@@ -219,7 +218,6 @@ class StudyTrial(SRL):
         if is_updated:
             num_tokens = shards[0].num_tokens + shards[0].num_reused_tokens
             self._spent.num_trained_tokens += num_tokens * self.config.num_epochs
-            self._spent.num_live_tokens += shards[0].num_tokens
         return is_updated
 
 

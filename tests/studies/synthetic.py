@@ -58,7 +58,7 @@ def evaluations_of(study: Study, arm: str, seed: int) -> Iterator[Evaluation]:
                 accuracy[domain.name] = round(float(np.clip(level + noise.normal(0, 0.03), 0, 1)), 4)
             tokens = done * TOKENS // PER_STAGE
             yield Evaluation(
-                study.fingerprint, stage, 3 * done, accuracy, tokens, int(tokens * TRAINED[arm]), 0,
+                study.fingerprint, stage, 3 * done, accuracy, tokens, int(tokens * TRAINED[arm]),
                 done * 9.0 * TRAINED[arm], (done + 1) * 3_000, done * 2.0, 2_100_000_000 + seed,
                 {name: {"answer_diversity": 0.4} for name in accuracy},
             )  # fmt: skip

@@ -27,10 +27,10 @@ POINTS = [
 ]
 
 
-def trial_of(points=POINTS, live=0.5):
+def trial_of(points=POINTS):
     evaluations = [
-        Evaluation(STUDY.fingerprint, stage, iteration, {"y": y, "x": x}, tokens, 2 * tokens, int(live * tokens),
-                   tokens / 10, 7 * (iteration + 1), 0.0, 1000 + iteration % 3,
+        Evaluation(STUDY.fingerprint, stage, iteration, {"y": y, "x": x}, tokens, 2 * tokens, tokens / 10,
+                   7 * (iteration + 1), 0.0, 1000 + iteration % 3,
                    {"x": {"pass_at_4": x}, "y": {"pass_at_4": y}})
         for stage, iteration, tokens, x, y in points
     ]  # fmt: skip
@@ -55,8 +55,6 @@ def test_every_measure_by_hand():
         "forward_transfer": 0.1,  # .3 - .2
         "plasticity": 0.65,  # ((.8 - .1) + (.9 - .3)) / 2
         "accuracy_area": 0.475,  # (.25 + .45 + .575 + .625) / 4, the means of neighbouring averages
-        "live_share": 0.5,
-        "token_ms": 50.0,  # 40 s for 800 tokens
         "num_generated_tokens": 400, "num_trained_tokens": 800, "seconds": 40, "peak_bytes": 1002,
         "num_probe_tokens": 35, "pass_at_4": 0.65,
     }  # fmt: skip
@@ -70,12 +68,6 @@ def test_without_a_first_evaluation_what_needs_it_is_unknown():
     unknown = {name for name, value in found.items() if math.isnan(value)}
     assert unknown == {"forward_transfer", "plasticity", "online_accuracy"}
     assert found["forgetting"] == pytest.approx(0.4)
-
-
-def test_a_trial_without_a_count_of_live_tokens_has_no_such_measure():
-    found = measure(curve_of(trial_of(live=0), STUDY))
-    assert math.isnan(found["live_share"])
-    assert found["accuracy_area"] == pytest.approx(0.475)
 
 
 def test_a_stage_without_an_evaluation_is_named():

@@ -8,7 +8,7 @@ a well-formed guess.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from rllib_srl import SRLConfig
 from rllib_srl.curriculum.prompts import prompts_of
-from rllib_srl.rollout.replies import attribute
+from rllib_srl.rollout.replies import attribute, reset, step
 from rllib_srl.types import RIGHT, Prompt, passed
 
 NUM_TRAINING_PROMPTS = 5000  # sample for counting the majority answer
@@ -65,16 +65,21 @@ def majority_turns(world: Any, seed: int) -> tuple[str, ...] | None:
     return min(counts, key=lambda turns: (-counts[turns], turns)) if counts else None
 
 
-def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
-    world.reset(options={"prompt_id": prompt.prompt_id, "history": list(prompt.history)})
+def played(env: Any, prompt: Prompt, turns: Sequence[str]) -> float:
+    """Return the sum of rewards of an episode with these turns."""
+    reset(env, prompt)
     total = 0.0
     for turn in turns:
-        _, reward, is_terminated, is_truncated, _ = world.step(turn)
-        total += float(reward)
-        if is_terminated or is_truncated:
+        reply = step(env, turn)
+        total += reply.reward
+        if reply.is_terminated or reply.is_truncated:
             break
-    mark = attribute(world, "pass_reward", None)
-    return bool(passed(np.array([total], np.float32), mark, RIGHT)[0])
+    return total
+
+
+def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
+    rewards = np.array([played(world, prompt, turns)], np.float32)
+    return bool(passed(rewards, attribute(world, "pass_reward", None), RIGHT)[0])
 
 
 def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
@@ -82,11 +87,6 @@ def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
     named = ", ".join(repr(answer) for answer in found.majority_answers.values())
     yield f"majority answer{f' ({named})' if named and len(named) < 30 else ''}", _shown(found.majority)
     yield "chance", _shown(found.chance)
-
-
-def as_json(found: Baselines) -> Mapping[str, Any]:
-    """Return the baselines as JSON types, for --json."""
-    return {"majority": found.majority, "majority_answers": found.majority_answers, "chance": found.chance}
 
 
 def _shown(accuracy: float | None) -> str:

@@ -21,11 +21,12 @@ from rllib_srl.algorithm.checks import Fault, in_turn
 from rllib_srl.algorithm.gpu_memory import OPTIMIZER_BYTES, variants
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError, card_bytes_here
+from rllib_srl.cli.shared.baselines import played
 from rllib_srl.cli.shared.cluster import ROOT, is_installed
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check
 from rllib_srl.curriculum.prompts import prompts_of
 from rllib_srl.engine.models import local_model
-from rllib_srl.rollout.replies import attribute, reset, step
+from rllib_srl.rollout.replies import attribute
 from rllib_srl.types import RIGHT, Prompt
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
@@ -207,7 +208,7 @@ def _graded(env_id: str, creator: Any, env_config: dict[str, Any], max_turns: in
         if attribute(env, "is_unpaid", False):
             return [(OK, "pays no reward: people rate its answers")]
         mark = attribute(env, "pass_reward", None) or RIGHT
-        most = max(_played(env, prompt, [""] * max_turns) for prompt in prompts)
+        most = max(played(env, prompt, [""] * max_turns) for prompt in prompts)
         status = FAILURE if most >= mark else WARNING if most > 0 else OK
         expected = "; expected 0" if most > 0 else ""
         return [_right(env, prompts, mark), (status, f"pays {most:g} for an empty answer{expected}")]
@@ -223,21 +224,9 @@ def _right(env: Any, prompts: Sequence[Prompt], mark: float) -> tuple[str, str]:
         turns = gold_turns(prompt.prompt_id) if gold_turns else ()
         if not turns:  # data with a reward function needs no answers
             return WARNING, f"has no gold_turns for prompt {prompt.prompt_id[:40]!r}: its right answer is not graded"
-        reward = _played(env, prompt, turns)
+        reward = played(env, prompt, turns)
         if not reward >= mark:
             said = " ".join(" / ".join(turns).split())[:60]
             which = f"the right answer {said!r} of prompt {prompt.prompt_id[:40]!r}"
             return FAILURE, f"pays {reward:g} for {which}; expected 1"
     return OK, f"grades right answers to {len(prompts)} prompts as right"
-
-
-def _played(env: Any, prompt: Prompt, turns: Sequence[str]) -> float:
-    """Return the sum of rewards of an episode with these turns."""
-    reset(env, prompt)
-    total = 0.0
-    for turn in turns:
-        reply = step(env, turn)
-        total += reply.reward
-        if reply.is_terminated or reply.is_truncated:
-            break
-    return total
