@@ -59,7 +59,7 @@ def test_the_plan_has_the_settings_that_were_given():
     assert "optimiser 0.3" in planned(optimizer_name="adamw_8bit")
     out = planned(optimizer_name="sgd", lora_rank=64)
     assert "optimiser" not in out and "lora_rank = 64 (engine" in out
-    assert "reference 0.5" in planned(kl_coeff=0.1) and "reference" not in planned()
+    assert "frozen 0." in planned(kl_coeff=0.1) and "frozen" not in planned()
     assert "without activation checkpointing" in planned(activation_checkpointing=False)
     with pytest.raises(SettingsError, match="num_learners = 2 with --gpus; expected none"):
         planned(num_learners=2)
