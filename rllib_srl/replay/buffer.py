@@ -219,20 +219,14 @@ class SRLReplayBuffer:
                 that were never visited.
         """
 
-        groups: Sequence[Group] = self._here(batch)
-
         def work() -> list[dict[str, Any]]:
-            visits = [Visit(g.group_id, g.prompt.key, history=self.intake.history_of(g)) for g in groups]
-            for part in parts_of(zip(groups, visits, strict=True)):
+            visits = [Visit(g.group_id, g.prompt.key, history=self.intake.history_of(g)) for g in batch]
+            for part in parts_of(zip(batch, visits, strict=True)):
                 self.intake.take(part, now, is_played)
                 self._evict(now)
             return [vars(visit) for visit in visits]
 
         return [Visit.from_dict(values) for values in self._once(request, work)]
-
-    def _here(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """Return the objects of a call; a subclass fetches what lies elsewhere."""
-        return batch
 
     # --- drawing ---------------------------------------------------------------------------------
 

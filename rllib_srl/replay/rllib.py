@@ -22,6 +22,7 @@ from typing import Any
 import ray
 
 from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
+from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, ListedRef
 
@@ -65,9 +66,9 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         finally:
             self._busy_s += time.perf_counter() - begin
 
-    def _here(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """Return the objects behind references; lost ones (their node died) are left out."""
-        return _fetched(batch, self.settings.timeout_s)
+    def add(self, batch: Sequence[Any], now: int = 0, request: str = "", is_played: bool = True) -> list[Visit]:
+        """Store and grade groups, or references to groups; lost ones (their node died) are left out."""
+        return super().add(_fetched(batch, self.settings.timeout_s), now, request, is_played)
 
     def sample(self, num_items: int | None = None, now: int = 1, **kwargs: Any) -> list[Group]:
         """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
@@ -80,7 +81,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
     def add_targets(self, targets: Sequence[Any], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store targets: lists of them, one a learner, or references to such lists; see `SRLReplayBuffer`."""
-        found = [target for part in self._here(targets) for target in part]
+        found = [target for part in _fetched(targets, self.settings.timeout_s) for target in part]
         found.sort(key=lambda target: (target.group_id, target.episode))  # whatever the number of learners
         return super().add_targets(found, now, request, per_domain)
 

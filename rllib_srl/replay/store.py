@@ -122,11 +122,16 @@ class Store(Database):
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
         try:
-            with self._explained(f"commit {self.position + 1}"), self._transaction():
-                yield
-                self.put("meta", [("position", str(self.position + 1))])
-        except BaseException:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self.put("meta", [("position", str(self.position + 1))])
+            self._db.execute("COMMIT")
+        except BaseException as error:
             self._written = {}
+            with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self.error_of(error, self.path, f"commit {self.position + 1}") from error
             raise
         self.position += 1
 
@@ -176,8 +181,8 @@ class Store(Database):
 
     def answer(self, request: str) -> Any | None:
         """Return the answer that was committed with a request, or None if there is none or it is no longer kept."""
-        found = self._read("SELECT answer FROM answers WHERE name = ?", request)
-        return json.loads(found[0][0]) if found else None
+        found = self._one("SELECT answer FROM answers WHERE name = ?", request)
+        return json.loads(found[0]) if found else None
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
@@ -189,11 +194,16 @@ class Store(Database):
         return self._blob(f"the target of group {seq}, episode {episode}", query, int(seq), int(episode))
 
     def _blob(self, what: str, query: str, *numbers: int) -> bytes:
-        found = self._read(query, *numbers)
-        if not found:
+        if (found := self._one(query, *numbers)) is None:
             raise StoreError(f"memory {self.path} does not hold {what}")
-        blob: bytes = found[0][0]
+        blob: bytes = found[0]
         return blob
+
+    def _one(self, query: str, *values: Any) -> Any | None:
+        try:
+            return self._db.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise self.error_of(error, self.path, "reading") from error
 
     def payload_seqs(self) -> set[int]:
         """Return the groups that have a payload."""

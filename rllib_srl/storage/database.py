@@ -133,14 +133,19 @@ class Database:
         except (cls.error, DiskFull):
             raise
         except (sqlite3.Error, OSError) as error:
-            text, place = str(error), written or path
-            # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
-            is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
-            if is_full(error) or "full" in text or is_blocked:
-                whole = "nothing of it was stored and what was acknowledged is stored"
-                raise cls.full(full_message(place, f"{doing} failed: {text}; {whole}")) from error
-            if "locked" in text:
-                text += f": another process has written for {TIMEOUT_S:g} s; try again"
-            elif any(words in text for words in ("malformed", "not a database", "no such table")):
-                text += f": the file is damaged, or no file of {cls.content}; move it away, or restore a copy"
-            raise cls.error(f"{cls.content} {path}: {doing} failed: {text}") from error
+            raise cls.error_of(error, path, doing, written) from error
+
+    @classmethod
+    def error_of(cls, error: Exception, path: Path, doing: str, written: Path | None = None) -> Exception:
+        """Return the error of the class for one of SQLite or of a file."""
+        text, place = str(error), written or path
+        # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
+        is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
+        if is_full(error) or "full" in text or is_blocked:
+            whole = "nothing of it was stored and what was acknowledged is stored"
+            return cls.full(full_message(place, f"{doing} failed: {text}; {whole}"))
+        if "locked" in text:
+            text += f": another process has written for {TIMEOUT_S:g} s; try again"
+        elif any(words in text for words in ("malformed", "not a database", "no such table")):
+            text += f": the file is damaged, or no file of {cls.content}; move it away, or restore a copy"
+        return cls.error(f"{cls.content} {path}: {doing} failed: {text}")

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rllib_srl.common.rules import Rules, called
+from rllib_srl.common.rules import MISTAKES, Rules, failure
 from rllib_srl.common.setting_model import Settings, setting
 from rllib_srl.replay.selection.quotas import quotas
 
@@ -331,7 +331,10 @@ def apply(
     """
     if not (count := min(num, len(candidates))):
         return np.empty(0, np.int64), np.empty(0)
-    indices = np.asarray(called(title, rule, candidates, count, generator))
+    try:
+        indices = np.asarray(rule(candidates, count, generator))
+    except MISTAKES as error:
+        raise failure(title, error) from error
     distinct = np.unique(indices)
     if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(candidates):
         raise ValueError(
