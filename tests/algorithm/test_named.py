@@ -75,3 +75,4 @@ def test_settings_of_a_config_object_are_taken_as_they_are():
     """RLlib passes configs themselves, which have methods of these names."""
     config = SRLConfig().environment("compare").training(group_size=5)
     assert SRLConfig().update_from_dict(config).group_size == 5
+    assert SRLConfig().update_from_dict({"model": "tiny"}).model_config["model"] == "tiny"  # of Tune's param_space
