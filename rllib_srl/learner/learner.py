@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,7 +159,9 @@ class GRPOTorchLearner(TorchLearner):
         """Lay the shard out once; each epoch is one `_update`, over all its micro-batches."""
         shard: TrainingShard = training_data.batch
         self._seconds = dict.fromkeys(TIMERS if self.retention is None else (*TIMERS, "retention_s"), 0.0)
-        with self._timed("layout_s"), self.frozen.on_device():
+        with self._timed("layout_s"), ExitStack() as stack:
+            for frozen in self.frozen.loaded.values():
+                stack.enter_context(frozen.on_device())
             groups = shard.groups()
             self._diagnostics = GroupDiagnostics(groups)
             episodes = episodes_of(groups, shard.advantages, shard.scales)
@@ -373,7 +375,7 @@ class GRPOTorchLearner(TorchLearner):
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
         batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
         num_empty = self._num_empty(len(passes))
-        with self.frozen.on_device():
+        with self.reference.on_device():
             sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
             self._run_empty_of_reference(num_empty)
         bounds = np.cumsum([group.size for group in groups])[:-1]

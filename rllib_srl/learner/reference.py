@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class FrozenPolicies:
         """
         self._policy, self._device, self._compute_dtype = policy, device, compute_dtype
         self._is_sharded, self._is_offloaded = is_sharded, is_offloaded
-        self._loaded: dict[str, FrozenPolicy] = {}
+        self.loaded: dict[str, FrozenPolicy] = {}  # by source
 
     def load(self, source: str = START) -> FrozenPolicy:
         """Return a frozen policy: that of the start, a model, or a checkpoint of the policy's model.
@@ -151,9 +151,9 @@ class FrozenPolicies:
         Raises:
             ValueError: the checkpoint is of another model.
         """
-        if source not in self._loaded:
-            self._loaded[source] = self._made(source)
-        return self._loaded[source]
+        if source not in self.loaded:
+            self.loaded[source] = self._made(source)
+        return self.loaded[source]
 
     def _made(self, source: str) -> FrozenPolicy:
         policy, device, compute_dtype = self._policy, self._device, self._compute_dtype
@@ -170,14 +170,6 @@ class FrozenPolicies:
         if not self._is_sharded and not self._is_offloaded:
             model = model.to(device)
         return FrozenPolicy(model, device, compute_dtype, self._is_sharded, self._is_offloaded)
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Let all score inside the block."""
-        with ExitStack() as stack:
-            for one in self._loaded.values():
-                stack.enter_context(one.on_device())
-            yield
 
 
 def round_matrices(model: Any) -> None:

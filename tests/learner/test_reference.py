@@ -62,7 +62,7 @@ def test_policies_are_loaded_once_and_an_offloaded_one_scores_the_same_on_a_cpu(
     plain, offloaded = (FrozenPolicies(policy, CPU, "float32", is_offloaded=offloads) for offloads in (False, True))
     start, teacher = offloaded.load(), offloaded.load(source)
     assert offloaded.load("start") is start and teacher is not start
-    with offloaded.on_device():
+    with start.on_device(), teacher.on_device():
         found = [start.logp(batch()), teacher.logp(batch())]
     wanted = plain.load().logp(batch())
     assert all(torch.equal(one, wanted) for one in found)
