@@ -57,7 +57,8 @@ FLAGS = [
     *("--num_cpus_per_env_runner", "0.25", "--num_cpus_per_learner", "0.25", "--num_cpus_for_main_process", "0.25"),
 ]
 LOCAL = [*FLAGS, "--engine", "transformers", "--num_env_runners", "2", "--num_learners", "2"]
-VLLM = [*FLAGS, "--engine", "name=vllm", "tensor_parallel_size=2", "kv_cache_gib=0.125", "--num_env_runners", "1"]
+OF_ENGINE = ["--engine", "vllm", "--engine_tensor_parallel_size", "2", "--engine_kv_cache_gib", "0.125"]
+VLLM = [*FLAGS, *OF_ENGINE, "--num_env_runners", "1"]
 # Of the process, not of the run: times, bytes in memory, how often something was started again or dropped.
 OF_THE_PROCESS = re.compile(
     r"_s$|time|throughput|since_restore|num_groups_undone|num_restarts|num_runner_restarts"

@@ -153,7 +153,7 @@ ON_BOTH_ENGINES = pytest.mark.parametrize("engine", ["transformers", pytest.para
 
 def with_engine(config: SRLConfig, engine: str) -> SRLConfig:
     """Return the settings with another engine; vLLM with a small cache."""
-    return config.env_runners(engine=engine if engine == "transformers" else {"name": engine, "kv_cache_gib": 0.1})
+    return config.env_runners(engine=engine, **({"engine_kv_cache_gib": 0.1} if engine == "vllm" else {}))
 
 
 def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_config: Any) -> SRLConfig:
