@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from rllib_srl import SRLConfig
 from tests.small_memory import check_memory, go, memory_config, weights_of
 from tests.small_worlds import Even
 
@@ -171,7 +172,7 @@ def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, buil
 
 @pytest.mark.slow
 def test_what_is_drawn_by_other_rules_is_not_judged(config, build):
-    algo = build(config, advantage="leave_one_out", group_size=3)
+    algo = build(config, advantage="leave_one_out", min_surprise=SRLConfig().min_surprise, group_size=3)
     iterations = go(algo, 4)
     reused = [meta for one in iterations for meta in one.reused]
     assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)
