@@ -7,9 +7,10 @@
     with LOST, or by a signal    starts it again with `--again DIR`, which is `--out DIR --resume auto`
     with anything else           ends with the same status
 
-The parent gives up after `max_failures` new starts without a newer checkpoint. It passes SIGTERM on, and starts nothing
-after it or after Ctrl-C, which reaches the child from the terminal. If the parent is killed, so is the child. What a
-lost run leaves behind (a local Ray, hung workers of an engine) is ended before the next start.
+The parent gives up after `max_failures` new starts without a newer checkpoint. It passes SIGINT and SIGTERM on, and
+starts nothing after them. The child has its own process group, so that Ctrl-C and signals to the parent's group reach
+it once. If the parent is killed, so is the child. What a lost run leaves behind (a local Ray, hung workers of an
+engine) is ended before the next start.
 
 This file imports no third-party package before a run was lost.
 """
@@ -53,12 +54,12 @@ def supervise(command: Sequence[str]) -> int:
     """
     _prctl(_SET_SUBREAPER, 1)  # orphans of the child become ours
     child: subprocess.Popen[bytes] | None = None
-    is_stopped = False
+    stopped_by, is_passed_on = 0, False  # the number of the last signal, and whether a child got it
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal is_stopped
-        is_stopped = True
-        if child is not None and number == signal.SIGTERM:
+        nonlocal stopped_by, is_passed_on
+        stopped_by, is_passed_on = number, child is not None and child.poll() is None
+        if child is not None and is_passed_on:
             child.send_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,16 +68,17 @@ def supervise(command: Sequence[str]) -> int:
     while True:
         reads, writes = os.pipe()
         again = ["--again", directory] if directory else []
-        child = subprocess.Popen([*command, *again], env={**os.environ, PIPE: str(writes)}, pass_fds=(writes,))
+        environment = {**os.environ, PIPE: str(writes)}
+        child = subprocess.Popen([*command, *again], env=environment, pass_fds=(writes,), process_group=0)
         os.close(writes)
-        if is_stopped:  # while there was no child
-            child.send_signal(signal.SIGTERM)
+        if stopped_by and not is_passed_on:  # it came while there was no child
+            child.send_signal(stopped_by)
         status = child.wait()
         os.set_blocking(reads, False)
         with os.fdopen(reads, "rb") as pipe:
             for line in (pipe.read() or b"").splitlines():
                 directory, max_failures = json.loads(line)
-        if not directory or is_stopped or not (status == LOST or status < 0):
+        if not directory or stopped_by or not (status == LOST or status < 0):
             return _exit_status(status)
         _end_what_is_left()
         if not Path(directory).is_dir():

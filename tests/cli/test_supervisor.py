@@ -144,11 +144,15 @@ def test_what_a_lost_run_leaves_is_ended_before_the_next_start(start):
     assert (status, out) == (0, "a line\nnothing is left\na line\n")
 
 
-def test_sigterm_to_the_parent_reaches_the_child_once_and_nothing_is_started_after_it(start, tmp_path):
-    process = start({**LOST, "counts": True}, DONE)
+@pytest.mark.parametrize("to_the_group", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_reaches_the_child_once_and_nothing_is_started_after_it(
+    start, tmp_path, number, to_the_group
+):
+    process = start({**LOST, "counts": True}, DONE, start_new_session=True)
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert ended(process) == (1, f"seen {signal.SIGTERM}\na line\n", []) and log_of(tmp_path) == [""]
+    (os.killpg if to_the_group else os.kill)(process.pid, number)
+    assert ended(process) == (1, f"seen {number}\na line\n", []) and log_of(tmp_path) == [""]
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_child_once(start):
