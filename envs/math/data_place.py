@@ -143,8 +143,9 @@ def _files_here(path: str) -> list[Path]:
         return files_in(local)
     if parts := parts_of(local):
         return parts
+    what = "is not a file of data" if local.exists() else "does not exist"
     raise ValueError(
-        f"path = {path!r} is not a file; expected a file that ends in {', '.join(SUFFIXES)}, also with "
+        f"path = {path!r} {what}; expected a file that ends in {', '.join(SUFFIXES)}, also with "
         f"{', '.join(PACKED)}, or a folder of them"
     )
 

@@ -170,7 +170,7 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
     if is_shared and awake > usable:
         yield (
             f"learner and engine need {awake / GIB:.1f} GiB together when weights are tested on {card}; expected "
-            "engine.memory_utilization lower, or a GPU for each"
+            "a lower engine_memory_utilization, or a GPU for each"
         )
 
 
@@ -201,7 +201,7 @@ def _remedy(config: Any, fits_in_turns: bool, learner: Need) -> str:
     if not config.activation_checkpointing:
         steps.append("activation_checkpointing = True")
     if not config.lora_rank:
-        steps.append("lora = 16")
+        steps.append("lora_rank = 16")
         steps.append(f"fsdp = True with num_learners above {max(1, config.num_learners)}")
     if config.micro_batch_tokens > 1024:
         steps.append(f"micro_batch_tokens below {config.micro_batch_tokens}")

@@ -4,7 +4,7 @@
     SRLConfig().replay("srl")             srl train --replay srl              {"replay": "srl"}
 
 A setting that the user gives wins. docs/settings.md lists what each name sets, docs/losses.md what differs from the
-papers; none of them loads a reference model for a KL, for which there is `kl`.
+papers; none of them loads a reference model for a KL, for which there is `kl_coeff`.
 """
 
 from __future__ import annotations

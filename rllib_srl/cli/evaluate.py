@@ -98,7 +98,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
         started(values, checkpoint, verbose, progress) as algo,
     ):
         config = algo.config
-        progress.begin(f"playing {config.evaluation_duration} held-out prompts ...")
+        progress.begin(f"playing up to {config.evaluation_duration} held-out prompts ...")
         results = algo.evaluate()
         prompts = algo.source.heldout(config.evaluation_duration)
         found = baselines.baselines(config, prompts, algo.seed)

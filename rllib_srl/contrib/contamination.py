@@ -271,4 +271,5 @@ def _check_left(source: Any, train: Sequence[Row], repeats: dict[str, set[str]])
             raise ValueError(f"environment {env_id!r} shows an example that repeats an evaluation question; "
                              "expected another shots_seed, or num_shots = 0")  # fmt: skip
         if gone >= {row.name for row in train if row.place == env_id}:
-            raise ValueError(f"environment {env_id!r}: all training questions repeat evaluation questions")
+            raise ValueError(f"environment {env_id!r}: all training questions repeat evaluation questions; "
+                             "expected training data without them")  # fmt: skip

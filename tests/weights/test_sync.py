@@ -157,7 +157,7 @@ def test_rounding_that_grows_with_training_does_not_end_a_bf16_run(learner, capl
     assert gap.mean == pytest.approx(0.03) and not lost
     assert sync.healthy.mean == pytest.approx(0.03)
     assert set(engines.weights.values()) == {0.5}
-    assert "testing the engines again" in caplog.text and "gap is now mean 0.03" in caplog.text
+    assert "testing the engines again" in caplog.text and "rounding gives mean 0.03" in caplog.text
     loads = len(engines.calls)
     learner.weight = 0.6
     sync.sync(2)
