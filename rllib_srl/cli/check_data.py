@@ -133,7 +133,8 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
     num = {split: len(of_split) for split, of_split in ids.items()}
     how = "of their own file" if settings.get("heldout_path") else "by a hash of the question"
     place = " ".join(str(settings[name]) for name in ("hub_id", "path") if settings.get(name))
-    found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}")
+    shots = f", {env.settings.num_shots} shown as examples" if env.settings.num_shots else ""
+    found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}{shots}")
     contradictions = [fault for fault in env.row_faults if fault.endswith(CONTRADICTION)]
     others = [fault for fault in env.row_faults if not fault.endswith(CONTRADICTION)]
     counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"

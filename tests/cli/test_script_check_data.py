@@ -34,6 +34,8 @@ def test_good_data_needs_no_look(tmp_path: Path, capsys) -> None:
     assert "wrong answers (of other rows): 50 of 50 earn 0; mean reward 0.00" in text
     assert "prompts: median 17, 90 % 17, 99 % 17, longest 17 (max_episode_tokens 96)" in text
     assert "nothing needs a look; train with the same flags:" in text and f"train --data {path} ..." in text
+    _, text = checked(capsys, "--data", path, "--model", "tiny", "--env_config", "num_shots=4")
+    assert "37 questions to train on, 9 held out by a hash of the question, 4 shown as examples" in text
 
 
 def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> None:
