@@ -164,7 +164,11 @@ class FrozenPolicies:
         module = CausalLMModule(model_config=policy.model_config if is_own else {"model": source})
         if is_checkpoint(source):
             module.set_state(read_weights(_weights_in(Path(source))))
-        model = module.model.requires_grad_(False)
+        model, num_tokens = module.model, len(policy.model.get_input_embeddings().weight)
+        if len(model.get_input_embeddings().weight) > num_tokens:
+            # Both have the same tokenizer: what is beyond the policy's tokens is padding, which is never written.
+            model.resize_token_embeddings(num_tokens)
+        model.requires_grad_(False)
         if compute_dtype == "bfloat16":
             round_matrices(model)
         if not self._is_sharded and not self._is_offloaded:

@@ -67,3 +67,18 @@ def test_policies_are_loaded_once_and_an_offloaded_one_scores_the_same_on_a_cpu(
     wanted = plain.load().logp(batch())
     assert all(torch.equal(one, wanted) for one in found)
     assert {weight.dtype for weight in plain.load().model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_teacher_with_a_padded_vocabulary_scores_as_without_the_padding(tmp_path, is_tied):
+    from transformers import AutoModelForCausalLM
+
+    source = str(save_random_llama(tmp_path / "plain", seed=3, tied=is_tied))
+    padded = AutoModelForCausalLM.from_pretrained(save_random_llama(tmp_path / "padded", seed=3, tied=is_tied))
+    padded.resize_token_embeddings(320)
+    padded.save_pretrained(tmp_path / "padded")
+    policy = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(source), model_config={"model": source})
+    frozen = FrozenPolicies(policy, CPU, "float32")
+    wanted, found = (frozen.load(str(tmp_path / name)).scores(batch()) for name in ("plain", "padded"))
+    assert torch.equal(found["logp"], wanted["logp"]) and torch.equal(found["entropy"], wanted["entropy"])
+    assert not any(weight.requires_grad for weight in frozen.load(str(tmp_path / "padded")).model.parameters())
