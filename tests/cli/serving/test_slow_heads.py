@@ -13,11 +13,13 @@ HEAD_S, PATIENCE_S = 0.2, 40.0
 GET = request_of("GET /v1/status", TOKEN, b"").replace(b"Connection: close\r\n", b"")
 
 
-async def closed_after(port, first):
-    """Send bytes; return what came back until the connection was closed."""
+async def closed_after(port, *pieces):
+    """Send bytes piece by piece; return what came back until the connection was closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(first)
     with closing(writer):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
         try:
             return await asyncio.wait_for(reader.read(), PATIENCE_S)
         except ConnectionResetError:
@@ -43,4 +45,7 @@ def test_the_endpoint_for_agents_closes_a_connection_that_waits_for_a_head(monke
 
 def test_a_head_without_an_end_is_refused():
     port = int(endpoint.Endpoint().url.split(":")[2].split("/")[0])
-    assert b"400 Bad Request" in asyncio.run(closed_after(port, b"GET /v1/models HTTP/1.1\r\nHost: " + b"x" * 70_000))
+    # The last piece crosses the limit of 64 KiB: a server that closes with bytes unread resets the connection, and the
+    # answer is lost.
+    pieces = (b"GET /v1/models HTTP/1.1\r\nHost: " + b"x" * 65_000, b"x" * 600)
+    assert b"400 Bad Request" in asyncio.run(closed_after(port, *pieces))
