@@ -88,7 +88,7 @@ class ReplaySettings(Settings):
         16, "likeliest tokens stored at each token of an answer; 0: the sampled one alone", needs="retain", ge=0
     )
     retain_window: int = setting(
-        5, "a domain is held unless it was among the fresh prompts of the last so many iterations", needs="retain", ge=1
+        5, "iterations without fresh prompts of a domain after which its answers are held", needs="retain", ge=1
     )
     capacity: int = setting(65_536, "maximum number of items (prompts); 0: no memory", ge=0)
     groups_per_item: int = setting(2, "number of newest groups kept per item", ge=1)
