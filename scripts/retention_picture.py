@@ -17,7 +17,7 @@ import matplotlib
 import numpy as np
 
 from rllib_srl.studies.report.charts import COLOURS, DASHES, FONT
-from scripts.retention_study import NUM_TASKS, SEEDS, TESTED, TOKENS, read_rows
+from scripts.retention_study import CHECKED, NUM_TASKS, SEEDS, TESTED, TOKENS, read_rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -61,7 +61,8 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("picture", type=Path)
     arguments = parser.parse_args()
-    draw(read_rows(arguments.directory / "trials.jsonl"), arguments.picture)
+    rows = read_rows(arguments.directory / "trials.jsonl")
+    draw([row for row in rows if row["settings"] != CHECKED.get(row["arm"])], arguments.picture)
 
 
 if __name__ == "__main__":

@@ -129,11 +129,18 @@ ARMS = {
 PHASES = [  # kind and arms; all of a phase are tuned before its proof begins
     ("conflict", ("none", "uniform", TESTED)),
     ("shared", ("uniform", TESTED)),
+    *((kind, ("srl",)) for kind in SEEDS),
     ("conflict", ("retention", "retention_60")),
-    ("shared", ("none", "retention")),
-    *((kind, (arm,)) for arm in ("cross_entropy", "joint", "srl") for kind in SEEDS),
-    *((kind, (arm,)) for arm in ("importance", "from_start", "as_acted", "lwf") for kind in SEEDS),
+    ("shared", ("none",)),
+    *((kind, (arm,)) for kind in SEEDS for arm in ("cross_entropy", "joint")),
+    *((kind, (arm,)) for kind in SEEDS for arm in ("importance", "from_start", "as_acted", "lwf")),
+    ("shared", ("retention",)),
 ]
+DECIDING = PHASES[:2]  # their arms are tuned on four seeds of development, the others on the last two of these
+CHECKED = {  # conflict streams: beside the proof, without a test, both arms at the rate that attempt 1 froze
+    "uniform": {"lr": 4e-4, "replay_revisit_fraction": 0.4},
+    TESTED: {"lr": 4e-4, "replay_retain": 3.0},
+}
 ON_HALF = ("joint", "srl", "importance", "from_start", "as_acted", "lwf")  # of the proof's seeds; others on all
 
 
@@ -280,13 +287,18 @@ def key_of(settings: Settings) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
+def development_seeds(kind: str, arm: str) -> tuple[int, ...]:
+    """Return the seeds on which an arm is tuned."""
+    return SEEDS[kind][0] if any(kind == other and arm in arms for other, arms in DECIDING) else SEEDS[kind][0][-2:]
+
+
 def frozen(
     rows: Sequence[Mapping[str, Any]], kind: str, arm: str
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return the frozen setting of an arm, None if tuning has not ended, and the settings to run for it."""
     if other := ARMS[arm].like:
         return frozen(rows, kind, other)[0], []
-    seeds, _ = SEEDS[kind]
+    seeds = development_seeds(kind, arm)
     own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in seeds]
     settings = grid_of(arm)
     if (best := best_of(own, settings, len(seeds))) is None:
@@ -311,6 +323,7 @@ def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
             for seed in SEEDS[kind][0]
             for arm, (_, settings) in found.items()
             for setting in settings
+            if seed in development_seeds(kind, arm)
         ]
         if all(best is not None for best, _ in found.values()):
             wanted += [
@@ -319,6 +332,9 @@ def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
                 for arm, (best, _) in found.items()
                 if seed in proof_seeds(kind, arm)
             ]
+        if (kind, arms) == DECIDING[-1]:
+            checks = [(seed, *check) for seed in SEEDS["conflict"][1] for check in CHECKED.items()]
+            wanted += [Trial("conflict", arm, seed, setting) for seed, arm, setting in checks]
         todo = [t for t in wanted if (t.kind, t.arm, t.seed, key_of(t.settings)) not in done]
         if todo:
             yield from todo
@@ -350,8 +366,7 @@ def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the arms of the proof, and what decides, for each kind whose seeds have all ended."""
     for kind, (_, seeds) in SEEDS.items():
-        own = [row for row in rows if row["kind"] == kind and row["seed"] in seeds]
-        found = {arm: {row["seed"]: row for row in own if row["arm"] == arm} for arm in ARMS}
+        found = {arm: proof_of(rows, kind, arm, frozen(rows, kind, arm)[0]) for arm in ARMS}
         needed = next(arms for other, arms in PHASES if other == kind)
         if num := sum(len(seeds) - len(found[arm]) for arm in needed):
             yield f"{kind}: trials that are missing: {num}; nothing is shown before"
@@ -376,6 +391,27 @@ def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"co-primary: {'holds' if is_not_worse(gains['uniform'], MARGIN) else 'missed'}"
 
 
+def proof_of(
+    rows: Sequence[Mapping[str, Any]], kind: str, arm: str, setting: Settings | None
+) -> dict[int, Mapping[str, Any]]:
+    """Return the row of each seed of the proof at one setting of an arm."""
+    own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][1]]
+    return {row["seed"]: row for row in own if setting and key_of(row["settings"]) == key_of(setting)}
+
+
+def check_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield both arms of the check at one rate, and their difference, when all its trials have ended."""
+    found = {arm: proof_of(rows, "conflict", arm, setting) for arm, setting in CHECKED.items()}
+    seeds = SEEDS["conflict"][1]
+    if num := sum(len(seeds) - len(by_seed) for by_seed in found.values()):
+        yield f"check: trials that are missing: {num}"
+        return
+    yield from (f"check     {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
+    gain = np.array([found[TESTED][seed]["final"] - found["uniform"][seed]["final"] for seed in seeds])
+    (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
+    yield f"check     {TESTED} - uniform: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}], {ahead} of {len(gain)}"
+
+
 def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the mean final accuracy, its parts, forgetting and costs in words."""
     stages = np.arange(NUM_TASKS)
@@ -396,7 +432,7 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.directory / "trials.jsonl"
     if arguments.table:
-        print(*tuning_table(read_rows(path)), *proof_table(read_rows(path)), sep="\n")
+        print(*tuning_table(read_rows(path)), *proof_table(read_rows(path)), *check_table(read_rows(path)), sep="\n")
         return
     arguments.directory.mkdir(parents=True, exist_ok=True)
     while (trial := next(missing(read_rows(path)), None)) is not None:

@@ -52,11 +52,14 @@ def test_the_best_setting_is_frozen_after_one_widening_and_then_proved():
 
 @pytest.mark.parametrize(("gain", "told"), [(0.05, "primary: holds"), (0.015, "primary: missed")])
 def test_the_primary_needs_both_controls_and_the_least_mean(gain, told):
-    rows = [
-        row(Trial("conflict", arm, seed, {}), 0.5 + gain * (arm == TESTED))
-        for arm in ("none", "uniform", TESTED)
-        for seed in SEEDS["conflict"][1]
-    ]
+    development, proof = SEEDS["conflict"]
+    rows = []
+    for arm in ("none", "uniform", TESTED):
+        settings = study.grid_of(arm)
+        tuned = [Trial("conflict", arm, seed, setting) for seed in development for setting in settings]
+        rows += [row(trial, 0.4 + 0.1 * (trial.settings == settings[5])) for trial in tuned]
+        rows += [row(Trial("conflict", arm, seed, settings[5]), 0.5 + gain * (arm == TESTED)) for seed in proof]
+        rows += [row(Trial("conflict", arm, seed, settings[6]), 0.0) for seed in proof]  # not the frozen setting
     table = list(study.proof_table(rows))
     assert told in table
     assert f"{TESTED} - uniform: {gain:+.4f} [{gain:+.4f}, {gain:+.4f}]" in " ".join(table)
