@@ -102,7 +102,7 @@ case "${1:-}" in
         tests -m "engine" tests/cli tests/algorithm "${every[@]}" "$@" || engine=$?
         say "pytest: everything else, two files at a time, from the folders whose files take longest"
         others=0
-        tests -m "not engine and not rebuild" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
+        tests -m "not engine" tests/algorithm tests/cli tests/learner "${every[@]}" "$@" || others=$?
         if (($# == 0)); then trackers || others=$?; trl || others=$?; verifiers || others=$?; mcp_server || others=$?; package || others=$?; fi
         # 5: no test was selected. ARGUMENTS may leave one part empty, but not both.
         if ((engine == 5)); then exit "$others"; fi

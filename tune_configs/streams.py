@@ -11,7 +11,7 @@ later stages, and one word of the prompt distinguishes the two. A policy that re
 word unlearns the earlier skill with the later one. Without such pairs there is no forgetting to measure, because
 learning one task improves a policy at all of them (docs/LOG.md).
 
-The tiny model half masters the stages (scripts/tiny_lessons.py), without shots; another model needs `num_shots`
+The tiny model half masters the stages, without shots; another model needs `num_shots`
 in every `env_config`. Every environment here has thousands of questions, so that a stage never repeats one and held-out
 questions are new. The streams of finished confirmations are in commit 9ffec21.
 """

@@ -35,7 +35,7 @@ SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_LAYOUT = "1"  # increment when the output of `_dequantise` changes: old cache entries are then not used
 CACHE_VARIABLE = "RLLIB_SRL_CACHE"
-TINY_DIR = Path(__file__).resolve().parent / "tiny"  # made by scripts/make_tiny_model.py
+TINY_DIR = Path(__file__).resolve().parent / "tiny"  # docs/LOG.md says how it was made
 LOCK_TIMEOUT_S = 1800.0
 HUB_TIMEOUT_S = 5.0  # of a metadata request to the hub (`etag_timeout`)
 
