@@ -14,9 +14,7 @@ import pytest
 
 from rllib_srl.envs.agents import programs
 from rllib_srl.envs.agents.agent import Agent
-from rllib_srl.envs.agents.neutral import NEUTRAL
 from rllib_srl.envs.agents.programs import MAX_TASK_BYTES, bypass_proxy
-from rllib_srl.envs.agents.requests import RequestError, read_request
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
 
@@ -65,72 +63,14 @@ def played(agent: Callable[..., Agent], turn: str = "yes", **sent: Any) -> tuple
     return GOT[0], json.loads(info["conversation"])
 
 
-EXTRA = "extra_body"  # for fields that the client does not know
-TAKEN: list[dict[str, Any]] = [
-    {"parallel_tool_calls": False, "tools": [TOOL]},
-    {"parallel_tool_calls": False},
-    {"logit_bias": {}},
-    {"logit_bias": {"50256": 0}},
-    {"temperature": 0, "top_p": 0},
-    {"temperature": 0.3, "top_p": 0.9, "seed": 3},
-    {"reasoning_effort": "low"},
-    {"verbosity": "low", "store": False, "service_tier": "auto", "prompt_cache_key": "x", "safety_identifier": "x"},
-    {"prediction": {"type": "content", "content": "x"}, "modalities": ["text"], "prompt_cache_retention": "24h"},
-    {"n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0.0, "frequency_penalty": 0},
-    {"response_format": {"type": "text"}, "tool_choice": "auto", "functions": [], "function_call": "none"},
-    {"stream_options": {"include_usage": True, "include_obfuscation": False}, "stream": True},
-    {EXTRA: {"min_p": 0, "repetition_penalty": 1.0, "top_k": -1, "typical_p": 1, "top_a": 0, "min_tokens": 0}},
-    {EXTRA: {"min_p": 0.0, "repetition_penalty": 1, "length_penalty": 0.7, "best_of": 1, "use_beam_search": False}},
-    {EXTRA: {"ignore_eos": False, "skip_special_tokens": True, "stop_token_ids": [], "bad_words": [], "echo": False}},
-    {EXTRA: {"include_stop_str_in_output": False, "spaces_between_special_tokens": True, "priority": 1}},
-    {EXTRA: {"guided_json": None, "structured_outputs": None, "chat_template": None, "documents": []}},
-    {EXTRA: {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False}},
-    {EXTRA: {"chat_template_kwargs": {"enable_thinking": False}}},
-    {EXTRA: {"return_token_ids": False, "cache_salt": "x", "request_id": "x", "include_reasoning": True}},
-    {"messages": [{**USER, "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]},
-    {"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]},
-    {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": "I see."}, USER]},
-    {"messages": [USER, {"role": "assistant", "content": "a", "reasoning": "I see.", "parsed": None}, USER]},
-    {"messages": [USER, {"role": "assistant", "content": "a", "thinking_blocks": [{"thinking": "x"}]}, USER]},
-    {"messages": [USER, {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}}, USER]},
-]
-
-
-@pytest.mark.parametrize("number", range(len(TAKEN)))
-def test_what_has_no_effect_is_taken(agent: Callable[..., Agent], number: int) -> None:
-    reply, _ = played(agent, **TAKEN[number])
-    assert not isinstance(reply, openai.BadRequestError), reply
-    if not TAKEN[number].get("stream"):
-        assert reply.choices[0].message.content == "yes"
-
-
-CHANGING: list[tuple[str, Any]] = [
-    ("presence_penalty", 0.5), ("frequency_penalty", -1), ("logit_bias", {"5": 1}), ("min_p", 0.1),
-    ("repetition_penalty", 1.1), ("repetition_penalty", 0), ("typical_p", 0.9), ("min_tokens", 5), ("n", 2),
-    ("ignore_eos", True), ("stop_token_ids", [7]), ("bad_words", ["no"]), ("allowed_token_ids", []), ("best_of", 2),
-    ("skip_special_tokens", False), ("logprobs", True), ("top_logprobs", 3), ("prompt_logprobs", 0),
-    ("response_format", {"type": "json_object"}), ("guided_json", {}), ("structured_outputs", {"regex": "a"}),
-    ("tool_choice", "required"), ("tool_choice", {"type": "function", "function": {"name": "add"}}),
-    ("chat_template", "x"), ("continue_final_message", True), ("modalities", ["text", "audio"]), ("echo", True),
-    ("use_beam_search", True), ("truncate_prompt_tokens", 5), ("documents", [{"text": "x"}]), ("n", True),
-    ("chat_template_kwargs", {"add_generation_prompt": False}), ("chat_template_kwargs", {"tools": []}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), CHANGING)
-def test_what_would_change_an_answer_is_refused_by_name_with_what_to_do(agent, name, value):
-    reply, _ = played(agent, **{EXTRA: {name: value}})
-    assert isinstance(reply, openai.BadRequestError) and reply.status_code == 400
-    assert reply.param.partition(".")[0] == name and name in reply.message and "expected" in reply.message
-    assert len(reply.message.partition("expected")[2]) > 20  # and says what to do
-
-
-def test_every_neutral_field_may_be_null() -> None:
-    body = {"model": "m", "messages": [USER], **dict.fromkeys(NEUTRAL)}
-    assert read_request(json.dumps(body).encode()).stops() == ()
-    for name in ("min_p", "repetition_penalty", "n"):
-        with pytest.raises(RequestError, match=name):
-            read_request(json.dumps({**body, name: "1"}).encode())
+def test_the_real_clients_fields_are_taken_or_refused(agent: Callable[..., Agent]) -> None:
+    """Which ones: test_agent_requests.py."""
+    reply, _ = played(agent, parallel_tool_calls=False, tools=[TOOL], logit_bias={}, extra_body={"min_p": 0})
+    assert reply.choices[0].message.content == "yes"
+    GOT.clear()
+    SENT.clear()
+    reply, _ = played(agent, presence_penalty=0.5)
+    assert isinstance(reply, openai.BadRequestError) and reply.param == "presence_penalty"
 
 
 def test_the_template_gets_its_arguments_and_earlier_thoughts(agent: Callable[..., Agent]) -> None:
