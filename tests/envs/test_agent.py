@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import http.client
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from rllib_srl.envs.agents import endpoint as serving
+from rllib_srl.envs.agents import programs
 from rllib_srl.envs.agents.agent import Agent
-from rllib_srl.envs.agents.endpoint import Session, endpoint
 from rllib_srl.envs.agents.environment import AgentError
+from rllib_srl.envs.agents.programs import MAX_TASK_BYTES, bypass_proxy
 from rllib_srl.envs.agents.tasks import Tasks
-from rllib_srl.envs.agents.web import MAX_BODY_BYTES
 from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")  # vLLM brings it, or the extra `agents`
@@ -36,6 +34,9 @@ TOOLS = [
 ]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [1, "ä"]}}\n</tool_call>'
 LOG: list[Any] = []
+USER = {"role": "user", "content": "hi"}
+SENT: dict[str, Any] = {}  # what `sending` sends
+GOT: list[Any] = []
 
 
 # --- agents; `run` is one of them by its name in the task's row
@@ -119,6 +120,30 @@ def refused(client: Any, task: dict[str, Any]) -> float:
     return 0.75
 
 
+def sending(client: Any, task: dict[str, Any]) -> float:
+    given = {"model": "m", "messages": [USER], **SENT}
+    try:
+        GOT.append(client.chat.completions.create(**given))
+    except openai.BadRequestError as error:
+        GOT.append(error)
+        client.chat.completions.create(model="m", messages=[USER])
+    return 1.0
+
+
+def bringing_its_own(client: Any, task: dict[str, Any]) -> float:
+    own = openai.OpenAI(base_url=str(client.base_url), api_key=client.api_key, max_retries=0, timeout=60)
+    return float(own.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "yes")
+
+
+def asking_for_tokens(client: Any, task: dict[str, Any]) -> float:
+    how = {"model": "m", "messages": [USER], "extra_body": {"return_token_ids": True}}
+    reply = client.chat.completions.create(**how, **SENT)
+    parts = list(reply) if SENT["stream"] else [reply]
+    ids = [one for part in parts for choice in part.choices for one in choice.token_ids]
+    GOT.append((parts[0].prompt_token_ids, ids))
+    return 1.0
+
+
 @pytest.fixture
 def agent() -> Iterator[Callable[..., Agent]]:
     made: list[Agent] = []
@@ -128,7 +153,8 @@ def agent() -> Iterator[Callable[..., Agent]]:
         made.append(Agent({**named, **settings}))
         return made[-1]
 
-    LOG.clear()
+    for one in (LOG, SENT, GOT):
+        one.clear()
     yield make
     for env in made:
         env.close()
@@ -291,6 +317,103 @@ def _is_running(pid: int) -> bool:
         return False
 
 
+# --- clients, and programs of other environments
+
+
+def played(agent, turn: str = "yes", **sent: Any) -> tuple[Any, dict[str, Any]]:
+    """Let the real client send a request; return its reply or error, and the conversation that the player got."""
+    SENT.update(sent)
+    env = agent(sending)
+    info = env.reset(options={"prompt_id": "4"})[1]
+    assert env.answer_call(turn, "stop", 2, 3, [7, 8], [1, 2, 3])[1:3] == (1.0, True)
+    return GOT[0], json.loads(info["conversation"])
+
+
+def test_the_real_clients_fields_are_taken_or_refused(agent) -> None:
+    """Which ones: test_agent_requests.py."""
+    reply, _ = played(agent, parallel_tool_calls=False, tools=TOOLS, logit_bias={}, extra_body={"min_p": 0})
+    assert reply.choices[0].message.content == "yes"
+    GOT.clear()
+    SENT.clear()
+    reply, _ = played(agent, presence_penalty=0.5)
+    assert isinstance(reply, openai.BadRequestError) and reply.param == "presence_penalty"
+
+
+def test_the_template_gets_its_arguments_and_earlier_thoughts(agent) -> None:
+    thought = {"role": "assistant", "content": "a", "reasoning": "I see."}
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    _, asked = played(agent, messages=[USER, thought, USER], reasoning_effort="low", extra_body=extra)
+    assert json.loads(asked["template"]) == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert asked["messages"][1] == {"role": "assistant", "content": "a", "reasoning_content": "I see."}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_returned_to_who_asks_for_them(agent, stream: bool) -> None:
+    env = agent(asking_for_tokens)
+    SENT["stream"] = stream
+    env.reset(options={"prompt_id": "4"})
+    env.answer_call("yes", "stop", 2, 3, [7, 8], [1, 2, 3])
+    assert GOT == [([7, 8], [1, 2, 3])]
+
+
+def test_an_agents_own_client_reaches_the_endpoint_behind_a_proxy(agent, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens
+    env = agent(bringing_its_own)
+    env.reset(options={"prompt_id": "4"})
+    assert env.step("yes")[1:3] == (1.0, True)
+
+
+@pytest.mark.parametrize(("upper", "lower", "wanted"), [
+    (None, None, "127.0.0.1,localhost"),
+    ("corp.example, 10.0.0.1", None, "corp.example,10.0.0.1,127.0.0.1,localhost"),
+    (None, "corp.example", "corp.example,127.0.0.1,localhost"),
+    ("a.example", "b.example,127.0.0.1", "a.example,b.example,127.0.0.1,localhost"),
+    ("*", "", "*"),
+])  # fmt: skip
+def test_hosts_without_a_proxy_stay_so(monkeypatch, upper, lower, wanted):
+    environment = {name: one for name, one in (("NO_PROXY", upper), ("no_proxy", lower)) if one is not None}
+    monkeypatch.setattr(programs.os, "environ", environment)
+    for _ in range(2):
+        bypass_proxy()
+        assert environment == {"NO_PROXY": wanted, "no_proxy": wanted}
+
+
+PROGRAM = """
+import json, os, openai
+task = json.load(open(os.environ["SRL_TASK_FILE"], encoding="utf-8"))
+assert ("SRL_TASK" in os.environ) == (len(task["text"]) < 1000), sorted(os.environ)
+assert json.loads(os.environ.get("SRL_TASK", json.dumps(task))) == task
+answer = openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": task["text"][:9]}])
+print(open(answer.choices[0].message.content, "w").write(os.environ["SRL_TASK_FILE"]) > 0 and len(task["text"]) / 1e6)
+"""
+
+
+@pytest.mark.parametrize("text", ["short ä", "half of a pair: \ud83d" + "ä" * 200_000])
+def test_a_task_of_any_size_reaches_a_command(agent, tmp_path: Path, text: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "other"}) + "\n")
+    env = agent(agent_command=[sys.executable, str(tmp_path / "program.py")], path=str(tmp_path / "tasks.jsonl"))
+    every = [one for split in ("train", "heldout") for one in env.prompt_ids(split, 0)]
+    prompt_id = next(one for one in every if env.tasks().task(one)["text"] == text)
+    observation, _ = env.reset(options={"prompt_id": prompt_id})
+    assert observation == text[:9]
+    assert env.step(str(tmp_path / "name"))[1] == len(text) / 1e6
+    assert not os.path.exists((tmp_path / "name").read_text())  # the file of the task is gone with its program
+    assert (len(json.dumps({"text": text}, ensure_ascii=False)) > MAX_TASK_BYTES) == (len(text) > 1000)
+
+
+def test_a_program_does_not_inherit_the_path_of_this_package(monkeypatch):
+    """It may run another Python, for which the packages here are not made."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).resolve().parents[2]), "/of/the/user"]))
+    ended: Queue = Queue()
+    program = "import os; print(float(os.environ['PYTHONPATH'] == '/of/the/user'))"
+    programs.CommandProgram([sys.executable, "-c", program], "http://127.0.0.1:1", "token", {}, ended.put).start()
+    assert float(ended.get(timeout=60).value) == 1.0
+
+
 # --- settings and tasks
 
 
@@ -331,125 +454,3 @@ def test_tasks_are_rows_in_two_splits(tmp_path: Path, agent):
     assert [int(one) % 2 for one in first] == [0, 1]
     with pytest.raises(ValueError, match="history has 1 turns; expected none"):
         numbered.reset(options={"prompt_id": "2", "history": ["x"]})
-
-
-# --- the server
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """Return a session whose calls are answered with "ok"."""
-    opened = endpoint().open()
-
-    def serve() -> None:
-        while (call := opened.wait()) is not None:
-            call.end(serving.Answer({"role": "assistant", "content": "ok"}, "stop", 3, 1))
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield opened
-    endpoint().close(opened)
-    thread.join(60)
-
-
-def post(
-    token: str, body: bytes, path: str = "/chat/completions", method: str = "POST", **headers: str
-) -> tuple[int, bytes]:
-    parts = urlsplit(endpoint().url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
-    try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # a body that is refused is not read to its end
-            connection.request(method, parts.path + path, body, {"Authorization": f"Bearer {token}", **headers})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
-
-
-BASE = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
-def test_requests_get_an_answer_or_a_reason(session):
-    """The bodies that are taken and refused: test_agent_requests.py."""
-    status, answer = post(session.token, json.dumps(BASE).encode())
-    assert status == 200 and json.loads(answer)["choices"][0]["message"] == {"role": "assistant", "content": "ok"}
-    streamed = {**BASE, "stream": True, "stream_options": {"include_usage": True}}
-    lines = [line[6:] for line in post(session.token, json.dumps(streamed).encode())[1].decode().split("\n\n") if line]
-    assert lines[-1] == "[DONE]" and json.loads(lines[-2])["usage"]["total_tokens"] == 4
-    for body in (b"", b"\xff\xfe", b"[" * 50_000, json.dumps({**BASE, "n": 2}).encode()):
-        status, answer = post(session.token, body)
-        error = json.loads(answer)["error"]
-        assert status == 400 and error["type"] == "invalid_request_error" and len(error["message"]) > 10
-    assert post(session.token, json.dumps(BASE).encode())[0] == 200  # and the server goes on
-
-
-def test_a_body_has_a_limit_packed_too(session):
-    large = json.dumps({**BASE, "user": "x" * 10_000_000}).encode()
-    for body, headers in ((large, {}), (gzip.compress(large), {"Content-Encoding": "gzip"})):
-        status, answer = post(session.token, body, **headers)
-        assert status == 413 and "error" in json.loads(answer)
-    assert len(large) > 2 * MAX_BODY_BYTES > 2 * len(gzip.compress(large))
-    assert post(session.token, json.dumps(BASE).encode())[0] == 200
-
-
-def test_only_tokens_of_episodes_under_way_are_valid(session):
-    assert urlsplit(endpoint().url).hostname == "127.0.0.1"
-    body, other = json.dumps(BASE).encode(), endpoint().open()
-    endpoint().close(other)
-    for token in ("", "x", "Bearer", "ä" * 30, "x" * 5000, other.token):
-        for method, path in (("POST", "/chat/completions"), ("GET", "/models")):
-            status, answer = post(token.encode().decode("latin-1"), body, path, method)
-            assert status == 401 and json.loads(answer)["error"]["code"] == "invalid_api_key" and b"ok" not in answer
-    assert post("x", body, Authorization=f"Basic {session.token}")[0] == 401
-    assert post("x", body, Authorization=f"bearer {session.token}")[0] == 200
-    for path, method, status in (
-        ("/models", "GET", 200), ("/completions", "POST", 404), ("/chat/completions", "GET", 405),
-        ("/../secret", "GET", 404), ("/models", "POST", 405),
-    ):  # fmt: skip
-        assert post(session.token, body, path, method)[0] == status
-
-
-def test_the_key_of_the_process_needs_the_name_of_an_episode(session):
-    body, key, other = json.dumps(BASE).encode(), endpoint().key, endpoint().open()
-    for token, name in ((session.token, "mine"), (other.token, "other"), ("no such token", "nobody")):
-        endpoint().name(token, name)
-    endpoint().close(other)
-    assert post(key, body)[0] == 401
-    for token, name, status in (
-        (key, "mine", 200), (key, "", 401), (key, "nobody", 401), (key, session.token, 401), (key, "other", 401),
-        ("mine", "", 401), ("x", "mine", 401),  # a name is not a key
-    ):  # fmt: skip
-        assert post(token, body, **{"X-Session-ID": name})[0] == status
-
-
-def test_an_ended_episode_answers_who_waits_and_a_crowd_is_refused():
-    opened, body, statuses = endpoint().open(), json.dumps(BASE).encode(), []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(post(opened.token, body)[0]))
-        for _ in range(serving.MAX_WAITING + 3)
-    ]
-    for thread in threads:
-        thread.start()
-    assert wait_until(lambda: len(statuses) >= 3)
-    endpoint().close(opened)
-    for thread in threads:
-        thread.join(60)
-    assert sorted(statuses) == [410] * serving.MAX_WAITING + [429] * 3
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_goes_away_as_it_is_answered_has_no_answer(is_stream: bool):
-    opened, parts = endpoint().open(), urlsplit(endpoint().url)
-    answer = serving.Answer({"role": "assistant", "content": "ok"}, "stop", 3, 1)
-    body = json.dumps({**BASE, "stream": is_stream})
-    for is_gone in [True, False] * 10:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
-        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {opened.token}"})
-        call = opened.wait()
-        if is_gone:
-            connection.close()
-        assert call.answer(answer) is not is_gone
-        if not is_gone:
-            assert b"ok" in connection.getresponse().read()
-            connection.close()
-    endpoint().close(opened)
