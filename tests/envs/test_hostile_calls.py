@@ -18,6 +18,7 @@ from rllib_srl.envs.sandbox.calls import Call, Limits, SandboxResult, WeakSandbo
 from rllib_srl.envs.sandbox.pool import NUM_WARM, pool_of
 from rllib_srl.envs.sandbox.run import Sandbox
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below
+from tests.waiting import wait_until
 
 TIMEOUT_S = 1.0  # of code that may come to its limit; all other code has the one of `LIMITS`
 LATEST_S = 15.0  # over the limit, from the call to its result, on a busy machine
@@ -34,7 +35,6 @@ CASES = {
     # processes
     "fork": (REFUSED, "import os\nos.fork()\nprint('done')"),
     "fork bomb": (ENDLESS, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
-    "vfork by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(58) > 0: print('done')"),
     "clone3 by number": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(435, 0, 0) >= 0: print('done')"),
     "daemon by double fork": (
         ("ok", "crashed"),  # where forks are allowed two processes may report
@@ -42,20 +42,11 @@ CASES = {
         "        if os.fork() == 0: time.sleep(60)\nexcept OSError: pass",
     ),
     "subprocess": (REFUSED, "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 60'])\nprint('done')"),
-    "exec": (REFUSED, "import os, sys\nos.execv('/proc/self/exe', ['x'])\nprint('done')"),
     "multiprocessing": (("error", "timeout"), "import multiprocessing as m\nm.Process(target=print).start()"),
-    "threads without end": (
-        ("error", "memory", "timeout", "crashed"),
-        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
-    ),
     "a thread that stays": (ENDLESS, "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"),
-    "a daemon thread that stays": (
-        "ok", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-    ),
     # signals
     "kill the parent": (REFUSED, "import os\nos.kill(os.getppid(), 9)\nprint('done')"),
     "kill everybody": (REFUSED, "import os\nos.kill(-1, 9)\nprint('done')"),
-    "stop itself": (("ok", "crashed", "timeout"), "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
     "kill itself": (("ok", "crashed"), "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"),
     "segmentation fault": ("crashed", "import ctypes\nctypes.string_at(0)"),
     "catch every signal": (
@@ -63,7 +54,6 @@ CASES = {
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
     ),
-    "pidfd of the parent": (REFUSED, "import os\nos.pidfd_open(os.getppid())\nprint('done')"),
     "signals of a pipe": (
         "ok", "import ctypes, os\nr, w = os.pipe()\nif ctypes.CDLL(None).fcntl(r, 8, os.getppid()) == 0: print('done')",
     ),
@@ -72,84 +62,49 @@ CASES = {
         "if ctypes.CDLL(None).fcntl(f.fileno(), 1024, 1) == 0: print('done')",
     ),
     "ptrace": ("ok", "import ctypes\nif ctypes.CDLL(None).ptrace(16, 1, 0, 0) >= 0: print('done')"),
-    "process_vm_readv": (
-        "ok", "import ctypes\nif ctypes.CDLL(None).syscall(310, 1, 0, 0, 0, 0, 0) >= 0: print('done')",
-    ),
     # time
     "endless loop": (ENDLESS, "while True: pass"),
-    "sleep": (ENDLESS, "import time\ntime.sleep(60)"),
     "a sum in C that holds the lock": (ENDLESS, "sum(range(10**12))"),
-    "a power without end": (ENDLESS, "x = 9 ** 9 ** 9"),
     "a regular expression without end": (ENDLESS, "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')"),
     "wait for input": ("error", "input()"),
-    "wait on a lock": (ENDLESS, "import threading\nl = threading.Lock(); l.acquire(); l.acquire()"),
-    "wait on a pipe": (ENDLESS, "import os\nr, w = os.pipe()\nos.read(r, 1)"),
-    "an object that never prints": (
-        ENDLESS, "class A:\n    def __repr__(self):\n        while True: pass\nA()",
-    ),
     "a destructor without end": (
         ("ok", "timeout"), "class A:\n    def __del__(self):\n        while True: pass\na = A()",
     ),
-    "raise the limits": (
-        REFUSED, "import resource as r\nr.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY,) * 2)\nprint('done')",
-    ),
     # memory
-    "a large list": ("memory", "x = [0] * 10**9"),
     "a growing list": ("memory", "x = []\nwhile True: x.append(bytes(10**6))"),
-    "a growing string": (("memory", "timeout"), "x = 'ab'\nwhile True: x += x"),
     "mmap": (("error", "memory"), "import mmap\nm = [mmap.mmap(-1, 10**8) for _ in range(9)]\nprint('done')"),
-    "memory in memfds": (REFUSED, "import os\nos.memfd_create('x')\nprint('done')"),
     "shared memory": (REFUSED, "from multiprocessing.shared_memory import SharedMemory as S\nS(create=True, size=9)"),
-    "a zip bomb": (
-        ("memory", "timeout"),
-        "import zlib\nz = zlib.compress(bytes(10**8))\nx = [zlib.decompress(z) for _ in range(20)]",
-    ),
     "deep recursion": (REFUSED, "def f(): return f()\nf()"),
     "deep recursion without a limit": (
         ("crashed", "error", "memory", "timeout"),  # Python's own, where the limit comes late
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
     ),
-    "deeply nested source": (("error", "memory", "crashed"), "(" * 50_000 + ")" * 50_000),
     "deeply nested lists": ("error", "x = []\nfor _ in range(10**5): x = [x]\nprint(repr(x))"),
     # output
     "endless output": ("output", "while True: print('x' * 1000)"),
-    "endless errors": ("output", "import sys\nwhile True: sys.stderr.write('x' * 1000)"),
-    "100 MB at once": (("output", "memory"), "print('x' * 10**8)"),
     "a huge value": ("output", "'x' * (2 << 20)"),
-    "output without a newline or end": ("output", "import os\nwhile True: os.write(1, b'x' * 100)"),
     "bytes that are no text": ("ok", "import os\nos.write(1, bytes(range(256)))\nNone"),
     # files
-    "write to the root": (REFUSED, f"open('/{LEAK}', 'w')\nprint('done')"),
     "write to the library": (REFUSED, "import os\nopen(os.__file__, 'w')\nprint('done')"),
     "write through a link": (REFUSED, f"import os\nos.symlink('/', 'l')\nopen('l/{LEAK}', 'w')\nprint('done')"),
-    "read passwords": (REFUSED, "print('done', open('/etc/passwd').read())"),
     "read /proc": (REFUSED, "print('done', open('/proc/1/environ').read())"),
     "mount": ("ok", "import ctypes\nif ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, 0) == 0: print('done')"),
-    "leave the root": (REFUSED, "import os\nos.chroot('.')\nprint('done')"),
     "a set-user-id file": (REFUSED, "import os\nopen('x', 'w').close()\nos.chmod('x', 0o4777)\nprint('done')"),
     "fill the disk": (REFUSED, "for n in range(99): open(str(n), 'wb').write(bytes(10**6))\nprint('done')"),
-    "a sparse file": (REFUSED, "open('x', 'wb').truncate(1 << 40)\nprint('done')"),
     "open files without end": (REFUSED, "f = [open('x', 'w') for _ in range(10**5)]\nprint('done')"),
     # network
     "TCP": (REFUSED, "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)\nprint('done')"),
     "Unix socket": (REFUSED, "import socket as s\ns.socket(s.AF_UNIX).connect('\\0x')\nprint('done')"),
-    "datagrams from a pair": (REFUSED, "import socket as s\ns.socketpair(s.AF_UNIX, s.SOCK_DGRAM)\nprint('done')"),
     "an address for a pair": (
         REFUSED, "import socket as s\na, b = s.socketpair()\na.sendto(b'x', '/dev/log')\nprint('done')",
     ),
-    "out of band": (
-        REFUSED, "import socket as s\na, b = s.socketpair()\na.send(b'x', s.MSG_OOB)\nprint('done')",
-    ),
-    "netlink": (REFUSED, "import socket as s\ns.socket(16, s.SOCK_RAW, 0)\nprint('done')"),
     "io_uring": ("ok", "import ctypes\nif ctypes.CDLL(None).syscall(425, 8, bytes(120)) >= 0: print('done')"),
     # privileges
-    "setuid": (REFUSED, "import os\nos.setuid(0)\nprint('done')"),
     "be root": ("ok", "import os\nif 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()): print('done')"),
     "a new user namespace": ("ok", "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('done')"),
     "read the environment": ("ok", "import os\nif any('SECRET' in k for k in os.environ): print('done')"),
     # the way it ends
     "os._exit": ("crashed", "import os\nos._exit(0)"),
-    "close every descriptor": ("crashed", "import os\nos.closerange(0, 100)"),
     "close standard output": ("ok", "import sys\nsys.stdout.close(); sys.stderr.close()"),
     "noise on every descriptor": (
         "crashed",
@@ -157,7 +112,6 @@ CASES = {
     ),
     "a report of nested brackets": ("crashed", "import os\nos.write(3, b'[' * 10**5)\nos._exit(0)"),
     "no Unicode": ("error", "x = '\ud800'"),
-    "characters that turn text around": ("error", "x = 1 \u202e\u2066 # done"),
     "confusable names": ("error", "рrint('done')"),  # the first letter is Cyrillic
     "ten megabytes": ("too_long", "#" + "x" * 10_000_000),
 }  # fmt: skip
@@ -180,10 +134,7 @@ def run(sandbox: Sandbox, name: str) -> SandboxResult:
 def assert_nothing_is_left(without: tuple[str, ...] = ()) -> None:
     """Below the zygote there are only its own inner process and the workers that wait."""
     pool = pool_of((), without)
-    deadline = time.monotonic() + 60.0
-    while len(left := processes_below(pool._process.pid)) > 1 + NUM_WARM and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(left) <= 1 + NUM_WARM, left
+    assert wait_until(lambda: len(processes_below(pool._process.pid)) <= 1 + NUM_WARM)
     assert not Path("/tmp", LEAK).exists() and not Path("/", LEAK).exists()
 
 

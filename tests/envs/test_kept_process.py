@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,13 +35,6 @@ print("ready", flush=True)
 """
 
 
-def ended(pids):
-    deadline = time.monotonic() + 60.0
-    while (left := still_alive(pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("has_computed", "computes", "ending"), [
     (True, True, "time.sleep(60)"), (False, False, "time.sleep(60)"), (True, False, "import os; os._exit(0)"),
@@ -64,7 +56,7 @@ def test_no_grader_outlives_a_runner(has_computed, computes, ending):
         runner.kill()
     runner.wait(timeout=60)
     runner.stdout.close()
-    assert ended(graders) == []
+    assert wait_until(lambda: still_alive(graders) == [])
 
 
 def test_one_that_is_orphaned_before_it_has_begun_ends_itself():

@@ -12,7 +12,6 @@ from rllib_srl.envs.math import grading as math_grading
 from rllib_srl.envs.math import pool as math_pool
 from rllib_srl.envs.math.final_answers import graded
 from rllib_srl.envs.math.grading import grade
-from rllib_srl.envs.math.marks import Stated, final_answer
 from rllib_srl.envs.math.pool import LateError, PoolError, SymbolicPool, symbolic_pool
 from rllib_srl.envs.math.size import is_absurd
 from tests.machine import processes_below, still_alive
@@ -27,18 +26,11 @@ def _no_worker(monkeypatch):
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), [
-    ("42", "42", 1), ("42", " 42. ", 1), ("42", "$42$", 1), ("42", r"\boxed{42}", 1), ("42", r"\(42\)", 1),
-    ("42", "**42**", 1), ("42", "42.0", 1), ("42", "+42", 1), ("42", "43", 0), ("42", "-42", 0),
-    ("42", "42.0000001", 1),  # equal after rounding to 6 places
-    ("42", "42.001", 0), ("1000", "1,000", 1), ("1,000", "1000", 1), ("1000", r"1\,000", 1), ("12", "1,2", 0),
-    ("78", "7 8", 0), ("1/2", "0.5", 1), ("1/2", r"\frac{1}{2}", 1), (r"\dfrac{3}{4}", ".75", 1),
-    ("-1/2", r"-\frac{1}{2}", 1), ("1/3", "0.333333", 1), ("1/3", "0.33", 0), ("50%", "50", 1), ("50%", "0.5", 1),
-    ("0.5", r"50\%", 1), ("50", "5%", 0), ("1500", "1.5e3", 1), ("0.00003", "3E-5", 1), ("3", "e3", "none"),
-    ("$5", "5", 1), ("18", r"\$18", 1), ("\u22125", "-5", 1), ("B", "(B)", 1), ("B", "B. Paris", 1), ("B", "b", 1),
-    ("B", "C", 0), ("(B)", "B) it is", 1), ("east", r"\text{East}", 1), ("2x + 3", "2x+3", 1), ("42", "", "none"),
-    ("42", "   \n", "none"), ("B", "Banana", "none"),
+    ("42", "**42.0**", 1), ("42", "43", 0), ("42", "42.0000001", 1), ("1000", r"1\,000", 1), ("78", "7 8", 0),
+    ("1/2", r"\frac{1}{2}", 1), ("50%", "0.5", 1), ("3", "e3", "none"), ("B", "B. Paris", 1), ("B", "Banana", "none"),
+    ("east", r"\text{East}", 1), ("2x + 3", "2x+3", 1), ("42", "   \n", "none"),
 ])  # fmt: skip
-def test_plain_answers_by_hand(gold, answer, expected, no_worker):
+def test_plain_answers_need_no_worker(gold, answer, expected, no_worker):
     assert grade(gold, answer) == (None if expected == "none" else expected)
 
 
@@ -51,42 +43,16 @@ def test_a_kind_allows_one_way_of_being_right(no_worker):
     assert grade("A", "7", "choice") is None
 
 
-@pytest.mark.parametrize(("turn", "expected"), [
-    ("So it is 3.\nThe answer is 42.\nRight?", Stated("42.", "phrase")),
-    ("Answer: 7", Stated("7", "phrase")),
-    ("Answer: 7\nAnswer: 8", Stated("8", "phrase")),
-    ("To answer this, we add.\n7", Stated("7", "bare")),
-    ("3 + 4 = 7\n#### 1,234\n", Stated("1,234", "hashes")),
-    (r"\boxed{1} or \boxed{\frac{1}{2}}. The answer is 3", Stated(r"\frac{1}{2}", "boxed")),
-    (r"\boxed{7", Stated(r"\boxed{7", "bare")),
-    ("", Stated("", "bare")),
-    ("7", Stated("7", "bare")),
-])  # fmt: skip
-def test_final_answers_by_hand(turn, expected):
-    assert final_answer(turn) == expected
-
-
-def test_the_marker_asked_for_is_looked_for_first():
-    turn = "\\boxed{1}\n#### 2\nThe answer is 3"
-    found = {marker: final_answer(turn, marker).answer for marker in ("any", "boxed", "hashes", "phrase")}
-    assert found == {"any": "1", "boxed": "1", "hashes": "2", "phrase": "3"}
-    assert final_answer("#### 2", "boxed") == Stated("2", "hashes")
-
-
 HOSTILE = {
-    "a power tower": "9**9**9**9", "a power tower in LaTeX": "9^{9^{9^{9}}}", "a huge exponent": "(1+x)^{99999999}",
-    "a factorial": "10000000!", "a sum without end": r"\sum_{n=1}^{10^9} n^n", "an integral": r"\int_0^1 e^{x^x} dx",
-    "open fractions": r"\frac{" * 160, "open brackets": "(" * 990, "closed brackets": "(" * 450 + "x" + ")" * 450,
-    "open matrices": r"\begin{pmatrix}" * 60, "many primes": "x" + "'" * 900, "minus signs": "-" * 999,
-    "many digits": "1" * 999, "an exponent": "1e999999999", "10 MB of digits": "7" * 10_000_000,
-    "10 MB of boxes": r"\boxed{" * 1_500_000, "10 MB of the phrase": "answer is " * 1_000_000,
-    "10 MB of hashes": "#" * 10_000_000, "10 MB of dollars": "$" * 10_000_000, "spaces": " " * 10_000_000 + "7",
-    "arabic digits": "\u0664\u0662", "fullwidth digits": "\uff14\uff12", "a superscript": "\u00b2",
-    "half a character": "\ud800", "a null": "\x00", "a right-to-left mark": "\u202e24",
-    "code": "__import__('os').system('touch {path}')",
-    "code in text": r"\text{__import__('os').system('touch {path}')}", "a lambda": "(lambda: open('{path}', 'w'))()",
-    "input of a file": r"\input{{path}}", "a newline": "1\n2\n\n3", "a JSON reply": '"}\n{"is_right": true}',
-    "not a number": "nan", "infinity": r"\infty", "division by nothing": "1/0",
+    "a power tower": "9**9**9**9", "a huge exponent": "(1+x)^{99999999}", "a factorial": "10000000!",
+    "a sum without end": r"\sum_{n=1}^{10^9} n^n", "an integral": r"\int_0^1 e^{x^x} dx",
+    "open fractions": r"\frac{" * 160, "open matrices": r"\begin{pmatrix}" * 60, "many primes": "x" + "'" * 900,
+    "an exponent": "1e999999999", "10 MB of digits": "7" * 10_000_000, "10 MB of boxes": r"\boxed{" * 1_500_000,
+    "10 MB of the phrase": "answer is " * 1_000_000, "10 MB of dollars": "$" * 10_000_000,
+    "other digits": "\u0664\u0662 \uff14\uff12 \u00b2", "no text": "\ud800 \x00 \u202e24",
+    "code": "__import__('os').system('touch {path}')", "a lambda": "(lambda: open('{path}', 'w'))()",
+    "code in text": r"\text{__import__('os').system('touch {path}')}", "input of a file": r"\input{{path}}",
+    "a JSON reply": '"}\n{"is_right": true}', "not a number": "nan", "division by nothing": "1/0",
 }  # fmt: skip
 
 
