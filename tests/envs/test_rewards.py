@@ -6,9 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -21,6 +21,7 @@ from rllib_srl.envs.rewards.scoring import RewardError, Rewards
 from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
+from tests.envs.http_server import http_server
 
 FUNCTIONS = """
 import asyncio, time
@@ -230,46 +231,41 @@ def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault:
 # --- servers
 
 
-class Server(BaseHTTPRequestHandler):
-    """Answers with what its server has in `replies`, the last one again and again, and notes how many ask at once."""
+class Server:
+    """Answers with what it has in `replies`, the last one again and again, and notes how many ask at once."""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        self.server.under_way.append(self)
+    def __init__(self) -> None:
+        self.replies: list[tuple[int, Any]] = [(200, {"reward": 0.5})]
+        self.num_under_way = self.most = 0
+        self.lock = threading.Lock()
+
+    def answer(self, body: Any) -> tuple[int, bytes]:
+        with self.lock:
+            self.num_under_way += 1
+            self.most = max(self.most, self.num_under_way)
         time.sleep(0.02)
-        self.server.most = max(self.server.most, len(self.server.under_way))
-        self.server.under_way.remove(self)
-        replies = self.server.replies
-        status, reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        with self.lock:
+            self.num_under_way -= 1
+            status, reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         if reply == "late":
             time.sleep(60)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(reply).encode())
-
-    def log_message(self, *args) -> None: ...
+        return status, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
 
 @pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    running.daemon_threads, running.asked, running.replies = True, [], [(200, {"reward": 0.5})]
-    running.under_way, running.most = [], 0
-    running.handle_error = lambda *about: None  # a client that gave up closes its connection
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
+def server() -> Iterator[Server]:
+    made = Server()
+    with http_server(made.answer) as (made.url, made.asked):
+        yield made
 
 
-def remote(server: ThreadingHTTPServer, **settings) -> Rewards:
-    return Rewards.load(f"http://127.0.0.1:{server.server_port}/score", **{"timeout_s": 20.0, **settings})
+def remote(server: Server, **settings) -> Rewards:
+    return Rewards.load(f"{server.url}/score", **{"timeout_s": 20.0, **settings})
 
 
 def test_a_server_gives_the_reward(server) -> None:
     assert remote(server).score("2 + 2?", "4", ROW).parts == {"score": 0.5}
-    assert server.asked == [{"prompt": "2 + 2?", "answer": "4", "row": ROW}]
+    assert [body for *_, body in server.asked] == [{"prompt": "2 + 2?", "answer": "4", "row": ROW}]
     server.replies = [(200, 0.25)]
     assert remote(server).score("2 + 2?", "4", ROW).total == 0.25
 

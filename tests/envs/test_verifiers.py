@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from rllib_srl.envs.agents.environment import AgentError
 from rllib_srl.envs.agents.loops import Coroutine, EventLoop
 from rllib_srl.envs.agents.verifiers_env import RewardRangeError, Verifiers
 from rllib_srl.envs.agents.verifiers_tasksets import Played
+from tests.envs.http_server import http_server
 from tests.waiting import wait_until
 
 
@@ -134,31 +132,13 @@ def rule(messages: list[dict[str, Any]], answers: dict[str, str]) -> str:
     return f" {answers[question]}" if tries == num_wrong else f" {tries}"
 
 
-@contextmanager
-def policy_at(answers: dict[str, str]) -> Iterator[str]:
-    """Serve that policy over HTTP for the library's own evaluation; yield the address."""
-
-    class Completions(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = {"role": "assistant", "content": rule(body["messages"], answers)}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            made = {"id": "a", "object": "chat.completion", "created": 1, "model": "m"}
-            reply = json.dumps({**made, "choices": [choice], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
+def completion(body: dict[str, Any], answers: dict[str, str]) -> tuple[int, bytes]:
+    """Return what a server of that policy answers to the library's own evaluation."""
+    message = {"role": "assistant", "content": rule(body["messages"], answers)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    made = {"id": "a", "object": "chat.completion", "created": 1, "model": "m"}
+    return 200, json.dumps({**made, "choices": [choice], "usage": usage}).encode()
 
 
 @needs_tasksets
@@ -192,8 +172,8 @@ def test_training_and_the_librarys_own_evaluation_grade_episodes_alike(
                 evaluated[str(task.key)] = trace.reward, trace.rewards["correct"].score
         return evaluated
 
-    with policy_at(answers) as url:
-        evaluated = asyncio.run(evaluate(url))
+    with http_server(lambda body: completion(body, answers)) as (url, _):
+        evaluated = asyncio.run(evaluate(f"{url}/v1"))
     assert trained == evaluated and len(trained) == 200
     assert {reward for reward, _ in trained.values()} == {0.0, 0.25, 0.5, 1.0}
 
