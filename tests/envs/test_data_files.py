@@ -12,13 +12,13 @@ import tracemalloc
 
 import pyarrow
 import pyarrow.ipc
-import pyarrow.parquet
 import pytest
 
 from rllib_srl.algorithm.own_data import data_settings, names_data_set
 from rllib_srl.envs.math.data_files import RowFault, rows_of
 from rllib_srl.envs.math.data_place import files_in, local_files
 from rllib_srl.envs.math.question_file import QuestionFile
+from tests.envs.questions import asked, write
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]
 
@@ -39,25 +39,16 @@ def packed(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)  # the time is part of the bytes, and these of a test's name
 
 
-def parquet(rows, path) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
 def arrow(rows, path, is_stream) -> None:
     held = pyarrow.Table.from_pylist(rows)
     with (pyarrow.ipc.new_stream if is_stream else pyarrow.ipc.new_file)(str(path), held.schema) as out:
         out.write_table(held)
 
 
-def asked(world) -> dict[str, str]:
-    ids = [one for split in ("train", "heldout") for one in world.prompt_ids(split, 0)]
-    return dict(map(world.data_question, ids))
-
-
 WHOLE = {row["question"]: row["answer"] for row in ROWS}
 
 
-@pytest.mark.parametrize(("name", "write"), [
+@pytest.mark.parametrize(("name", "made"), [
     ("t.jsonl.gz", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
     ("t.JSONL.GZ", lambda path: path.write_bytes(gzip.compress(lines(ROWS)))),
     ("t.ndjson.bz2", lambda path: path.write_bytes(bz2.compress(lines(ROWS)))),
@@ -65,17 +56,17 @@ WHOLE = {row["question"]: row["answer"] for row in ROWS}
     ("t.jsonl.zst", lambda path: path.write_bytes(pyarrow.compress(lines(ROWS), "zstd", asbytes=True))),
     ("t.json.gz", lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode()))),
     ("t.csv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS).encode()))),
-    ("t.tsv", lambda path: path.write_text(table(ROWS, delimiter="\t"))),
+    ("t.tsv", lambda path: write(path, ROWS)),
     ("t.tsv.gz", lambda path: path.write_bytes(gzip.compress(table(ROWS, delimiter="\t").encode()))),
     ("t.csv", lambda path: path.write_text(table(ROWS, delimiter=";"))),
-    ("t.parquet", lambda path: parquet(ROWS, path)),
+    ("t.parquet", lambda path: write(path, ROWS)),
     ("t.arrow", lambda path: arrow(ROWS, path, True)),
     ("t.arrow", lambda path: arrow(ROWS, path, False)),
     ("t.json", lambda path: path.write_bytes(lines(ROWS))),  # JSON Lines under another name
     ("t.jsonl", lambda path: path.write_text(json.dumps(ROWS))),  # and a list
 ])  # fmt: skip
-def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, name, write) -> None:
-    write(tmp_path / name)
+def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, name, made) -> None:
+    made(tmp_path / name)
     given = str(tmp_path / name)
     assert data_settings(given) == {"path": given, "num_shots": 0}
     world = QuestionFile({"path": given, "num_shots": 0})
@@ -87,9 +78,7 @@ def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None
     folder = tmp_path / "data" / "shards"
     folder.mkdir(parents=True)
     for number in range(3):
-        path = folder / f"part-{number:05d}.{kind}"
-        part = ROWS[2 * number : 2 * number + 2]
-        parquet(part, path) if kind == "parquet" else path.write_bytes(lines(part))
+        write(folder / f"part-{number:05d}.{kind}", ROWS[2 * number : 2 * number + 2])
     (folder / "_SUCCESS").write_text("")
     (folder / "README.md").write_text("# Mine")
     (folder / "dataset_info.json").write_text("{}")
@@ -117,7 +106,7 @@ def test_splits_beside_each_other_are_never_mixed(tmp_path, names, monkeypatch) 
     folder = tmp_path / "data"
     for name, rows in zip(names, (ROWS[:4], ROWS[4:]), strict=True):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        parquet(rows, folder / name)
+        write(folder / name, rows)
     with pytest.raises(ValueError) as caught:
         QuestionFile({"path": str(folder)})
     said = str(caught.value)
@@ -145,9 +134,7 @@ def test_the_folders_of_math_as_published_are_one_data_set(tmp_path) -> None:
     for topic in ("algebra", "geometry"):
         (tmp_path / "train" / topic).mkdir(parents=True)
         for number in range(2):
-            row = {
-                "problem": f"{topic} {number}?", "level": "Level 1", "type": topic, "solution": rf"\boxed{{{number}}}",
-            }  # fmt: skip
+            row = {"problem": f"{topic} {number}?", "type": topic, "solution": rf"\boxed{{{number}}}"}
             (tmp_path / "train" / topic / f"{number}.json").write_text(json.dumps(row))
     world = QuestionFile({"path": str(tmp_path / "train"), "num_shots": 0})
     assert asked(world) == {f"{topic} {n}?": str(n) for topic in ("algebra", "geometry") for n in range(2)}
@@ -157,7 +144,7 @@ def test_folders_without_data_and_with_several_kinds_are_refused(tmp_path) -> No
     with pytest.raises(ValueError, match="is a folder without data files; expected files that end in .jsonl"):
         QuestionFile({"path": str(tmp_path)})
     (tmp_path / "a.csv").write_text(table(ROWS))
-    parquet(ROWS, tmp_path / "b.parquet")
+    write(tmp_path / "b.parquet", ROWS)
     with pytest.raises(ValueError, match=r"holds files of several kinds \(.csv, .parquet\); .*files: a.csv, b.parquet"):
         QuestionFile({"path": str(tmp_path)})
 
@@ -175,7 +162,7 @@ def test_all_parts_of_a_split_of_the_hub_are_read(tmp_path, monkeypatch) -> None
     names = [f"data/train-0000{n}-of-00003.parquet" for n in range(3)]
     for number, name in enumerate(names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        parquet(ROWS[2 * number : 2 * number + 2], tmp_path / name)
+        write(tmp_path / name, ROWS[2 * number : 2 * number + 2])
     monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names[::-1])
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda hub_id, name, repo_type: str(tmp_path / name))
     assert asked(QuestionFile({"hub_id": "AI-MO/NuminaMath-CoT", "path": "train", "num_shots": 0})) == WHOLE
@@ -183,16 +170,14 @@ def test_all_parts_of_a_split_of_the_hub_are_read(tmp_path, monkeypatch) -> None
 
 def test_a_long_field_of_csv_is_a_row_like_any_other(tmp_path) -> None:
     long = {"question": "x" * 200_000, "answer": "7"}
-    (tmp_path / "t.csv").write_text(table([ROWS[0], long, ROWS[1]]))
-    assert asked(QuestionFile({"path": str(tmp_path / "t.csv"), "num_shots": 0})) == {
-        ROWS[0]["question"]: "1", "x" * 200_000: "7", ROWS[1]["question"]: "2"
-    }  # fmt: skip
+    path = write(tmp_path / "t.csv", [ROWS[0], long, ROWS[1]])
+    assert asked(QuestionFile({"path": path, "num_shots": 0}))["x" * 200_000] == "7"
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
 def test_a_row_that_is_too_long_is_left_out_alone(tmp_path, name) -> None:
     rows = [ROWS[0], {"question": "x" * (5 << 20), "answer": "7"}, ROWS[1]]
-    (tmp_path / name).write_bytes(table(rows).encode() if name == "t.csv" else lines(rows))
+    write(tmp_path / name, rows)
     tracemalloc.start()
     found = dict(rows_of(tmp_path / name))
     peak = tracemalloc.get_traced_memory()[1]
@@ -206,13 +191,7 @@ def test_a_row_that_is_too_long_is_left_out_alone(tmp_path, name) -> None:
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.jsonl"])
 def test_blanks_around_names_of_columns_do_not_count(tmp_path, name) -> None:
     rows = [{" Question ": row["question"], "answer ": row["answer"]} for row in ROWS]
-    if name == "t.parquet":
-        parquet(rows, tmp_path / name)
-    elif name == "t.jsonl":
-        (tmp_path / name).write_bytes(lines(rows))
-    else:
-        (tmp_path / name).write_text(table(rows, delimiter="\t" if name == "t.tsv" else ","))
-    assert asked(QuestionFile({"path": str(tmp_path / name), "num_shots": 0})) == WHOLE
+    assert asked(QuestionFile({"path": write(tmp_path / name, rows), "num_shots": 0})) == WHOLE
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.json"])
