@@ -121,18 +121,16 @@ def test_text_of_the_policy_is_looked_up_and_never_run():
     assert "antigravity" not in set(sys.modules) - before
 
 
-@pytest.mark.parametrize("call", [
-    ToolCall("power", (), {"base": 10, "exponent": 10**9}), ToolCall("power", (10, 10**9)),
-    ToolCall("power", (10.0, 1e300)), ToolCall("round_number", (5,), {"decimal_places": -(10**9)}),
-    ToolCall("round_number", (5, -(10**9))), ToolCall("square_root", (), {"number": 2, "precision": 10**9}),
-    ToolCall("logarithm", (2, 10, 10**9)),
-])  # fmt: skip
-def test_numbers_that_would_stop_the_program_are_refused(call):
+def test_numbers_that_would_stop_the_program_are_refused():
     task = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
-    simulation = Simulation(Library(), task)
-    start = time.thread_time()
-    with pytest.raises(CallError, match="beyond 1000"):
-        simulation.run(call)
+    simulation, start = Simulation(Library(), task), time.thread_time()
+    for call in (
+        ToolCall("power", (), {"base": 10, "exponent": 10**9}), ToolCall("power", (10.0, 1e300)),
+        ToolCall("round_number", (5, -(10**9))), ToolCall("logarithm", (2, 10, 10**9)),
+        ToolCall("square_root", (), {"number": 2, "precision": 10**9}),
+    ):  # fmt: skip
+        with pytest.raises(CallError, match="beyond 1000"):
+            simulation.run(call)
     assert time.thread_time() - start < 10
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
 

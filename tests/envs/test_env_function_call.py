@@ -9,15 +9,13 @@ import json
 import random
 import sys
 import types
-from itertools import combinations, islice
-from math import comb
+from itertools import islice
 
 import pytest
 
 from rllib_srl.envs.functions.call_files import PACKAGED, call_rows, packaged_paths
 from rllib_srl.envs.functions.call_questions import NUM_REQUESTS, request
 from rllib_srl.envs.functions.function_call import FunctionCall
-from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.matching import do_match
 
@@ -143,21 +141,6 @@ def test_the_expected_calls_of_bfcl_earn_one(category):
     for prompt_id in ids:
         world.reset(options={"prompt_id": prompt_id})
         assert world.step(world.gold_turns(prompt_id)[0])[1] == 1.0, prompt_id
-
-
-def test_a_request_by_hand():
-    one = next(request(n) for n in range(NUM_REQUESTS) if request(n).text == "Book a table for 4 at Luna at 19:00.")
-    assert one.expected == {
-        "book_table": {"place": ["Luna"], "people": [4], "time": ["19:00"], "outside": ["", False]}
-    }  # fmt: skip
-    assert one.arguments == {"place": "Luna", "people": 4, "time": "19:00"}
-
-
-def test_sets_of_requests_are_counted_through():
-    first = [combination(number, NUM_REQUESTS, 2) for number in range(comb(6, 2))]
-    assert sorted(first) == [list(pair) for pair in combinations(range(6), 2)]
-    last = combination(comb(NUM_REQUESTS, 3) - 1, NUM_REQUESTS, 3)
-    assert last == [NUM_REQUESTS - 3, NUM_REQUESTS - 2, NUM_REQUESTS - 1]
 
 
 def test_wrong_turns_by_hand():

@@ -104,33 +104,6 @@ def test_the_best_policy_earns_its_value_over_all_numbers_and_lies(lie_percent):
     assert values.without_memory < total - 0.05 or not lie_percent
 
 
-def _reactive(world, ids, weights, policy):
-    """Return the mean reward of a policy from the last reply (its first line) to an action."""
-    total = 0.0
-    for prompt_id, weight in zip(ids, weights, strict=True):
-        world.reset(options={"prompt_id": prompt_id})
-        seen, is_over = "", False
-        for _ in range(world.settings.num_turns):
-            observation, reward, is_over, is_cut, _ = world.step(f" {policy[seen]}\n")
-            seen = observation.partition("\n")[0]
-            if is_over or is_cut:
-                total += weight * reward
-                break
-    return total
-
-
-def test_no_policy_without_memory_earns_more_than_stated():
-    world = Oracle({"num_numbers": 2, "num_turns": 4, "lie_percent": 20, "num_shots": 0})
-    ids, weights = [], []
-    for hidden, dice in product((12, 35), product((TRUTH, LIE), repeat=4)):
-        ids.append(f"12, 35. hidden {hidden}. dice {' '.join(map(str, dice))}")
-        weights.append(prod(0.2 if die == LIE else 0.8 for die in dice) / 2)
-    actions, seen = ("above 12", "answer 12", "answer 35"), ("", "above 12: yes", "above 12: no")
-    policies = [dict(zip(seen, chosen, strict=True)) for chosen in product(actions, repeat=3)]
-    best = max(_reactive(world, ids, weights, policy) for policy in policies)
-    assert world.optimal_values(ids[0]).without_memory == pytest.approx(best, abs=1e-12)
-
-
 def test_what_is_hidden_has_the_stated_probability_and_does_not_decide_the_split():
     oracle = Oracle()
     dice = [oracle.case(f"12, 35. hidden 35. dice {die} 5 5 5 5 5").lies for die in range(20)]

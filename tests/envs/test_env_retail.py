@@ -62,76 +62,62 @@ DATABASE = {
 }  # fmt: skip
 
 
-def changed(name, *args):
-    """Return the changes that one call makes; the database itself must stay as it was."""
-    before, shop = copy.deepcopy(DATABASE), Shop(DATABASE)
-    getattr(shop, name)(*args)
-    assert before == DATABASE
-    return shop.changes()
-
-
 def test_looking_changes_nothing():
     shop = Shop(DATABASE)
-    assert (
-        shop.find_user_id_by_email("ann@EXAMPLE.com") == shop.find_user_id_by_name_zip("ann", "LEE", "0150") == "ann_1"
-    )
+    assert shop.find_user_id_by_email("ann@EXAMPLE.com") == "ann_1"
+    assert shop.find_user_id_by_name_zip("ann", "LEE", "0150") == "ann_1"
     assert shop.get_order_details("#W1") == DATABASE["orders"]["#W1"]
     assert shop.list_all_product_types() == {"Hat": "hat", "Bag": "bag"}
     assert shop.calculate("(10 + 2.5) * 2") == "25.0"
     assert shop.changes() == {}
 
 
-def test_a_cancelled_order_is_refunded():
-    changes = changed("cancel_pending_order", "#W4", "no longer needed")
-    cancelled = changes["orders", "#W4"]
-    assert (cancelled["status"], cancelled["cancel_reason"]) == ("cancelled", "no longer needed")
-    refund = {"transaction_type": "refund", "amount": 10.0, "payment_method_id": "gift_1"}
-    assert cancelled["payment_history"][1:] == [refund]
-    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 30.0
+WHERE = ("9 Oak St", "", "Oslo", "OS", "NO", "0250")
+# a call, and what it leaves in an order or in the user
+EFFECTS = [
+    ("cancel_pending_order", ("#W4", "no longer needed"), {
+        "status": "cancelled", "cancel_reason": "no longer needed",
+        "payment_history": [*DATABASE["orders"]["#W4"]["payment_history"],
+                            {"transaction_type": "refund", "amount": 10.0, "payment_method_id": "gift_1"}],
+        "balance": 30.0,
+    }),
+    ("modify_pending_order_items", ("#W1", ["h1", "b1"], ["h2", "b2"], "gift_1"), {  # 2.5 more for the hat, 5 less
+        "status": "pending (item modified)", "balance": 22.5, "items": [
+            {**item("h2", "hat", 12.5, size="M")}, {**item("b2", "bag", 35.0, colour="blue")},
+        ],
+        "payment_history": [*DATABASE["orders"]["#W1"]["payment_history"],
+                            {"transaction_type": "refund", "amount": 2.5, "payment_method_id": "gift_1"}],
+    }),
+    ("return_delivered_order_items", ("#W2", ["h1", "h1"], "card_1"),
+     {"status": "return requested", "return_items": ["h1", "h1"]}),
+    ("exchange_delivered_order_items", ("#W2", ["h1"], ["h2"], "gift_1"),
+     {"status": "exchange requested", "exchange_price_difference": 2.5}),
+    ("modify_pending_order_address", ("#W1", *WHERE), {"address": NEW_ADDRESS}),
+    ("modify_user_address", ("ann_1", *WHERE), {"address": NEW_ADDRESS}),
+]  # fmt: skip
 
 
-def test_items_of_a_pending_order_are_replaced_each_by_its_own():
-    changes = changed("modify_pending_order_items", "#W1", ["h1", "b1"], ["h2", "b2"], "gift_1")
-    items = changes["orders", "#W1"]["items"]
-    assert [(one["item_id"], one["price"], one["options"]) for one in items] == [
-        ("h2", 12.5, {"size": "M"}), ("b2", 35.0, {"colour": "blue"}),
-    ]  # fmt: skip
-    assert changes["orders", "#W1"]["status"] == "pending (item modified)"
-    assert changes["orders", "#W1"]["payment_history"][-1] == {
-        "transaction_type": "refund",
-        "amount": 2.5,
-        "payment_method_id": "gift_1",
-    }  # fmt: skip  2.5 more for the hat, 5 less for the bag
-    assert changes["users", "ann_1"]["payment_methods"]["gift_1"]["balance"] == 22.5
-
-
-def test_returns_and_exchanges_are_requested():
-    returned = changed("return_delivered_order_items", "#W2", ["h1", "h1"], "card_1")["orders", "#W2"]
-    assert (returned["status"], returned["return_items"]) == ("return requested", ["h1", "h1"])
-    exchanged = changed("exchange_delivered_order_items", "#W2", ["h1"], ["h2"], "gift_1")["orders", "#W2"]
-    assert (exchanged["status"], exchanged["exchange_price_difference"]) == ("exchange requested", 2.5)
-
-
-def test_addresses_are_changed():
-    assert changed("modify_pending_order_address", "#W1", *NEW_ADDRESS.values())
-    where = ("9 Oak St", "", "Oslo", "OS", "NO", "0250")
-    assert changed("modify_pending_order_address", "#W1", *where)["orders", "#W1"]["address"] == NEW_ADDRESS
-    assert changed("modify_user_address", "ann_1", *where)["users", "ann_1"]["address"] == NEW_ADDRESS
+@pytest.mark.parametrize(("name", "args", "left"), EFFECTS)
+def test_each_tool_changes_what_it_says_and_the_database_stays(name, args, left):
+    before, shop = copy.deepcopy(DATABASE), Shop(DATABASE)
+    getattr(shop, name)(*args)
+    changes = shop.changes()
+    found = dict(changes.get(("orders", args[0]), {}))
+    user = changes.get(("users", "ann_1"), {"payment_methods": {"gift_1": {}}})
+    found = {**user, **found, **user["payment_methods"]["gift_1"]}
+    assert {field: found[field] for field in left} == left
+    assert before == DATABASE
 
 
 @pytest.mark.parametrize(("name", "args", "message"), [
     ("get_order_details", ("#W9",), "order not found"),
-    ("get_user_details", ("bob",), "user not found"),
     ("get_product_details", ("h1",), "product not found"),
-    ("find_user_id_by_email", ("x",), "user not found"),
     ("find_user_id_by_name_zip", ("Ann", "Lee", "0"), "user not found"),
     ("cancel_pending_order", ("#W2", "no longer needed"), "the order is delivered"),
-    ("modify_pending_order_address", ("#W3", "", "", "", "", "", ""), "the order is cancelled"),
     ("modify_pending_order_items", ("#W1", ["h1"], ["h1"], "card_1"), "the old one"),
     ("modify_pending_order_items", ("#W1", ["h1"], ["b2"], "card_1"), "of another product"),
     ("modify_pending_order_items", ("#W1", ["h1"], ["h3"], "card_1"), "not available"),
     ("modify_pending_order_items", ("#W1", ["h1"], ["h2", "b2"], "card_1"), "as many of each"),
-    ("modify_pending_order_items", ("#W1", [], [], "card_1"), "at least one"),
     ("modify_pending_order_items", ("#W1", ["h1", "h1"], ["h2", "h2"], "card_1"), "not in the order"),
     ("modify_pending_order_items", ("#W1", ["h1"], ["h2"], "card_9"), "payment method not found"),
     ("modify_pending_order_payment", ("#W1", "card_1"), "the present one"),
@@ -174,46 +160,39 @@ def _folder(tmp_path):
     return tmp_path
 
 
+def earned(world, prompt_id, *turns):
+    world.reset(options={"prompt_id": prompt_id})
+    return [world.step(turn)[1] for turn in turns][-1]
+
+
 def test_an_episode_by_hand(folder):
     world = Retail({"data_dir": str(folder)})
     prompt, _ = world.reset(options={"prompt_id": "0"})
     assert prompt.startswith("# Policy\n\nBe kind.\n\nTools:\n")
     assert prompt.endswith("\n\nCustomer: Cancel #W1. You are Ann Lee, zip 0150.\n")
     call = '<tool_call>{"name": "cancel_pending_order", "arguments": {"order_id": "#W1", "reason": "%s"}}</tool_call>'
-    refused = world.step(call % "just so")
-    assert "Input should be 'no longer needed' or 'ordered by mistake'" in refused[0]
+    assert "Input should be 'no longer needed' or 'ordered by mistake'" in world.step(call % "just so")[0]
     assert '"status": "cancelled"' in world.step(call % "no longer needed")[0]
     assert world.step("<answer>It is cancelled.</answer>") == ("", 1.0, True, False, {})
+    world.reset(options={"prompt_id": "0"})
+    assert world.step("")[1:] == (0.0, True, False, {"stop_reason": "unparsable"})
 
 
 @pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
-def test_the_ground_truth_earns_one_and_nothing_earns_nothing(folder, call_format):
+def test_the_ground_truth_earns_one(folder, call_format):
     world = Retail({"data_dir": str(folder), "call_format": call_format, "num_replies": 1})
-    for prompt_id in ("0", "1"):
-        world.reset(options={"prompt_id": prompt_id})
-        assert [world.step(turn)[1] for turn in world.gold_turns(prompt_id)][-1] == 1.0
-        world.reset(options={"prompt_id": prompt_id})
-        assert world.step("") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
+    assert [earned(world, prompt_id, *world.gold_turns(prompt_id)) for prompt_id in "01"] == [1.0, 1.0]
 
 
-def test_what_must_be_told_must_be_told(folder):
-    world = Retail({"data_dir": str(folder)})
-    for said, reward in (("You get 1010.0 back", 1.0), ("You get money back", 0.0)):
-        world.reset(options={"prompt_id": "1"})
-        world.step(world.gold_turns("1")[0])
-        assert world.step(f"<answer>{said}</answer>")[1] == reward
-
-
-def test_the_order_of_calls_does_not_count_but_what_they_change_does(folder):
+def test_what_calls_change_and_what_is_told_counts(folder):
     world = Retail({"data_dir": str(folder)})
     look, cancel, done = world.gold_turns("0")
-    world.reset(options={"prompt_id": "0"})
-    assert [world.step(turn)[1] for turn in (cancel, look, done)][-1] == 1.0
-    world.reset(options={"prompt_id": "0"})
-    assert [world.step(turn)[1] for turn in (look, done)][-1] == 0.0
-    world.reset(options={"prompt_id": "0"})
-    more = world.gold_turns("1")[0]
-    assert [world.step(turn)[1] for turn in (cancel, more, done)][-1] == 0.0
+    returned = world.gold_turns("1")[0]
+    assert earned(world, "0", cancel, look, done) == 1.0  # in any order
+    assert earned(world, "0", look, done) == 0.0
+    assert earned(world, "0", cancel, returned, done) == 0.0  # more than was asked for
+    assert earned(world, "1", returned, "<answer>You get 1010.0 back</answer>") == 1.0
+    assert earned(world, "1", returned, "<answer>You get money back</answer>") == 0.0
 
 
 def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
@@ -231,8 +210,7 @@ def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
     assert world.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
     assert world.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
     assert world.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
-    world.reset(options={"prompt_id": "0"})
-    assert [world.step(turn)[1] for turn in gold] == [0, 0, 0, 0, 0, 1.0]
+    assert earned(world, "0", *gold) == 1.0
 
 
 def test_the_published_split_is_kept(folder):
@@ -268,5 +246,4 @@ def test_the_published_tasks_pass(user):
     world = Retail({"user": user})
     for split in ("train", "heldout"):
         for prompt_id in world.prompt_ids(split, 0):
-            world.reset(options={"prompt_id": prompt_id})
-            assert [world.step(turn)[1] for turn in world.gold_turns(prompt_id)][-1] == 1.0, prompt_id
+            assert earned(world, prompt_id, *world.gold_turns(prompt_id)) == 1.0, prompt_id

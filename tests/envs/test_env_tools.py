@@ -9,7 +9,6 @@ from itertools import islice
 import pytest
 
 from rllib_srl.envs.functions.bfcl import Bfcl
-from rllib_srl.envs.functions.function_call import FunctionCall
 from rllib_srl.envs.question import Question
 from rllib_srl.envs.shop.retail import Retail
 from rllib_srl.envs.tools import ToolCall, ToolTimeoutError, ToolWorld
@@ -162,14 +161,6 @@ def test_a_setting_that_an_environment_ignores_is_refused():
         assert part in str(caught.value)
     with pytest.raises(ValueError, match="forgiven_turns = 1; expected 0"):
         Bfcl({"forgiven_turns": 1})
-
-
-def test_a_wrong_call_may_be_tried_again():
-    world = FunctionCall({"feedback_turns": 1})
-    _, info = world.reset(seed=0)
-    assert world.step("Answer: none\n")[:3] == ("Wrong. Try again.\n", 0.0, False)
-    assert world.step(world.gold_turns(info["prompt_id"])[0])[1] == world.settings.retry_reward
-    assert world.reset(seed=0)[0].count("Answer: none\nWrong. Try again.\nTool: ") == 2
 
 
 # --- tools shown by the model's chat template ---------------------------------------------------

@@ -56,27 +56,19 @@ NUMBERS = [
     ("21 is definitely not the answer", "21", 0), ("21 cannot be right", "21", 0), ("anything but 21", "21", 0),
     ("The wrong answer is 21", "21", 0), ("I was wrong; the answer is 21", "21", 1), ("21 (not 22)", "21", 1),
     ("It is between 20 and 21", "21", 0), ("20-21", "21", None),
-    # Units, separators, percent, fractions, LaTeX, signs, other digits.
-    ("21 cm", "21", 1), ("21cm", "21", 1), ("$21", "21", 1), ("It costs $1,234.50 in all.", "1234.5", 1),
-    (r"1\,234", "1234", 1), ("1\u202f234", "1234", 1), ("1,2", "12", 0), ("5 apples", "5 apples", 1),
-    ("5", "5 apples", 1), ("15 apples", "5 apples", 0), ("21%", "21", 1), ("21 percent", "0.21", 1), ("21", "0.21", 0),
-    ("It is one half, 1/2", "0.5", 1), (r"so we get \frac{1}{2}", "0.5", 1), (r"$-\frac{1}{2}$", "0.5", 0),
-    ("1 1/2", "1.5", 1), ("1.5e3", "1500", 1), (r"3 \times 10^{8}", "300000000", 1), ("3 x 10^8", "3e8", 1),
-    ("10^{-5}", "0.00001", 1), (r"\frac12", "0.5", 1), (r"2\frac{1}{2}", "2.5", 1), (r"-2\frac{1}{2}", "-2.5", 1),
-    ("21 million", "21", 0), ("21 million", "21000000", 1), ("2 dozen", "2", None),
-    ("21 hours and 30 minutes", "21", 0), (r"\(21\)", "21", 1), (r"$21^\circ$", "21", 1), (r"\boxed{21\%}", "21", 1),
-    (r"\approx 21", "21", 1), (r"1{,}234", "1234", 1), ("21,000", "21", 0), ("\u2014 21", "21", 1),
+    # Units, separators, other digits; more in test_grading_pairs.py.
+    ("5", "5 apples", 1), ("15 apples", "5 apples", 0), ("21 percent", "0.21", 1), ("21", "0.21", 0), ("$21", "21", 1),
+    (r"$-\frac{1}{2}$", "0.5", 0), (r"-2\frac{1}{2}", "-2.5", 1), ("21 million", "21", 0), ("2 dozen", "2", None),
+    ("21 hours and 30 minutes", "21", 0), (r"\approx 21", "21", 1), ("21,000", "21", 0), ("\u2014 21", "21", 1),
     ("between 1 and 1000", "21", 0), ("21x", "21", None), ("x21", "21", None), ("the 21st", "21", None),
     ("it is > 21", "21", None), ("3:21", "21", None), ("\u0662\u0661", "21", None), ("\uff12\uff11", "21", None),
     ("21\u00b2", "21", None),
 ]  # fmt: skip
 SYMBOLS = [
-    (r"\sqrt{441}", "21", 1), (r"So it is $2\pi$.", "6.283185", 1), (r"\pm 21", "21", 0), ("3+2x", "2x + 3", 1),
-    ("3+2x+1", "2x + 3", 0), ("So we get $2x + 3$.", "2x+3", 1), ("the result is 2x+3", "2x+3", 1),
-    ("The answer is 2x + 3. It was easy.", "2x+3", 1), ("It is $2x+3$ or $2x+4$", "2x+3", 0),
-    ("It is $2x+4$ or $2x+3$", "2x+3", 0), ("2x+3 or 2x+4", "2x+3", 0), ("It is not $2x+3$", "2x+3", 0),
-    (r"\boxed{x^2-1}", "(x-1)(x+1)", 1), (r"\boxed{x^2+1}", "(x-1)(x+1)", 0), (r"\{2,1\}", r"\{1,2\}", 1),
-    ("(2,1)", "(1,2)", 0), (r"\boxed{(1,2)}", "(1,2)", 1), ("yx", "$xy$", 1), ("yx", "xy", 0),
+    (r"So it is $2\pi$.", "6.283185", 1), (r"\pm 21", "21", 0), ("So we get $2x + 3$.", "2x+3", 1),
+    ("the result is 2x+3", "2x+3", 1), ("The answer is 2x + 3. It was easy.", "2x+3", 1),
+    ("It is $2x+3$ or $2x+4$", "2x+3", 0), ("It is $2x+4$ or $2x+3$", "2x+3", 0), ("2x+3 or 2x+4", "2x+3", 0),
+    ("It is not $2x+3$", "2x+3", 0), ("yx", "$xy$", 1), ("yx", "xy", 0),
 ]  # fmt: skip
 WORDS = [
     ("Paris", "Paris", 1), ("paris.", "Paris", 1), ("**Paris**", "Paris", 1), (r"\boxed{\text{Paris}}", "Paris", 1),

@@ -124,16 +124,6 @@ def call(name, *args, **kwargs):
     return ToolCall(name, args, kwargs)
 
 
-@pytest.mark.parametrize(("text", "calls"), [
-    ("f()", [ToolCall("f")]),
-    ("f(1, -2.5, b='x')", [ToolCall("f", (1, -2.5), {"b": "x"})]),
-    ("[f(a=[1, (2,)]), g.h(c={'d': None})]", [call("f", a=[1, (2,)]), call("g.h", c={"d": None})]),
-    (" f('a\\nb')\ng(True) ", [ToolCall("f", ("a\nb",)), ToolCall("g", (True,))]),
-])  # fmt: skip
-def test_calls_are_parsed_by_hand(text, calls):
-    assert parsed_calls(text) == calls
-
-
 HOSTILE = [
     "", "f", "f(", "f(x)", "f(g(1))", "f(1 + 1)", "f(**{'a': 1})", "f(*[1])", "f(a=1, a=2)", "f(lambda: 0)",
     "f(__import__('os').system('true'))", "__import__('os').system('true')", "(lambda: 0)()", "f([x for x in (1,)])",
@@ -193,15 +183,12 @@ READINGS = [
     ("line", "Tool: search('x')\n", "search('x')", None),
     ("line", "I think.\nTool: search('x')\nResult: 3\nAnswer: 3\n", "search('x')", None),
     ("line", "Answer: 12 \nTool: search('x')", "", "12"),
-    ("line", "12\n", "", None),
     ("tags", "<search> capital of Chad </search>", "search('capital of Chad')", None),
     ("tags", "<think><search>a</search></think><search>b</search>", "search('b')", None),
     ("tags", "so <answer> Oslo </answer>", "", "Oslo"),
-    ("tags", "<search>a", "", None),
     ("xml", '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>', "search(query='x')", None),
     ("xml", '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call><tool_call>search("y")</tool_call>',
      "search(query='x') search('y')", None),
-    ("xml", '<function=search>{"query": "x"}</function>', "search(query='x')", None),
     ("xml", "<tool_call>\n<function=search>\n<parameter=query>\nx\ny\n</parameter>\n</function>\n</tool_call>",
      "search(query='x\\ny')", None),
     ("xml", "The answer is 3.\n<answer>3</answer>", "", "3"),
@@ -209,22 +196,17 @@ READINGS = [
     ("json", '{"name": "search", "parameters": {"query": "x"}}', "search(query='x')", None),
     ("json", '<|python_tag|>{"name": "search", "parameters": {"query": "x"}}; {"name": "search", "parameters": {}}',
      "search(query='x') search()", None),
-    ("json", '[TOOL_CALLS][{"name": "search", "arguments": {"query": "x"}}]', "search(query='x')", None),
     ("json", '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}]}',
      "search()", None),
     ("json", '```json\n{"name": "search", "arguments": {"query": "x"}}\n```', "search(query='x')", None),
     ("json", '{"answer": 3}', "", "3"),
     ("json", '{"name": "search", "name": "book"}', "", None),
-    ("json", "[]", "", None),
     ("python", "[search('x'), search(query='y')]", "search('x') search(query='y')", None),
-    ("python", "search('x')", "search('x')", None),
     ("python", "I am done.\nAnswer: 3", "", "3"),
     ("native", "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>",
      "search(query='x')", None),
     ("native", '{"name": "search", "parameters": {"query": "x"}}', "search(query='x')", None),
-    ("native", "[search('x')]", "search('x')", None),
     ("native", "Tool: search('x')", "search('x')", None),
-    ("native", "<answer>3</answer>", "", "3"),
 ]
 # fmt: on
 

@@ -16,16 +16,6 @@ from rllib_srl.envs.tools.calculator import CalculatorError, evaluate, shown
 from rllib_srl.envs.tools.word_problem import TEMPLATES, WordProblem
 from tests.envs.play import first_ids, play
 
-
-@pytest.mark.parametrize(("expression", "value"), [
-    ("12 * 7 - 5", "79"), ("0.1 + 0.2", "0.3"), ("1 / 4", "0.25"), ("1 / 3", "0.3333333333"), ("2 / 3 * 3", "2"),
-    ("-7 // 2", "-4"), ("-7 % 3", "2"), ("2 ** 10", "1024"), ("2 ** -1", "0.5"), ("-(3 + 4) * +2", "-14"),
-    ("1_000 + 1", "1001"), ("2 ** 1000 / 2 ** 999", "2"), (" ((7)) ", "7"), ("0 ** 0", "1"),
-])  # fmt: skip
-def test_arithmetic_by_hand(expression, value):
-    assert shown(evaluate(expression)) == value
-
-
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 TREES = st.recursive(
     st.integers(0, 99).map(lambda value: (str(value), Fraction(value))),
