@@ -38,15 +38,10 @@ def test_an_episode_by_hand():
 
 
 def test_the_smaller_of_two_is_the_opposite_of_the_larger():
-    smaller = LARGER.replace("larger", "smaller")
-    world = make(task="smaller")
-    asked, _ = world.reset(options={"prompt_id": smaller})
-    assert asked == "Question: Registers p, c, k. Smaller of p and c?\nAction:"
+    smaller, world = LARGER.replace("larger", "smaller"), make(task="smaller")
+    assert world.reset(options={"prompt_id": smaller})[0].endswith("Smaller of p and c?\nAction:")
     assert world.gold_turns(smaller) == [" get p\n", " get c\n", " answer 17\n"]
-    for value, reward in ((17, 1.0), (40, 0.0), (93, 0.0)):
-        assert played(world, smaller, [f" answer {value}\n"]) == [("", reward, True, False, {})]
-    assert world.num_questions == make(task="larger").num_questions
-    assert next(world.prompt_ids("train", 0)).split(". ")[1].startswith("smaller ")
+    assert [played(world, smaller, [f" answer {value}\n"])[0][1] for value in (17, 40, 93)] == [1.0, 0.0, 0.0]
     assert world.split_of(smaller) == world.split_of(LARGER)
     with pytest.raises(ValueError, match="num_turns = 2; expected at least 3"):
         make(task="smaller", num_turns=2)
@@ -61,16 +56,6 @@ def test_an_unreadable_turn_is_used_up():
     assert played(make(), LARGER, [*turns[:3], "?"])[-1][1:] == (0.0, False, True, {"stop_reason": "unparsable"})
     long = " get p" + " " * MOST_TURN_CHARACTERS + "x\n"
     assert played(make(), LARGER, [long])[0][0] == unknown
-
-
-def test_the_prompt_does_not_tell_and_reading_does():
-    world = make()
-    seen: dict[str, set[str]] = {}
-    for number in range(10, 60):
-        asked = world.reset(options={"prompt_id": f"p={number}, c=99. read p"})[0]
-        seen.setdefault(asked, set()).add(world.step(" get p\n")[0])
-    ((_, told),) = seen.items()  # one prompt
-    assert len(told) == 50
 
 
 @pytest.mark.parametrize(

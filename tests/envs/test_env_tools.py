@@ -100,14 +100,6 @@ def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said
     assert world.step("Answer: 5\n")[1:3] == (1.0, True)
 
 
-def test_tools_are_made_anew_for_each_episode():
-    one, other = playing(), playing()
-    assert one.step("Tool: keep(1)\n")[0] == "Result: [1]\n"
-    assert other.step("Tool: keep(2)\n")[0] == "Result: [2]\n"
-    one.reset(options={"prompt_id": "2 3"})
-    assert one.step("Tool: keep(3)\n")[0] == "Result: [3]\n"
-
-
 @pytest.mark.parametrize("turn", ["Tool: hang(60.0)\n", "Tool: fail('late')\n"])
 def test_a_late_call_ends_the_episode(turn):
     start = time.monotonic()

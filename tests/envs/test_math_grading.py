@@ -68,26 +68,23 @@ def test_hostile_answers_end_in_time_and_earn_nothing(name, tmp_path):
     assert not touched.exists()
 
 
-@pytest.mark.parametrize(("formula", "expected"), [
-    ("10000000!", True), ("3001!", True), ("3000!", False), ("20!", False), ("(10^7)!", True), ("{10^{7}}!", True),
-    ("5!!", False), ("20!!", True), ("n!", False), ("1,000,000!", True), ("1,000!", False),
-    ("9^9^9", True), ("9^{9^{9}}", True), ("9^{9^{9^{9}}}", True), ("2^{2^3}", False), ("2^{2^{2^2}}", False),
-    ("2^{2^{2^{2^2}}}", True),
-    ("10^{100}", False), ("2^{10000}", False), ("2^{10001}", True), ("x^{99999999}", True), ("9^{-99999}", True),
-    ("(1+x)^{99999999}", True), ("(1+x)^{10}", False), ("e^{x^2}", False), ("x^{2n}", False),
-    ("2^{" + "9" * 900, True),
-    ("1^{1^{999}}", False), ("0^{0}", False),
-    (r"\binom{10^9}{10^8}", True), (r"\binom{10^{9}}{10^{8}}", True), (r"\binom{20}{10}", False),
-    (r"\binom{1000000}{2}", False), (r"\binom{1000000}{999998}", False), (r"\dbinom{99999}{50000}", True),
-    (r"\binom{n}{k}", False), (r"\binom{9^{9^9}}{9^{9^9}}", True),
-    ("(" * 61, True), ("(" * 60 + ")" * 60, False), ("()" * 400, False), ("{" * 500, True),
-    (")" * 900 + "(", False),
-    ("1" * 999, False), ("", False), ("\ud800^\u0664!", False), ("^" * 900, False), ("9^" * 400 + "9", True),
-])  # fmt: skip
-def test_absurd_sizes_by_hand(formula, expected):
+ABSURD = [
+    "10000000!", "3001!", "(10^7)!", "{10^{7}}!", "20!!", "1,000,000!", "9^9^9", "9^{9^{9^{9}}}", "2^{2^{2^{2^2}}}",
+    "2^{10001}", "x^{99999999}", "9^{-99999}", "(1+x)^{99999999}", "2^{" + "9" * 900, r"\binom{10^{9}}{10^{8}}",
+    r"\dbinom{99999}{50000}", r"\binom{9^{9^9}}{9^{9^9}}", "(" * 61, "{" * 500, "9^" * 400 + "9",
+]  # fmt: skip
+FINE = [
+    "3000!", "5!!", "n!", "1,000!", "2^{2^3}", "2^{2^{2^2}}", "10^{100}", "2^{10000}", "(1+x)^{10}", "e^{x^2}",
+    "x^{2n}", "1^{1^{999}}", "0^{0}", r"\binom{20}{10}", r"\binom{1000000}{2}", r"\binom{1000000}{999998}",
+    r"\binom{n}{k}", "(" * 60 + ")" * 60, "()" * 400, ")" * 900 + "(", "1" * 999, "", "\ud800^\u0664!", "^" * 900,
+]  # fmt: skip
+
+
+def test_absurd_sizes_by_hand():
     started = time.thread_time()
-    assert is_absurd(formula) == expected
-    assert time.thread_time() - started < 5
+    assert [formula for formula in ABSURD if not is_absurd(formula)] == []
+    assert [formula for formula in FINE if is_absurd(formula)] == []
+    assert time.thread_time() - started < 10
 
 
 def test_an_absurd_answer_is_not_computed(no_worker):
@@ -131,17 +128,6 @@ def test_a_process_that_dies_between_questions_answers_none_of_them(pool):
             time.sleep(0.01)
         assert pool.ask("x+1", "1+x" if right else "2+x", 30.0) is right
     assert (pool.num_late, pool.num_killed) == (0, 0)
-
-
-@pytest.mark.slow
-def test_a_worker_that_waits_and_does_not_work_is_killed_in_the_end(pool):
-    assert pool.ask("x+1", "1+x", 30.0) is True
-    (worker,) = pool._ready.queue
-    for pid in (worker._process.pid, *processes_below(worker._process.pid)):
-        os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(LateError, match="no reply after 0.9 s"):
-        pool.ask("x+1", "1+x", 0.1)
-    assert worker._process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -192,16 +191,3 @@ def test_what_cannot_be_trained_on_ends_the_run(make: Any) -> None:
         OpenEnv({"url": "ws://127.0.0.1:9/ws", "timeout_s": 3.0}).reset(seed=2)
     with pytest.raises(ValueError, match="url = 'http://127.0.0.1:9'; expected ws://host:port/ws"):
         OpenEnv({"url": "http://127.0.0.1:9"})
-
-
-def test_episodes_at_the_same_time_do_not_mix(make: Any) -> None:
-    def play(seed: int) -> bool:
-        env = make()
-        question, _ = env.reset(seed=seed)
-        env.step(f"{seed}")
-        time.sleep(0.05)
-        ended = env.step(total_of(question))
-        return ended[2] and question == Guess().reset({"seed": seed})["observation"]["said"]["text"]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(play, range(64)))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.envs.sandbox import exchange, seccomp
-from rllib_srl.envs.sandbox.calls import Call, Limits, Returned, SandboxError
+from rllib_srl.envs.sandbox.calls import Call, Limits, Returned
 from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees, probe
-from rllib_srl.envs.sandbox.pool import ENVIRONMENT, NUM_WARM, Pool, close_all, pool_of
+from rllib_srl.envs.sandbox.pool import ENVIRONMENT, close_all, pool_of
 from rllib_srl.envs.sandbox.run import Sandbox
 from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
 from tests.waiting import wait_until
@@ -215,33 +215,6 @@ def test_code_has_no_more_of_what_users_share_than_its_part():
     ours = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     assert signals == (64, 64)
     assert processes == (2 * (ours if ours == resource.RLIM_INFINITY else ours * 3 // 4,))
-
-
-def test_a_fork_has_a_pool_of_its_own(sandbox):
-    sandbox.run("1")
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write, str(sandbox.run("7").value).encode())
-        close_all()
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        assert file.read() == "7"
-    os.waitpid(pid, 0)
-    assert sandbox.run("8").value == "8"
-
-
-def test_closing_ends_every_process():
-    pool = Pool()
-    with pool.worker():
-        assert wait_until(lambda: len(processes_below(pool._process.pid)) >= NUM_WARM)
-        processes = [pool._process.pid, *processes_below(pool._process.pid)]
-    assert len(processes) >= 1 + NUM_WARM
-    pool.close()
-    assert still_alive(processes) == []
-    with pytest.raises(SandboxError, match="closed"), pool.worker():
-        pass
 
 
 SCRIPT = """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import gymnasium
 import pytest
 
-from rllib_srl.curriculum.prompts import PromptSource
-from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.wrappers.self_iteration import ASKED, SelfIteration, improvement
 
 COMPARE = "rllib_srl.envs.math.compare:Compare"
@@ -113,17 +109,6 @@ def test_an_improvement_is_paid_for_what_was_missing():
     plain = SelfIteration({"world": f"{__name__}:Steady"})
     plain.reset(options={"prompt_id": "q", "history": ["0.5"], "step": "improve"})
     assert plain.step("0.75")[1] == 0.75
-
-
-def test_prompts_domain_and_gold_turns_are_the_inner_worlds():
-    world, inner = make(), Compare({"num_shots": 0})
-    for split in ("train", "heldout"):
-        assert list(islice(world.prompt_ids(split, 3), 20)) == list(islice(inner.prompt_ids(split, 3), 20))
-    assert (world.domain, world.stop_strings) == (inner.domain, inner.stop_strings)
-    (gold,) = world.gold_turns(PROMPT_ID)
-    assert played(world, gold) == played(world, gold, history=[" 17\n"], step="improve") == (1.0, True, {})
-    (prompt,) = PromptSource({"again": lambda config: make()}, {}, {"again": 1.0}, seed=0).draw(1)
-    assert (prompt.env_id, prompt.domain, prompt.history, prompt.step) == ("again", "compare", (), "")
 
 
 @pytest.mark.parametrize(("options", "message"), [

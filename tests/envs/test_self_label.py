@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.common.environments import check_world, resolve
+from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, settle, to_group
@@ -90,20 +89,6 @@ def test_worlds_without_votes_compare_the_text_after_the_last_answer():
     assert plain_vote([], ("\n",)) is None
     nested = SelfLabel({"world": "self_iteration", "world_config": {"world": COMPARE}})
     assert nested.settle_group(PROMPT_ID, [["By size. Answer: 93\n"], [" 93\n"], [" 17\n"]]) == [1.0, 1.0, 0.0]
-
-
-def test_an_episode_is_the_inner_worlds():
-    world, inner = make(), Compare({"num_shots": 0})
-    check_world(world, "self_label")
-    assert world.reset(seed=4) == inner.reset(seed=4)
-    assert world.step(" 1\n") == inner.step(" 1\n")
-    options = {"prompt_id": PROMPT_ID}
-    world.reset(options=options)
-    assert world.step(world.gold_turns(PROMPT_ID)[0]) == ("", 1.0, True, False, {})  # what evaluation reports
-    assert (world.domain, world.stop_strings) == (inner.domain, inner.stop_strings)
-    assert world.split_of(PROMPT_ID) == inner.split_of(PROMPT_ID)
-    (prompt,) = PromptSource({"w": lambda config: make()}, {}, {"w": 1.0}, seed=0).draw(1)
-    assert prompt.domain == "compare"
 
 
 @pytest.mark.parametrize("outer", ["self_label", "self_iteration"])

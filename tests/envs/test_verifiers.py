@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rllib_srl.common.import_paths import functions_in, with_whole_paths
 from rllib_srl.envs.agents import loops, verifiers_env
 from rllib_srl.envs.agents.endpoint import Ended, endpoint
 from rllib_srl.envs.agents.environment import AgentError
@@ -76,21 +73,6 @@ def test_a_taskset_by_value(taskset: Any) -> None:
             assert [one["content"] for one in said] == ([f" {number}", "\nWrong. Try again.\nAnswer:"] if said else [])
         got, is_over = env.answer_call(answer, "stop", 3, 1)[1:3] if wrong < 3 else (0.0, is_over)
         assert is_over and got == reward
-
-
-@needs_tasksets
-def test_rollouts_of_a_taskset_at_the_same_time_do_not_mix(taskset: Any) -> None:
-    def play(number: int) -> bool:
-        env = taskset(num_tries=2)
-        prompt_id = [*env.prompt_ids("train", 1)][number]
-        data = env._loaded._tasks[prompt_id].data
-        first = asked(env.reset(options={"prompt_id": prompt_id})[1])["messages"]
-        second = asked(env.answer_call(f"no {number}", "stop", 3, 1)[4])["messages"]
-        is_own = first[0]["content"] == data.prompt and second[1]["content"] == f"no {number}"
-        return is_own and env.answer_call(data.answer, "stop", 3, 1)[1] == 0.5
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(play, range(24)))
 
 
 @needs_tasksets
@@ -197,14 +179,6 @@ def test_the_wrong_version_is_named(monkeypatch: pytest.MonkeyPatch, found: str 
     monkeypatch.setattr(verifiers_env, "version", version)
     with pytest.raises(ValueError, match=message):
         Verifiers({"load": "x"})
-
-
-def test_what_is_loaded_counts_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    settings = {"verifiers": {"load": "mine.py:make", "args": {"n": 3}}}
-    assert with_whole_paths(settings)["verifiers"]["load"] == f"{tmp_path}{os.sep}mine.py:make"
-    assert functions_in(settings) == ["mine.py:make"] and functions_in({"load": "gsm8k"}) == ["gsm8k"]
 
 
 def test_rewards_are_scaled() -> None:
