@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,14 +32,22 @@ ANSWER_S = 60.0  # to fetch a result that is there
 Restore = Callable[[dict[int, Failure]], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launched:
-    """A group that was launched and has not been taken."""
+    """A group that was launched and has not been taken. Invariant: it ends on the runner that it was launched on."""
 
     group_id: str
     prompt: Prompt
-    size: int  # episodes
-    is_revisit: bool
+    runner_id: int
+    arguments: PlayArguments  # of its launch, which may have launched others too
+    is_begun: bool = False  # by the runner in its present life
+    num_lost: int = 0  # how often its runner was lost
+    batch: RunnerBatch | None = None  # once it has ended
+
+    @property
+    def is_revisit(self) -> bool:
+        """Return whether its prompt comes from the memory."""
+        return self.group_id in self.arguments.get("revisits", ())
 
 
 class RolloutsAhead:
@@ -61,14 +68,9 @@ class RolloutsAhead:
         self.version = 0  # of the weights; changed by the main thread while the runners are at rest
         self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
         self._changed = threading.Condition()
-        self._outstanding: dict[str, Launched] = {}  # in the order of their launch
-        self._runner_of: dict[str, int] = {}  # of the groups that have not ended
-        self._to_begin: dict[int, list[str]] = {}  # group ids by runner
-        self._arguments: dict[int, PlayArguments] = {}  # of the newest launch on each runner
-        self._ended: dict[str, RunnerBatch] = {}
+        self._groups: dict[str, Launched] = {}  # by id, in the order of their launch
         self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and when it is lost
         self._lost: dict[int, Failure] = {}
-        self._tries: Counter[str] = Counter()
         self._error: Exception | None = None
         self._wanted = self._num_at_rest = 0
         self._is_closed = False
@@ -84,15 +86,12 @@ class RolloutsAhead:
     def outstanding(self) -> list[Launched]:
         """Return the groups that were launched and not taken, in the order of their launch."""
         with self._changed:
-            return list(self._outstanding.values())
+            return list(self._groups.values())
 
     def loads(self) -> dict[int, int]:
         """Return runner id -> number of its episodes whose groups have not ended."""
         with self._changed:
-            loads = dict.fromkeys(self._runners.ids, 0)
-            for group_id, runner_id in self._runner_of.items():
-                loads[runner_id] += self._outstanding[group_id].size
-            return loads
+            return {i: sum(one.arguments["group_size"] for one in self._unended(i)) for i in self._runners.ids}
 
     def launch(self, runner_id: int, arguments: PlayArguments) -> None:
         """Let a runner play new groups; it begins with them in its next slice.
@@ -102,12 +101,8 @@ class RolloutsAhead:
             arguments: of `LLMEnvRunner.play_groups`.
         """
         with self._changed:
-            revisits, size = arguments.get("revisits", ()), arguments["group_size"]
             for group_id, prompt in arguments["prompts"].items():
-                self._outstanding[group_id] = Launched(group_id, prompt, size, group_id in revisits)
-                self._runner_of[group_id] = runner_id
-            self._to_begin.setdefault(runner_id, []).extend(arguments["prompts"])
-            self._arguments[runner_id] = arguments
+                self._groups[group_id] = Launched(group_id, prompt, runner_id, arguments)
             self._changed.notify_all()
 
     def take(self, num: int, restore: Restore) -> list[RunnerBatch]:
@@ -124,22 +119,21 @@ class RolloutsAhead:
             ActorFailure: the same group was lost `max_tries` times, or the groups did not end in time.
             Exception: raised by a runner or by `restore`.
         """
-        num = min(num, len(self._outstanding))
+        num = min(num, len(self._groups))
         with self._changed:
             self._wanted = num
         start = time.monotonic()
         try:
-            self._wait(lambda: len(self._ended) >= num, f"{num} groups did not end", restore)
+            self._wait(lambda: len(self._ended()) >= num, f"{num} groups did not end", restore)
         finally:
             self._waited_s += time.monotonic() - start
             with self._changed:
                 self._wanted = 0
         with self._changed:
-            first = [group_id for group_id in self._outstanding if group_id in self._ended][:num]
-            for group_id in first:
-                del self._outstanding[group_id]
-                self._tries.pop(group_id, None)
-            batches = [self._ended.pop(group_id) for group_id in first]
+            taken = self._ended()[:num]
+            for one in taken:
+                del self._groups[one.group_id]
+            batches = [one.batch for one in taken if one.batch is not None]
             if batches:
                 names = ("engine_s", "environment_s")
                 spent = self._seconds.values()
@@ -149,7 +143,7 @@ class RolloutsAhead:
 
     def finish(self, restore: Restore) -> None:
         """Wait until all outstanding groups have ended; `take` returns them later. See `take`."""
-        self._wait(lambda: len(self._ended) == len(self._outstanding), "groups did not end", restore)
+        self._wait(lambda: len(self._ended()) == len(self._groups), "groups did not end", restore)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -193,8 +187,7 @@ class RolloutsAhead:
         """Drop all outstanding groups, on the runners too."""
         with self.at_rest():
             with self._changed:
-                for mapping in (self._outstanding, self._runner_of, self._to_begin, self._ended, self._tries):
-                    mapping.clear()
+                self._groups.clear()
                 alive = [i for i in self._runners.ids if i not in self._lost]
             lost = self._runners.drop_play(alive, self._timeout_s)
         with self._changed:
@@ -239,19 +232,24 @@ class RolloutsAhead:
         num = 0
         with self._changed:
             for runner_id, failure in runners.items():
-                again = [group_id for group_id, own in self._runner_of.items() if own == runner_id]
-                self._tries.update(again)
-                worst = max(again, key=self._tries.__getitem__, default=None)
-                if worst is not None and self._tries[worst] >= self._max_tries:
+                again = self._unended(runner_id)
+                for one in again:
+                    one.is_begun, one.num_lost = False, one.num_lost + 1
+                if any(one.num_lost >= self._max_tries for one in again):
                     raise ActorFailure(
                         f"{len(again)} prompts could not be played in {self._max_tries} attempts: "
                         f"runner {runner_id} {failure.reason}"
                     )
                 num += len(again)
-                self._to_begin[runner_id] = again
                 self._lost.pop(runner_id, None)
             self._changed.notify_all()
         return num
+
+    def _unended(self, runner_id: int) -> list[Launched]:
+        return [one for one in self._groups.values() if one.runner_id == runner_id and one.batch is None]
+
+    def _ended(self) -> list[Launched]:
+        return [one for one in self._groups.values() if one.batch is not None]
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -271,7 +269,8 @@ class RolloutsAhead:
                 if not self._num_at_rest and self._error is None:
                     self._start_slices()
                 if not self._in_slice:
-                    self._changed.wait(POLL_S if self._runner_of and not self._num_at_rest else None)
+                    is_playing = len(self._ended()) < len(self._groups)
+                    self._changed.wait(POLL_S if is_playing and not self._num_at_rest else None)
                     continue
                 pending = {one.answer: one for one, _ in self._in_slice.values()}
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_S)
@@ -284,12 +283,12 @@ class RolloutsAhead:
             if runner_id in self._in_slice or runner_id in self._lost:
                 continue
             new = self._take_new(runner_id)
-            if runner_id not in self._runner_of.values():
+            if not self._unended(runner_id):
                 self._idle_since.setdefault(runner_id, time.monotonic())
                 continue
             if (since := self._idle_since.pop(runner_id, None)) is not None:
                 self._spend(runner_id, {"idle_s": time.monotonic() - since})
-            missing = max(0, self._wanted - len(self._ended))
+            missing = max(0, self._wanted - len(self._ended()))
             enough = -(-missing // len(self._runners.ids))
             how = (self.version, self._slice_s, enough, new)
             pending = self._runners.start_slice(runner_id, *how)
@@ -297,15 +296,14 @@ class RolloutsAhead:
 
     def _take_new(self, runner_id: int) -> PlayArguments | None:
         """Return the arguments of the groups that a runner is to begin, None without any."""
-        groups = [self._outstanding[group_id] for group_id in self._to_begin.pop(runner_id, ())]
+        groups = [one for one in self._unended(runner_id) if not one.is_begun]
         if not groups:
             return None
-        own: PlayArguments = {
-            **self._arguments[runner_id],
-            "prompts": {one.group_id: one.prompt for one in groups},
-            "revisits": frozenset(one.group_id for one in groups if one.is_revisit),
-        }
-        return own
+        for one in groups:
+            one.is_begun = True
+        prompts = {one.group_id: one.prompt for one in groups}
+        revisits = frozenset(one.group_id for one in groups if one.is_revisit)
+        return {**groups[-1].arguments, "prompts": prompts, "revisits": revisits}
 
     def _end_slice(self, pending: PendingSlice) -> None:
         played: Slice | Failure
@@ -327,10 +325,9 @@ class RolloutsAhead:
         """Keep the batches of a slice; a runner that has not the groups it should have is lost."""
         self._spend(runner_id, played.seconds)
         for group_id, batch in played.batches.items():
-            if self._runner_of.pop(group_id, None) is not None:
-                self._ended[group_id] = batch
-        unbegun = len(self._to_begin.get(runner_id, ()))
-        expected = sum(own == runner_id for own in self._runner_of.values()) - unbegun
+            if group_id in self._groups:
+                self._groups[group_id].batch = batch
+        expected = sum(one.is_begun for one in self._unended(runner_id))
         if played.num_unfinished != expected:
             reason = f"plays {played.num_unfinished} groups instead of {expected}"
             self._lost[runner_id] = Failure(reason, is_silent=False)

@@ -40,7 +40,7 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
         for _ in range(7):
             version = algo.version
             # However slow a runner is at the moment: what is in play has ended.
-            assert wait_until(lambda: len(algo.rollouts.ahead._ended) == len(algo.rollouts.ahead.outstanding), 120)
+            assert wait_until(lambda: all(one.batch for one in algo.rollouts.ahead.outstanding), 120)
             result = algo.train()
             lags += [lag_of(meta, version) for meta in iterations[-1].metas]
             assert len(iterations[-1].metas) == result["env_runners"]["num_groups"] == P
