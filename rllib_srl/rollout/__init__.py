@@ -1,10 +1,10 @@
 """Rollout: play prompts to episodes and collect the episodes of a prompt in a group.
 
-    play(episodes, engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
+    Player(engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
 
 `rollouts`      all runners as one, `ahead` with `max_lag`; `runner_group` the calls to them; `batches` what they return
 `env_runner`    the EnvRunner with an engine; `groups_in_play` with `max_lag`
-`player`        the event loop of `play`
+`player`        the event loop
 `episodes`      an episode from its first token to its place in a group; `conversations` of an agent
 `env_calls`     the threads that environments run in, and rewards that depend on the whole group
 `replies`       validation of an environment's replies
@@ -13,7 +13,7 @@
 
 from rllib_srl.rollout.env_calls import EnvCalls, settle
 from rllib_srl.rollout.episodes import LiveEpisode, to_group
-from rllib_srl.rollout.player import Limits, play
+from rllib_srl.rollout.player import Limits
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, Transcript, make_transcript
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "RawTranscript",
     "Transcript",
     "make_transcript",
-    "play",
     "settle",
     "to_group",
 ]

@@ -112,7 +112,7 @@ class GroupsInPlay:
             The groups that have ended, in the order in which they did.
 
         Raises:
-            Exception: as `player.play`; call `close` then.
+            Exception: as `Player.advance`; call `close` then.
         """
         ended: list[GroupInPlay] = []
         for episode in self._player.advance(until):

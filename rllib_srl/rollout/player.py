@@ -16,8 +16,8 @@ An environment whose agent calls the policy itself (`Reply.ask`) takes the same 
 
 Every `LiveEpisode` yields exactly one episode, in order of completion, whatever its `StopReason`.
 
-    for episode in play(episodes, ...)                            to the end
-    player.add(episodes, deadline_s); player.advance(until)       in slices, with new episodes between them
+    player.add(episodes, deadline_s)
+    for episode in player.advance(until)        in slices, with new episodes between them, or to the end
 """
 
 from __future__ import annotations
@@ -103,52 +103,6 @@ class Limits:
     max_concurrent: int | None = None  # concurrent episodes, and so environment instances; None = all
 
 
-def play(
-    episodes: Sequence[LiveEpisode],
-    *,
-    engine: TurnWriter,
-    worlds: Mapping[str, Callable[[], Any]],
-    transcript: Transcript,
-    sampling: Sampling,
-    limits: Limits,
-    calls: EnvCalls,
-    deadline_s: float,
-    seconds: dict[str, float] | None = None,
-) -> Iterator[SingleAgentEpisode]:
-    """Play every episode and yield it as soon as it has ended.
-
-    Args:
-        episodes: the episodes to play, none of them played before; started in this order and changed in place.
-        engine: generates the turns; it must have no other requests.
-        worlds: environment id -> a function that makes an instance.
-        transcript: text <-> tokens.
-        sampling: temperature and further stop strings; `max_tokens` is set per turn from `limits`.
-        limits: the limits of an episode.
-        calls: the threads environments run in, and their idle instances.
-        deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
-        seconds: filled with `engine_s`, the time in the engine, and `environment_s`, the time in which the engine
-            was idle because every episode waited for its environment.
-
-    Raises:
-        ValueError: at once, for an unknown environment.
-        TooManyHangingCallsError: see `EnvCalls.poll`.
-        RunEndedError: an environment raised an exception with `ends_run`.
-        ProcessBrokenError: the engine cannot be used any further.
-    """
-    player = Player(
-        engine=engine,
-        worlds=worlds,
-        transcript=transcript,
-        sampling=sampling,
-        limits=limits,
-        calls=calls,
-        is_ordered=engine.is_reproducible,
-        seconds={} if seconds is None else seconds,
-    )
-    player.add(episodes, deadline_s)
-    return player.to_the_end()
-
-
 @dataclass(eq=False)
 class Player:
     """The event loop: plays the episodes that it was given, to the end or in slices.
@@ -156,14 +110,14 @@ class Player:
     Invariant: a live episode is in `writing` (the engine has its request), in `ready`, or has one open call.
     """
 
-    engine: TurnWriter
-    worlds: Mapping[str, Callable[[], Any]]
+    engine: TurnWriter  # it must have no other requests
+    worlds: Mapping[str, Callable[[], Any]]  # environment id -> a function that makes an instance
     transcript: Transcript
-    sampling: Sampling
+    sampling: Sampling  # temperature and further stop strings; `max_tokens` is set per turn from `limits`
     limits: Limits
-    calls: EnvCalls
+    calls: EnvCalls  # the threads environments run in, and their idle instances
     is_ordered: bool  # step the engine only while no environment call is open; see `_advance`
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # engine_s; environment_s, while every episode waits for its environment
     waiting: deque[LiveEpisode] = field(default_factory=deque)
     live: set[LiveEpisode] = field(default_factory=set)
     writing: dict[str, LiveEpisode] = field(default_factory=dict)
@@ -178,7 +132,9 @@ class Player:
         self._samplings: dict[tuple[Any, ...], Sampling] = {}
 
     def add(self, episodes: Sequence[LiveEpisode], deadline_s: float) -> None:
-        """Queue new episodes; those that are unfinished `deadline_s` seconds from now end as ABORTED.
+        """Queue new episodes, to be started in this order and changed in place.
+
+        Those that are unfinished `deadline_s` seconds from now end as ABORTED.
 
         Raises:
             ValueError: an unknown environment; nothing was queued.
@@ -199,21 +155,16 @@ class Player:
         """Return how many episodes have not ended, started or not."""
         return len(self.waiting) + len(self.live)
 
-    def to_the_end(self) -> Iterator[SingleAgentEpisode]:
-        """Play and yield all episodes, then `close`, also if the caller stops iterating."""
-        try:
-            yield from self.advance()
-        finally:
-            self.close()
-
     def advance(self, until: float = math.inf) -> Iterator[SingleAgentEpisode]:
         """Play until no episode is left or the monotonic clock shows `until`; yield each episode as it ends.
 
         A slice, which has a finite `until`, also ends once every episode has waited for its environment for `_REST_S`:
-        new episodes and new weights need not wait for the rest of it.
+        new episodes and new weights need not wait for the rest of it. Call `close` after an exception.
 
         Raises:
-            ValueError, TooManyHangingCallsError, RunEndedError: see `play`; call `close` then.
+            TooManyHangingCallsError: see `EnvCalls.poll`.
+            RunEndedError: an environment raised an exception with `ends_run`.
+            ProcessBrokenError: the engine cannot be used any further.
         """
         self._until = until
         yield from self._take_ended()  # the caller may have stopped iterating

@@ -41,7 +41,7 @@ _ROLES = ("assistant", "model", "bot")  # the policy's, as templates name it
 
 
 class Transcript(ABC):
-    """The conversion of text to tokens that `play` uses."""
+    """The conversion of text to tokens that a player uses."""
 
     end_of_turn_id: int | None
     end_ids: tuple[int, ...] = ()  # tokens that end a turn besides the model's own, for `Sampling.end_ids`

@@ -17,9 +17,8 @@ from rllib_srl.engine.protocol import Sampling
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, settle, to_group
-from rllib_srl.rollout.player import play
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World, make_tokenizer
+from tests.rollout.fakes import ScriptedEngine, World, make_tokenizer, play
 from tests.small_worlds import small_config, watch
 
 COMPARE = "rllib_srl.envs.math.compare:Compare"

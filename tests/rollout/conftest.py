@@ -13,8 +13,7 @@ import pytest
 
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
-from rllib_srl.rollout.player import play
-from tests.rollout.fakes import World, make_tokenizer
+from tests.rollout.fakes import World, make_tokenizer, play
 
 
 @pytest.fixture(scope="session")

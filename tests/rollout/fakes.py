@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +12,7 @@ import numpy as np
 
 from rllib_srl.engine.protocol import EngineError, Sampling, Turn
 from rllib_srl.rollout import LiveEpisode
+from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt
 
 CHATML = (
@@ -182,6 +183,20 @@ def misbehave(mischief: str, place: str) -> None:
             time.sleep(0.001)
         except Exception:
             continue
+
+
+def play(episodes: Sequence[LiveEpisode], *, deadline_s: float, **given: Any) -> Iterator[Any]:
+    """Play episodes to their end, and close the player then, or when the caller stops iterating."""
+    player = Player(is_ordered=given["engine"].is_reproducible, seconds={}, **given)
+    player.add(episodes, deadline_s)
+
+    def ended() -> Iterator[Any]:
+        try:
+            yield from player.advance()
+        finally:
+            player.close()
+
+    return ended()
 
 
 def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", history: tuple[str, ...] = ()):
