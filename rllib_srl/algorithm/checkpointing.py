@@ -118,7 +118,7 @@ class SavedAlgorithm(Algorithm):
         own["callbacks"] = states_of(self)
         if self.retention:
             own["retention"] = self.retention.get_state()
-        if self.config.is_sharded:  # RLlib reads the full state from one learner
+        if self.config.fsdp:  # RLlib reads the full state from one learner
             self.learners.gather(self.config.sync_timeout_s)
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
             own["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")

@@ -423,11 +423,6 @@ class SRLConfig(AlgorithmConfig):
     def _env_id(self) -> str:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"
 
-    @property
-    def is_sharded(self) -> bool:
-        """Return whether weights are sharded over the learners (`fsdp`)."""
-        return bool(self.fsdp)
-
     def model_dir(self) -> Path:
         """Return the directory of the model."""
         return local_model(self.model_config["model"])

@@ -312,7 +312,7 @@ class SRL(SavedAlgorithm):
     def _look_back(self, it: Iteration, is_updated: bool) -> list[str]:
         """Pass on what only the learner knows, and what was played; return the domains whose stage has ended."""
         if is_updated and it.reused:
-            self.memory.look_back(it.reused, self.learners.reuse_report(self.config.sync_timeout_s), it.now)
+            self.memory.look_back(it.reused, self.learners.num_left_out(self.config.sync_timeout_s), it.now)
         if is_updated and self.retention:
             self.report.retention(*self.retention.keep(it.now))
         ended = self.curriculum.end(it.plan, it.groups)

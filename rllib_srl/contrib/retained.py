@@ -66,7 +66,7 @@ class FromStart(GRPOTorchLearner):
         Raises:
             ValueError: the weights are sharded.
         """
-        if self.config.is_sharded:
+        if self.config.fsdp:
             raise ValueError("contrib.retained:FromStart with fsdp; expected whole weights on each learner")
         super().build()
         policy = self.policy

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,14 +35,13 @@ from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients
 from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
 from rllib_srl.learner.objective import (
     SUMS,
-    GroupDiagnostics,
     Sums,
     first_pass,
     played_loss,
     reused_loss,
     statistics,
 )
-from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy
+from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy, Home
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
 from rllib_srl.learner.sharding import clipped_shards, most, norm_of_shards, summed_shards
@@ -88,11 +88,10 @@ class GRPOTorchLearner(TorchLearner):
         config, device = self.config, self._device
         self.settings = settings = config.loss_settings()
         # Without `fsdp` all learners have whole weights, and only one is called.
-        self._is_sharded = config.is_sharded
-        self._is_first = not self._is_sharded or torch.distributed.get_rank() == 0
-        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.is_sharded)
-        home = config.is_sharded, config.offload_frozen
-        self.frozen = FrozenPolicies(self.policy, device, config.compute_dtype, *home)
+        self._is_first = not config.fsdp or torch.distributed.get_rank() == 0
+        self.scorer = Scorer(self.policy, device, config.compute_dtype, config.fsdp)
+        home = Home(device, config.compute_dtype, config.fsdp, config.offload_frozen)
+        self.frozen = FrozenPolicies(self.policy, home)
         self.reference = self.frozen.load() if settings.needs_reference else None
         self.regularisers = None
         if named := config.made_regularisers():
@@ -100,13 +99,14 @@ class GRPOTorchLearner(TorchLearner):
             from rllib_srl.learner.regularisers.rule import Training
 
             parameters = dict(self.policy.saved_parameters())
-            of_run = (config.num_learners, config.is_sharded, self.frozen.load)
+            of_run = (config.num_learners, config.fsdp, self.frozen.load)
             own = Training(self.policy, parameters, self.scorer, device, *of_run)
             self.regularisers = Regularisers(named, own)
-        self._state = TrainingState(self.policy, self._named_optimizers, device, config.is_sharded, self._is_first)
+        self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
         self._sender = WeightSender(self.model, config.compute_dtype, self._is_first, config.sends_adapter())
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
-        self._diagnostics = GroupDiagnostics([])
+        self._group_of_B: list[str] = []  # group id by `Episode.index`
+        self._left_out: Counter[str] = Counter()  # reused episodes beyond `replay_max_logp_gap`, by group id
         self._is_saved = False
         self._save_error: Exception | None = None
         is_exact = config.prefix_sharing and is_sharing_exact(self.scorer.score, self.model, config.max_episode_tokens)
@@ -163,7 +163,8 @@ class GRPOTorchLearner(TorchLearner):
             for frozen in self.frozen.loaded.values():
                 stack.enter_context(frozen.on_device())
             groups = shard.groups()
-            self._diagnostics = GroupDiagnostics(groups)
+            self._group_of_B = [group.group_id for group in groups for _ in range(group.size)]
+            self._left_out.clear()
             episodes = episodes_of(groups, shard.advantages, shard.scales)
             if self.regularisers is not None:
                 self.regularisers.begin(groups, shard.origins)
@@ -202,7 +203,7 @@ class GRPOTorchLearner(TorchLearner):
 
         A collective: call it before the passes, which are collectives themselves.
         """
-        return most(num_passes, self._device) - num_passes if self._is_sharded else 0
+        return most(num_passes, self._device) - num_passes if self.config.fsdp else 0
 
     def _run_empty_of_reference(self, num_empty: int, also_others: bool = False) -> None:
         """Run passes of sharded frozen policies for other learners, which have more micro-batches.
@@ -228,7 +229,7 @@ class GRPOTorchLearner(TorchLearner):
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        if self._is_sharded:
+        if self.config.fsdp:
             self._state.forget_gathered()
         sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
@@ -297,8 +298,7 @@ class GRPOTorchLearner(TorchLearner):
         if self.retention is not None:
             self.retention.keep(one, fwd_out)
         if one["is_reused"]:
-            noted = (one["episode"], one["prox_logp"], one["behaviour_logp"], one["is_kept"])
-            self._diagnostics.add_drift(*(each.cpu().numpy() for each in noted))
+            self._left_out.update(self._group_of_B[b] for b in one["episode"][~one["is_kept"]].unique().tolist())
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
@@ -316,10 +316,10 @@ class GRPOTorchLearner(TorchLearner):
 
     def _summed_gradients(self) -> list[torch.Tensor]:
         own = gradients_of(self._params.values())
-        return summed_shards(own) if self.config.is_sharded else summed(own, self.config.num_learners)
+        return summed_shards(own) if self.config.fsdp else summed(own, self.config.num_learners)
 
     def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        return norm_of_shards(gradients) if self.config.is_sharded else norm(gradients)
+        return norm_of_shards(gradients) if self.config.fsdp else norm(gradients)
 
     def _sums_over_learners(self, sums: Sums) -> dict[str, float]:
         values = torch.tensor([float(value) for value in sums.values()], dtype=torch.float64, device=self._device)
@@ -328,7 +328,7 @@ class GRPOTorchLearner(TorchLearner):
 
     def postprocess_gradients(self, gradients_dict: dict[str, Any]) -> dict[str, Any]:
         """Clip as RLlib does, and log the norm by its name; with `fsdp` by the global norm over all shards."""
-        if self.config.is_sharded:
+        if self.config.fsdp:
             norm = float(norm_of_shards(list(gradients_dict.values())))
             self._log("gradients_default_optimizer_global_norm", norm)
             return clipped_shards(gradients_dict, norm, self.config.grad_clip)
@@ -346,15 +346,9 @@ class GRPOTorchLearner(TorchLearner):
 
     # --- between updates ------------------------------------------------------------------------
 
-    def reuse_report(self) -> dict[str, dict[str, float]]:
-        """Return and clear the diagnostics of the last update's reused groups.
-
-        Returns:
-            By group id, for the reused groups of this learner's shard: `drift`, mean |prox_logp - behaviour_logp|, and
-            `nll`, mean -prox_logp, over its loss tokens in nats; `num_over_gap`, number of episodes above
-            `replay_max_logp_gap`.
-        """
-        return self._diagnostics.take_drift()
+    def num_left_out(self) -> dict[str, int]:
+        """Return how many episodes of each reused group the last update left out, by group id; see `first_pass`."""
+        return dict(self._left_out)
 
     def take_targets(self) -> list[Target]:
         """Return and clear the targets of this learner's right answers in the last update."""
@@ -429,10 +423,10 @@ class GRPOTorchLearner(TorchLearner):
             self.regularisers.set_state(state.get("regularisers", {}))
 
     def _get_optimizer_state(self) -> dict[str, Any]:
-        return self._state.gathered_optimizers() if self.config.is_sharded else super()._get_optimizer_state()
+        return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()
 
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
-        if self.config.is_sharded:
+        if self.config.fsdp:
             self._state.set_gathered_optimizers(state)
         else:
             super()._set_optimizer_state(state)

@@ -59,7 +59,7 @@ def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> N
         add_adapters(policy.model, config.adapter_spec(), config.seed or 0)
     if config.activation_checkpointing:
         policy.checkpoint_activations(offload=config.activation_checkpointing == "offload")
-    if config.is_sharded:
+    if config.fsdp:
         shard(policy, policy.model, device, config.fsdp_gather_dtype)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,43 +43,35 @@ class Root(torch.nn.Module):
         return token_logps(self.model, batch)
 
 
+class Home(NamedTuple):
+    """How frozen policies are held; see the module."""
+
+    device: torch.device  # on which they score
+    compute_dtype: str  # "float32" or "bfloat16"
+    is_sharded: bool = False
+    is_offloaded: bool = False
+
+
 class FrozenPolicy:
     """A policy that scores tokens: a model of its own, or the policy in training with its adapters off.
 
     Invariant: equal on all learners, or sharded over them; it never gets a gradient.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        device: torch.device,
-        compute_dtype: str,
-        is_sharded: bool = False,
-        is_offloaded: bool = False,
-    ) -> None:
-        """Set the model.
-
-        Args:
-            model: whole; sharded in place with `is_sharded`.
-            device: where it scores.
-            compute_dtype: "float32" or "bfloat16".
-            is_sharded: see the module.
-            is_offloaded: see the module; the model is in host memory.
-        """
-        self.model = model
-        self._device, self._compute_dtype, self._is_sharded = device, compute_dtype, is_sharded
-        self._is_copied = is_offloaded and not is_sharded
-        self._copies: dict[str, torch.Tensor] = {}  # of the weights, on the device
+    def __init__(self, model: torch.nn.Module, home: Home) -> None:
+        """Set the model, which is whole and, if it is offloaded, in host memory; it is sharded in place."""
+        self.model, self._home = model, home
+        self._copies: dict[str, torch.Tensor] = {}  # of offloaded weights, on the device
         self._root: Any = Root(model)  # FSDP2 adds methods
-        if is_sharded:
-            shard(self._root, model, device, compute_dtype, is_offloaded)
+        if home.is_sharded:
+            shard(self._root, model, home.device, home.compute_dtype, home.is_offloaded)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
         """Copy offloaded weights to the device for the block."""
-        if self._is_copied:
+        if self._home.is_offloaded and not self._home.is_sharded:
             named = [*self._root.named_parameters(), *self._root.named_buffers()]
-            self._copies = {name: one.to(self._device) for name, one in named}
+            self._copies = {name: one.to(self._home.device) for name, one in named}
         try:
             yield
         finally:
@@ -94,11 +86,11 @@ class FrozenPolicy:
 
         A collective if the policy is sharded: all learners must run equally many. Call it inside `on_device`.
         """
-        with torch.no_grad(), autocast(self._device, self._compute_dtype), adapters_off(self.model):
+        with torch.no_grad(), autocast(self._home.device, self._home.compute_dtype), adapters_off(self.model):
             out: dict[str, torch.Tensor] = (
                 functional_call(self._root, self._copies, (batch,)) if self._copies else self._root(batch)
             )
-        if self._is_sharded:
+        if self._home.is_sharded:
             self._root.reshard()  # FSDP2 keeps gathered weights until a backward pass
         return out
 
@@ -124,25 +116,9 @@ class FrozenPolicy:
 class FrozenPolicies:
     """The frozen policies of one learner. Invariant: each is loaded once."""
 
-    def __init__(
-        self,
-        policy: CausalLMModule,
-        device: torch.device,
-        compute_dtype: str,
-        is_sharded: bool = False,
-        is_offloaded: bool = False,
-    ) -> None:
-        """Begin without any.
-
-        Args:
-            policy: starts to train.
-            device: of `FrozenPolicy`, as the others.
-            compute_dtype: see there.
-            is_sharded: see there.
-            is_offloaded: see there.
-        """
-        self._policy, self._device, self._compute_dtype = policy, device, compute_dtype
-        self._is_sharded, self._is_offloaded = is_sharded, is_offloaded
+    def __init__(self, policy: CausalLMModule, home: Home) -> None:
+        """Begin without any, beside a policy that starts to train."""
+        self._policy, self._home = policy, home
         self.loaded: dict[str, FrozenPolicy] = {}  # by source
 
     def load(self, source: str = START) -> FrozenPolicy:
@@ -156,9 +132,9 @@ class FrozenPolicies:
         return self.loaded[source]
 
     def _made(self, source: str) -> FrozenPolicy:
-        policy, device, compute_dtype = self._policy, self._device, self._compute_dtype
+        policy, home = self._policy, self._home
         if source == START and has_adapters(policy.model):
-            return FrozenPolicy(policy.model, device, compute_dtype)
+            return FrozenPolicy(policy.model, Home(home.device, home.compute_dtype))
         # From the model's own files, so that a restored run keeps the reference of the first run.
         is_own = source == START or is_checkpoint(source)
         module = CausalLMModule(model_config=policy.model_config if is_own else {"model": source})
@@ -169,11 +145,11 @@ class FrozenPolicies:
             # Both have the same tokenizer: what is beyond the policy's tokens is padding, which is never written.
             model.resize_token_embeddings(num_tokens)
         model.requires_grad_(False)
-        if compute_dtype == "bfloat16":
+        if home.compute_dtype == "bfloat16":
             round_matrices(model)
-        if not self._is_sharded and not self._is_offloaded:
-            model = model.to(device)
-        return FrozenPolicy(model, device, compute_dtype, self._is_sharded, self._is_offloaded)
+        if not home.is_sharded and not home.is_offloaded:
+            model = model.to(home.device)
+        return FrozenPolicy(model, home)
 
 
 def round_matrices(model: Any) -> None:

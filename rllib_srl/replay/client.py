@@ -143,16 +143,16 @@ class ReplayClient:
             self.reuse_fraction = reuse
             self._reuses.change(reuse)
 
-    def look_back(self, reused: Sequence[GroupMeta], report: Mapping[str, Mapping[str, float]], now: int) -> None:
+    def look_back(self, reused: Sequence[GroupMeta], num_left_out: Mapping[str, int], now: int) -> None:
         """Drop the reused groups that have drifted: all their episodes were left out of the update.
 
         Args:
             reused: the stored groups that were trained on.
-            report: `reuse_report` of the learners, by group id.
+            num_left_out: episodes, by group id.
             now: the training iteration.
         """
         trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
-        if gone := [name for name, num in trained.items() if report.get(name, {}).get("num_over_gap", 0) == num]:
+        if gone := [name for name, num in trained.items() if num_left_out.get(name, 0) == num]:
             self._do(now, RLlibReplayBuffer.drop, gone)
 
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:

@@ -70,8 +70,7 @@ def test_groups_that_died_with_their_node_are_a_loss():
     def lost(*args, **kwargs):
         raise OwnerDiedError("00" * 28, None, "")
 
-    learner = SimpleNamespace(reuse_report=lost)
-    learners = Learners(SimpleNamespace(is_local=True, update=lost, _learner=learner))
+    learners = Learners(SimpleNamespace(is_local=True, update=lost))
     with pytest.raises(LearnerFailure, match="^groups were lost with their node while updating$"):
         learners.update([], {}, 1, 8.0)
 

@@ -230,13 +230,13 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
 
 def learners_of(*workers, fsdp=False) -> Learners:
     manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    config = SimpleNamespace(num_learners=len(workers), is_sharded=fsdp)
+    config = SimpleNamespace(num_learners=len(workers), fsdp=fsdp)
     return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
 
 
 def test_reports_of_all_learners_are_one_mapping(arrived):
-    workers = [SimpleNamespace(reuse_report=Remote({name: {"drift": 0.5}})) for name in ("a", "b")]
-    assert learners_of(*workers).reuse_report(8.0) == {"a": {"drift": 0.5}, "b": {"drift": 0.5}}
+    workers = [SimpleNamespace(num_left_out=Remote({name: 1})) for name in ("a", "b")]
+    assert learners_of(*workers).num_left_out(8.0) == {"a": 1, "b": 1}
     assert arrived == [8.0]
 
 

@@ -54,7 +54,7 @@ def compare(rank, port):
 
     A frozen policy, rounded, sharded and offloaded, scores as the whole model does.
     """
-    from rllib_srl.learner.reference import FrozenPolicy, Root, round_matrices
+    from rllib_srl.learner.reference import FrozenPolicy, Home, Root, round_matrices
     from rllib_srl.learner.scoring import autocast, token_logps
     from rllib_srl.learner.sharding import shard, whole
 
@@ -80,7 +80,7 @@ def compare(rank, port):
         (wanted_loss, wanted), (loss, own) = found
         assert loss == wanted_loss, kind
         round_matrices(still.requires_grad_(False))
-        frozen = FrozenPolicy(still, device, "bfloat16", is_sharded=True, is_offloaded=True)
+        frozen = FrozenPolicy(still, Home(device, "bfloat16", is_sharded=True, is_offloaded=True))
         with torch.no_grad(), autocast(device, "bfloat16"), frozen.on_device():
             assert torch.equal(frozen.logp(batch_of()), token_logps(one, batch_of())["logp"]), kind
         for name, gradient in whole(iter(own.items())):

@@ -10,7 +10,7 @@ import torch
 
 from rllib_srl.batch.layout import bare_episode, micro_batch
 from rllib_srl.learner import reference
-from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy, round_matrices
+from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy, Home, round_matrices
 from rllib_srl.learner.scoring import as_tensors, autocast, token_logps
 from tests.engine.small_llama import save_random_llama
 from tests.learner.test_gather_dtype import KINDS, model_of
@@ -30,7 +30,7 @@ def test_rounded_matrices_score_as_fp32_weights_under_autocast_bit_for_bit(kind)
     round_matrices(rounded)
     with torch.no_grad(), autocast(CPU, "bfloat16"):
         wanted = token_logps(whole, batch())
-    found = FrozenPolicy(rounded, CPU, "bfloat16").scores(batch())
+    found = FrozenPolicy(rounded, Home(CPU, "bfloat16")).scores(batch())
     assert all(torch.equal(found[name], wanted[name]) for name in ("logp", "entropy"))
     for name, weight in rounded.named_parameters():
         is_matrix = ".layers." in name and whole.get_parameter(name).ndim == 2
@@ -41,7 +41,7 @@ def test_rounded_matrices_score_as_fp32_weights_under_autocast_bit_for_bit(kind)
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_offloaded_weights_are_on_the_device_while_they_score(monkeypatch, is_tied):
     model = model_of("llama", is_tied).requires_grad_(False)
-    frozen = FrozenPolicy(model, torch.device("meta"), "float32", is_offloaded=True)
+    frozen = FrozenPolicy(model, Home(torch.device("meta"), "float32", is_offloaded=True))
     monkeypatch.setattr(reference, "token_logps", lambda seen, batch: {"head": seen.get_output_embeddings().weight})
 
     def bytes_on(device):
@@ -59,7 +59,7 @@ def test_offloaded_weights_are_on_the_device_while_they_score(monkeypatch, is_ti
 def test_policies_are_loaded_once_and_an_offloaded_one_scores_the_same_on_a_cpu(tmp_path):
     source = str(save_random_llama(tmp_path, seed=3))
     policy = SimpleNamespace(model=model_of("llama", True), model_config={"model": source})
-    plain, offloaded = (FrozenPolicies(policy, CPU, "float32", is_offloaded=offloads) for offloads in (False, True))
+    plain, offloaded = (FrozenPolicies(policy, Home(CPU, "float32", False, offloads)) for offloads in (False, True))
     start, teacher = offloaded.load(), offloaded.load(source)
     assert offloaded.load("start") is start and teacher is not start
     with start.on_device(), teacher.on_device():
@@ -78,7 +78,7 @@ def test_a_teacher_with_a_padded_vocabulary_scores_as_without_the_padding(tmp_pa
     padded.resize_token_embeddings(320)
     padded.save_pretrained(tmp_path / "padded")
     policy = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(source), model_config={"model": source})
-    frozen = FrozenPolicies(policy, CPU, "float32")
+    frozen = FrozenPolicies(policy, Home(CPU, "float32"))
     wanted, found = (frozen.load(str(tmp_path / name)).scores(batch()) for name in ("plain", "padded"))
     assert torch.equal(found["logp"], wanted["logp"]) and torch.equal(found["entropy"], wanted["entropy"])
     assert not any(weight.requires_grad for weight in frozen.load(str(tmp_path / "padded")).model.parameters())

@@ -109,7 +109,7 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
     memory = start()
     played(memory, range(6), 1)
     groups = memory.draw_groups(4, 2)
-    memory.look_back(groups, {groups[0].group_id: {"num_over_gap": 3}, groups[1].group_id: {"num_over_gap": 4}}, 2)
+    memory.look_back(groups, {groups[0].group_id: 3, groups[1].group_id: 4}, 2)
     assert memory.stats(2)["num_dropped_drifted"] == 1
 
 

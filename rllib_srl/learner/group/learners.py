@@ -2,7 +2,7 @@
 
     learners.update(shards, timesteps, num_epochs, timeout_s)   one update; RLlib's own has no timeout, and the live
                                                                 learners hang in their all-reduce when one has died
-    learners.reuse_report(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
+    learners.num_left_out(timeout_s)                            a method of `GRPOTorchLearner`, called on all learners
     learners.send(version, timeout_s)                           called on those that gathered weights need
     learners.end()                                              kills all, after the loss of one
 """
@@ -103,10 +103,10 @@ class Learners:
         calls = [Call.of(GRPOTorchLearner.episode_kl, shard) for shard in shards]
         return self._run(calls, timeout_s, "scoring the reference")
 
-    def reuse_report(self, timeout_s: float) -> dict[str, dict[str, float]]:
-        """Return and clear the diagnostics of all reused groups; see `GRPOTorchLearner.reuse_report`."""
-        told = self._every(Call.of(GRPOTorchLearner.reuse_report), timeout_s, "reporting")
-        return {group_id: row for one in told for group_id, row in one.items()}
+    def num_left_out(self, timeout_s: float) -> dict[str, int]:
+        """Return how many episodes of each reused group were left out; a group is in one shard."""
+        counts = self._every(Call.of(GRPOTorchLearner.num_left_out), timeout_s, "reporting")
+        return {group_id: num for one in counts for group_id, num in one.items()}
 
     def _taken(self, call: Call[Any]) -> list[Any]:
         if self._group.is_local:
@@ -191,7 +191,7 @@ class Learners:
 
     def _gathered(self, call: Call[Result], timeout_s: float, what: str) -> Result:
         """Run a call for gathered weights, which with `fsdp` every learner must join; return learner 0's result."""
-        return self._run([call] * (self.num if self._group.config.is_sharded else 1), timeout_s, what)[0]
+        return self._run([call] * (self.num if self._group.config.fsdp else 1), timeout_s, what)[0]
 
     def _run(self, calls: Sequence[Call[Result]], timeout_s: float, what: str) -> list[Result]:
         """Run one call on each of the first `len(calls)` learners and return their results in order.
