@@ -110,25 +110,6 @@ class Unpaid(Even):
         return "", 0.0, True, False, {}
 
 
-class Known(Even):
-    """Pays by prompt, whatever the answer: held-out numbers 1 mod 4 get 1, 3 mod 4 get 0.25."""
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay what is known beforehand."""
-        number = int(self.prompt_id.rsplit(" ", 1)[1])
-        return "", 1.0 if number % 4 == 1 else 0.25, True, False, {}
-
-
-class Hanging(Even):
-    """Hangs for good on every second training prompt: the numbers 0 mod 4."""
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Hang, or pay as `Even`."""
-        if int(self.prompt_id.rsplit(" ", 1)[1]) % 4 == 0:
-            time.sleep(60)
-        return super().step(action)
-
-
 class Straggling(Even):
     """Takes three turns, each after `slow_s` seconds, for every fourth training prompt: the numbers 0 mod 8."""
 

@@ -86,40 +86,6 @@ def test_late_groups_enter_the_memory_and_are_reused_later(random_llama_dir, tmp
         assert np.array_equal(stored[group_id].versions_G2, late[group_id].versions_G2)  # as they were played
 
 
-def test_late_groups_are_dropped_and_counted(random_llama_dir, tmp_path, ray_here, build):
-    config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.5).env_runners(late="drop")
-    algo = build(config.replay(revisit_fraction=0.0))
-    num_late = 0
-    with watched(algo) as iterations:
-        deadline = time.monotonic() + 120
-        while not num_late and time.monotonic() < deadline:
-            result = algo.train()
-            num_late = round(result["rollout"]["late_share"] * P)
-            num_tokens = result["num_tokens_dropped_late"]
-            assert len(iterations[-1].metas) == P - num_late == len(iterations[-1].visits)
-    assert num_late and num_tokens > 0
-
-
-def test_late_groups_that_nothing_reuses_are_counted_and_warned_of_once(
-    random_llama_dir, tmp_path, ray_here, build, caplog
-):
-    config = ahead_config(random_llama_dir, tmp_path, "Straggling", slow_s=0.5)
-    algo = build(config.replay(revisit_fraction=0.0, reuse_fraction=0.0))
-    num_late = num_expected = 0
-    with watched(algo) as iterations, caplog.at_level("WARNING", "rllib_srl"):
-        deadline = time.monotonic() + 120
-        while num_late < 2 and time.monotonic() < deadline:
-            version = algo.version
-            num_tokens = algo.train()["num_tokens_dropped_late"]  # of the whole run
-            late = [meta for meta in iterations[-1].metas if lag_of(meta, version) > 1]
-            num_late += len(late)
-            num_expected += int(sum(meta.num_loss_tokens_G.sum() for meta in late))
-            assert {meta.group_id for meta in late} <= set(iterations[-1].visits)  # graded
-    told = [one.getMessage() for one in caplog.records if "more than max_lag updates" in one.getMessage()]
-    assert num_late >= 2 and len(told) == 1 and "replay_reuse_fraction is 0" in told[0]
-    assert num_tokens == num_expected
-
-
 def logps_by_version(directories, ids) -> np.ndarray:
     """Return the log-prob of each token but the first, by each version's weights, float32 [V, T - 1]."""
     found = []

@@ -6,18 +6,10 @@ import shutil
 
 import pytest
 
-from rllib_srl import SRL, SRLConfig
+from rllib_srl import SRL
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.rollout.rollouts import MOST_LOST_ITERATIONS, EpisodesLost, LossWatch
-from tests.small_worlds import Even, small_config
-
-
-class Wordy(Even):
-    """Asks more than a context of 48 tokens holds on the prompt "even 6"."""
-
-    def reset(self, *, seed=None, options=None):
-        observation, info = super().reset(seed=seed, options=options)
-        return observation + "x" * (60 if self.prompt_id == "even 6" else 0), info
+from tests.small_worlds import small_config
 
 
 @pytest.fixture
@@ -44,18 +36,6 @@ def test_a_model_directory_that_lacks_something_is_refused(config, random_llama_
     assert f"model directory {path} {message}" in refused(config.rl_module(model_config={"model": str(path)}))
 
 
-@pytest.mark.slow
-def test_a_prompt_longer_than_the_context_is_left_out_counted_and_named(config, caplog):
-    algo = config.environment("tests.algorithm.test_bad_input:Wordy").training(num_prompts_per_batch=40).build_algo()
-    played = algo.train()["env_runners"]
-    algo.stop()
-    assert 0 < played["stop_reason/prompt_too_long"] == played["num_episodes_lost"] < played["num_episodes"]
-    assert (
-        "an episode was lost: prompt 'even 6' of environment 'tests.algorithm.test_bad_input:Wordy' has 68 tokens; "
-        "expected 1 to 47, so that a turn fits max_episode_tokens = 48"
-    ) in caplog.text
-
-
 def test_more_than_the_cluster_has_is_refused_at_once(config):
     config.env_runners(num_env_runners=2, num_gpus_per_env_runner=1)
     assert refused(config, PlacementError) == (
@@ -65,10 +45,6 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
     )
     config.env_runners(num_gpus_per_env_runner=0, num_cpus_per_env_runner=1)
     assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)
-
-
-def test_training_prompts_that_are_missing_are_refused(config):
-    assert "has no training prompts" in refused(config.environment(env_config={"num_prompts": 0}))
 
 
 class Batch:
@@ -118,11 +94,3 @@ def test_relative_paths_and_blanks_name_checkpoints_and_a_stopped_run_says_so(
     again = SRL.from_checkpoint("my results/first one")
     assert again.iteration == 1 and again.train()["training_iteration"] == 2
     again.stop()
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, 512), (300, 300)])
-def test_the_longest_episode_follows_the_model(given, expected):
-    config = SRLConfig().environment("compare").rl_module(model_config={"model": "tiny"}).training(lr=1e-4)
-    config.env_runners(max_episode_tokens=given)
-    config.validate()
-    assert config.max_episode_tokens == expected

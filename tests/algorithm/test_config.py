@@ -122,18 +122,6 @@ def test_late_groups_need_no_memory_if_they_are_dropped(config):
     assert faults_of(config.update_from_dict({**AHEAD, **OFF, "late": "drop", "in_flight": 20, "slice_s": 2})) == []
 
 
-def test_all_faults_come_at_once(config):
-    bad = {"group_size": 1, "temperature": -1, "engine": "gpt", "clip_hihg": 0.3, "train_batch_size": 8, "env": None}
-    config.update_from_dict(bad).replay(revisit_fraction=-0.2)
-    with pytest.raises(ValueError) as caught:
-        config.validate()
-    first, *lines = str(caught.value).splitlines()
-    assert first == "SRLConfig is invalid:"
-    for name in (*bad, "replay_revisit_fraction"):
-        assert sum(line.startswith(f"  {name} = ") for line in lines) == 1, (name, lines)
-    assert len(lines) == len(bad) + 1
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -203,11 +191,6 @@ def test_help_and_completion_know_the_settings_of_a_method():
         row = tables.SETTINGS[f"replay_{name}" if method == "replay" else name]
         assert inspect.signature(function).parameters[name].default == row.initial
         assert f"    {name}: {row.meaning}" in inspect.getdoc(function)
-
-
-def test_grouped_methods_still_take_the_settings_of_rllib():
-    config = SRLConfig().training(lr=3e-5).env_runners(num_env_runners=3).evaluation(evaluation_interval=4)
-    assert (config.lr, config.num_env_runners, config.evaluation_interval) == (3e-5, 3, 4)
 
 
 # --- every setting acts ---------------------------------------------------------------------------

@@ -48,11 +48,15 @@ def test_a_run_reports_what_sampled_answers_add(random_llama_dir, tmp_path, ray_
     algo = config.build_algo()
     try:
         seen = watch(algo)
-        results = algo.evaluate()
+        results, again = algo.evaluate(), algo.evaluate()
         plain = list(algo.play(algo.source.heldout(1), as_groups=False, num_transcripts=0))
     finally:
         algo.stop()
-    _, sampled, _ = seen
+    greedy, sampled, repeated, _, _ = seen
+    prompts = [group.prompt.prompt_id for group in greedy.groups]
+    assert prompts == [group.prompt.prompt_id for group in repeated.groups] and len(set(prompts)) == 6
+    assert all(int(prompt.split()[1]) % 2 == 1 for prompt in prompts)  # `Even` holds the odd numbers out
+    assert results["accuracy"] == again["accuracy"]
     assert results["pass_hat_k"] == pytest.approx(np.mean([group.rewards_G.min() >= 0.999 for group in sampled.groups]))
     assert results["pass_at_k"] == pytest.approx(np.mean([group.rewards_G.max() >= 0.999 for group in sampled.groups]))
     assert results["answer_diversity"] == pytest.approx(diversity_of(list(sampled.answers.values())))

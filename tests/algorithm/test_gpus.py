@@ -124,15 +124,6 @@ def test_turns_that_were_asked_for_are_taken_whatever_fits(config, monkeypatch, 
     assert settled(config, monkeypatch, 1, gib=141).colocate is given
 
 
-def test_shares_of_one_card_without_turns(config, monkeypatch):
-    """A runner that plays ahead computes while the learner trains: the engine stays awake."""
-    config.env_runners(max_lag=1, colocate=False)
-    settled(config, monkeypatch, 1)
-    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
-    assert config.colocate is False and config.engine_memory_utilization == 0.45
-    assert config.engine_settings().get("can_sleep", False) is False
-
-
 @pytest.mark.parametrize("is_fsdp", [True, False])
 def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp):
     if is_fsdp:

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rllib_srl import SRLConfig
 from tests.small_memory import check_memory, go, memory_config, weights_of
 from tests.small_worlds import Even
 
@@ -144,35 +143,3 @@ def test_a_single_episode_that_infrastructure_leaves_is_trained_on(config, build
     assert {1, 2} <= sizes <= {1, 2, 3}
     num_dropped = sum(one.result["env_runners"]["num_groups_dropped"] for one in iterations)
     assert num_dropped == 30 - sum(len(one.played) for one in iterations) > 0  # only of those without an episode
-
-
-def decisions(iterations):
-    trained = [[(i.group_id, o, a.tolist()) for o, i, a in one.trained] for one in iterations]
-    histories = [[meta.history for meta in one.reused] for one in iterations]
-    counts = [one.result["num_groups_unsurprising"] for one in iterations]
-    return trained, histories, counts, [one.replay["surprise_mean"] for one in iterations]
-
-
-@pytest.mark.slow
-def test_surprises_of_silent_groups_are_the_same_after_a_checkpoint(config, build, tmp_path):
-    config.training(min_surprise=0.8)
-    algo = build(config)
-    first = go(algo, 3)
-    algo.save_to_path(tmp_path / "three")
-    straight = go(algo, 4)
-    check_values(first + straight, least=0.8)
-    assert straight[-1].result["num_groups_unsurprising"] > first[-1].result["num_groups_unsurprising"] > 0
-    again = build(config)
-    again.restore_from_path(tmp_path / "three")
-    resumed = go(again, 4)
-    assert decisions(resumed) == decisions(straight)
-    assert any(one.reused for one in resumed)
-    assert np.array_equal(weights_of(again), weights_of(algo))
-
-
-@pytest.mark.slow
-def test_what_is_drawn_by_other_rules_is_not_judged(config, build):
-    algo = build(config, advantage="leave_one_out", min_surprise=SRLConfig().min_surprise, group_size=3)
-    iterations = go(algo, 4)
-    reused = [meta for one in iterations for meta in one.reused]
-    assert reused and all(meta.history is None and np.ptp(meta.rewards_G) > 0 for meta in reused)

@@ -76,18 +76,6 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
         assert last[f"reuse_share_{name}"] == pytest.approx(reuse / (fresh + revisit + reuse))
 
 
-@pytest.mark.slow
-def test_a_fraction_of_a_slot_is_carried_and_what_is_missing_is_counted(config, build):
-    """A tenth of 4: slots 0 0 1 0 1 ...; with 4 items at rest for 50 iterations nothing may be revisited."""
-    algo = build(config, revisit_fraction=0.1, reuse_fraction=0.0)
-    assert [len(one.revisits) for one in go(algo, 8)] == [0, 0, 0, 1, 0, 1, 0, 0]
-    algo = build(config, revisit_fraction=0.5, reuse_fraction=0.0, min_recall_interval=50)
-    iterations = go(algo, 4)
-    assert [len(one.metas) for one in iterations] == [4] * 4  # fresh prompts fill up
-    last = iterations[-1].replay
-    assert (last["num_revisits_owed"], last["num_revisits_short"], last["revisit_share_prompts"]) == (6, 6, 0)
-
-
 # --- reuse ----------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,8 @@ def straight(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
+def test_an_older_checkpoint_goes_into_the_running_algorithm_twice_and_into_a_clone(straight, tmp_path):
+    """A clone as PBT makes it: the worse trial goes on from a checkpoint of the better one."""
     algo, whole, path = straight
     for _ in range(2):
         num_younger = num_stored(algo)
@@ -86,6 +87,19 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm_twice(straight):
         assert_same(go_on(algo, 2), whole[3:])
         assert go(algo, 1)[0].result["num_groups_undone"] == num_younger > 3
         check_memory(algo)
+    algo.restore_from_path(path)
+    other = algo.config.copy(copy_frozen=False).training(log_directory=str(tmp_path / "other")).debugging(seed=9)
+    other = other.build_algo()
+    assert not np.array_equal(go_on(other, 1)[0]["tokens"], whole[0]["tokens"])
+    other.restore_from_path(path)
+    for at in (3, 4):  # in turns: neither disturbs the other
+        assert_same(go_on(algo, 1), [whole[at]])
+        assert_same(go_on(other, 1), [whole[at]])
+    paths = [one.memory.process.actor.get_state()["path"] for one in (algo, other)]
+    assert paths == [str(tmp_path / name / "replay/memory.db") for name in ("log", "other")]
+    for one in (algo, other):
+        check_memory(one)
+    other.stop()
 
 
 @pytest.mark.slow
@@ -137,25 +151,6 @@ def test_a_checkpoint_before_anything_was_played_restores(config, tmp_path):
     algo.restore_from_path(tmp_path / "zero")
     assert_same(go_on(algo, 3), whole)
     algo.stop()
-
-
-@pytest.mark.slow
-def test_a_clone_in_another_directory_goes_on_as_the_original_and_neither_disturbs_the_other(straight, tmp_path):
-    """As PBT does it: the worse trial goes on from a checkpoint of the better one."""
-    algo, whole, path = straight
-    algo.restore_from_path(path)
-    other = algo.config.copy(copy_frozen=False).training(log_directory=str(tmp_path / "other")).debugging(seed=9)
-    other = other.build_algo()
-    assert not np.array_equal(go_on(other, 1)[0]["tokens"], whole[0]["tokens"])
-    other.restore_from_path(path)
-    for at in (3, 4):  # in turns
-        assert_same(go_on(algo, 1), [whole[at]])
-        assert_same(go_on(other, 1), [whole[at]])
-    paths = [one.memory.process.actor.get_state()["path"] for one in (algo, other)]
-    assert paths == [str(tmp_path / name / "replay/memory.db") for name in ("log", "other")]
-    for one in (algo, other):
-        check_memory(one)
-    other.stop()
 
 
 @pytest.mark.smoke

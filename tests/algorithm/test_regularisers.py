@@ -41,13 +41,6 @@ def distance(state, weights):
 
 
 @pytest.mark.slow
-def test_coefficients_of_zero_are_the_run_without(config, build):
-    plain = go_on(build(config), 3)
-    nothing = {"ewc": 0, "l2": 0.0, "lwf": {"coeff": 0}, "distill": 0}
-    assert_same(go_on(build(config, regularisers=nothing), 3), plain)
-
-
-@pytest.mark.slow
 def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tmp_path):
     free, held = build(config), build(config, regularisers={"ewc": 1e4})
     for algo in (free, held):

@@ -7,6 +7,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,27 @@ def test_idle_shares_with_rollouts_ahead_by_hand(tmp_path):
     assert (found["lag_mean"], found["lag_max"], found["late_share"]) == (1.0, 2, 0.5)
     assert (found["runner_idle_share"], found["engine_idle_share"]) == ((1 / 4 + 0) / 2, (3 / 4 + 0) / 2)
     assert found["learner_idle_share"] == 0.25
+
+
+@pytest.mark.parametrize(("late", "reuses"), [("drop", True), ("memory", True), ("memory", False)])
+def test_late_groups_are_dropped_or_stored_and_what_never_trains_is_counted(tmp_path, caplog, late, reuses):
+    """At version 5 with `max_lag` 1 a group that began at 3 is late, and one of 4 is not."""
+    metas = [GroupMeta.of(a_group(n, place=n, versions_G2=np.full((4, 2), n + 3)), None) for n in (0, 1)]
+    ahead = SimpleNamespace(take_seconds=dict, take_waiting_share=float)
+    config = SimpleNamespace(max_lag=1, late=late, may_draw=lambda kind: reuses)
+    report = Report(MetricsLogger(root=True), tmp_path)
+    algo = SimpleNamespace(version=5, rollouts=SimpleNamespace(ahead=ahead), config=config, report=report)
+    with caplog.at_level(logging.WARNING, "rllib_srl"):
+        for _ in range(2):
+            groups, names = SRL._kept(algo, [RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])
+    is_lost = late == "drop" or not reuses
+    wanted = (["1.1"], set()) if late == "drop" else (["1.0", "1.1"], {"1.0"})
+    assert ([one.group_id for one in groups], set(names)) == wanted
+    found = report._metrics.reduce(compile=True)
+    assert found["rollout"]["late_share"] == 0.5
+    assert found["num_tokens_dropped_late"] == 2 * is_lost * metas[0].num_loss_tokens_G.sum()
+    warned = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("late groups (1 so far) lag more than max_lag") for line in warned] == [True] * (not reuses)
 
 
 NOTHING = (0.0, 0.0)

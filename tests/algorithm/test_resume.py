@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,9 @@ from tests.engine.small_llama import save_random_llama
 from tests.small_worlds import small_config
 
 
-@pytest.fixture
-def config(random_llama_dir, tmp_path, ray_here):
+def config_of(model_dir, directory):
     # Momentum, a schedule and several epochs, so that everything that could be forgotten would show.
-    config = small_config(random_llama_dir, tmp_path, num_prompts=7)  # the third iteration begins a second pass
+    config = small_config(model_dir, directory, num_prompts=7)  # the third iteration begins a second pass
     return config.training(lr=[[0, 1e-3], [64, 1e-4]], num_epochs=2, num_prompts_per_batch=3)
 
 
@@ -62,13 +62,15 @@ def assert_same(one: list[dict], other: list[dict]) -> None:
         assert differ == [], f"iteration {a['iteration']}"
 
 
-@pytest.fixture
-def straight(config, build, tmp_path):
-    """Return a run of 4 iterations without a break, and the checkpoint after its second."""
-    algo = build(config)
+@pytest.fixture(scope="module")
+def straight(random_llama_dir, tmp_path_factory, ray_here):
+    """Return a run of 4 iterations without a break, what it did, and the checkpoint after its second."""
+    directory = tmp_path_factory.mktemp("straight")
+    algo = config_of(random_llama_dir, directory / "log").build_algo()
     first = go_on(algo, 2)
-    algo.save_to_path(tmp_path / "two")
-    return algo, first + go_on(algo, 2), tmp_path / "two"
+    algo.save_to_path(directory / "two")
+    yield algo, first + go_on(algo, 2), directory / "two"
+    algo.stop()
 
 
 @pytest.mark.slow
@@ -84,8 +86,8 @@ def test_a_new_algorithm_goes_on_exactly(straight):
 
 
 @pytest.mark.slow
-def test_the_checkpoint_that_training_writes_itself_is_exact(config, build):
-    algo = build(config, checkpoint_every=1, checkpoints_kept=3)
+def test_the_checkpoint_that_training_writes_itself_is_exact(random_llama_dir, tmp_path, ray_here, build):
+    algo = build(config_of(random_llama_dir, tmp_path), checkpoint_every=1, checkpoints_kept=3)
     whole = go_on(algo, 4)
     assert {path.name for path in Path(algo.logdir).glob("checkpoint_*")} == {f"checkpoint_00000{n}" for n in (2, 3, 4)}
     algo.restore_from_path(f"{algo.logdir}/checkpoint_000002")
@@ -105,18 +107,18 @@ def flip_a_byte(path):
     (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
     (lambda path: path.rename(path.parent / "away"), r"checkpoint .*two does not exist; expected a directory"),
 ])  # fmt: skip
-def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, harm, message):
+def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, tmp_path, harm, message):
     algo, _, path = straight
-    harm(path)
+    harm(path := shutil.copytree(path, tmp_path / "two"))
     before = {n: p.clone() for n, p in algo.learner_group._learner.model.named_parameters()}
-    state = algo.source.get_state()
+    facts = algo.iteration, algo.version, algo.source.get_state()
     for restore in (algo.restore_from_path, SRL.from_checkpoint):
         with pytest.raises(CheckpointError, match=message) as caught:
             restore(path)
         assert "\n" not in str(caught.value)
     after = dict(algo.learner_group._learner.model.named_parameters())
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (algo.iteration, algo.version, algo.source.get_state()) == (4, 4, state)
+    assert (algo.iteration, algo.version, algo.source.get_state()) == facts
 
 
 @pytest.mark.slow

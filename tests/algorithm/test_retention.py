@@ -17,7 +17,6 @@ from tests.small_memory import memory_config
 
 EVEN, ODD = ({"world": f"tests.small_worlds:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
 STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 30}]
-MOST_ITERATIONS = 60
 COUNTS = ("num_held", "num_held_tokens", "num_taken", "num_scored")
 RETAIN = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
 
@@ -54,24 +53,16 @@ def test_a_domain_is_held_once_its_stage_is_over(config, build):
 
 
 @pytest.mark.slow
-def test_gradients_are_compared_every_tenth_iteration(config, build, caplog, monkeypatch):
+def test_gradients_are_compared_every_few_iterations(config, build, caplog, monkeypatch):
     monkeypatch.setattr(retention, "CONFLICT", 1.0)  # so that every pair of domains is one
+    monkeypatch.setattr(retention, "COMPARED_EVERY", 4)
     algo = build(retaining(config, **FRESH))
-    found = [algo.train()["retention"] for _ in range(20)]
-    assert [i for i in range(20) if np.isfinite(found[i].get("cosine", np.nan))] == [9, 19]
-    for one in (found[9], found[19]):
+    found = [algo.train()["retention"] for _ in range(8)]
+    assert [i for i in range(8) if np.isfinite(found[i].get("cosine", np.nan))] == [3, 7]
+    for one in (found[3], found[7]):
         assert -1 < one["cosine"] < 1 and one["by_domain"]["even"]["cosine"] == pytest.approx(one["cosine"], abs=1e-4)
     (line,) = [record.getMessage() for record in caplog.records if "undoes" in record.getMessage()]
-    assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[9]['cosine']:.2f}.")
-
-
-@pytest.mark.slow
-def test_a_weight_of_zero_is_the_run_without(config, build):
-    plain = go_on(build(config), 4)
-    assert_same(go_on(build(config.copy(copy_frozen=False).replay(retain=0.0)), 4), plain)
-    held = go_on(build(retaining(config)), 4)
-    with pytest.raises(AssertionError):
-        assert_same(held, plain)
+    assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[3]['cosine']:.2f}.")
 
 
 @pytest.mark.slow
@@ -200,22 +191,3 @@ def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
         assert shares[0] == pytest.approx(shares[1], rel=1e-3)
     assert runs[1][3]["retention"]["kl"] == pytest.approx(runs[0][3]["retention"]["kl"], rel=1e-3, abs=1e-6)
     assert runs[1][3]["retention"]["num_held"] == 3
-
-
-@pytest.mark.slow
-def test_adapters_hold_with_rollouts_ahead(config, build):
-    stages = [{**world, "iterations": 6} for _ in range(MOST_ITERATIONS // 12) for world in (EVEN, ODD)]
-    config = retaining(config, **FRESH).environment(stream=stages).training(lora_rank=4)
-    algo = build(config.env_runners(num_env_runners=1, max_lag=1))
-    num_taking, is_held = 0, False
-    for _ in range(MOST_ITERATIONS):  # which groups end in time for an update depends on the machine with `max_lag`
-        result = algo.train()
-        if "retention" not in result:
-            continue  # no update so far
-        found, share = result["retention"], learner_of(result)["retention/gradient_share"]
-        assert 0 <= found["num_stored"] <= found["num_taken"] and (share > 0) <= (found["num_held"] > 0)
-        num_taking += found["num_stored"] > 0
-        is_held |= share > 0
-        if num_taking >= 3 and is_held:
-            return
-    pytest.fail(f"{num_taking} updates gave targets, held by one: {is_held}; expected 3 and True")

@@ -242,13 +242,3 @@ def test_an_empty_batch_and_one_without_loss_tokens_train_nothing(learners, lear
     for reused in ([], [mute]):
         gradients, stats = update(learners, [], reused)
         assert length(gradients[0]) == 0 and stats["reuse/gradient_norm"] == 0
-
-
-def test_several_epochs_are_judged_by_the_first(random_llama_dir, tmp_path, ray_here):
-    """The drift is that of the first pass, and from the second on the clip bites."""
-    config = config_of(random_llama_dir, tmp_path, num_epochs=3, lr=5.0, clip_low=1e-4, clip_high=1e-4)
-    group = learner_group(config)
-    stored = [as_the_policy_writes(group._learner, one) for one in STORED]
-    _, stats = update(group, [], stored)
-    assert stats["reuse/clip_fraction"] > 0.2 and stats["reuse/drift"] < 1e-5
-    assert group._learner.num_left_out() == {}

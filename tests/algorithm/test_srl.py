@@ -51,20 +51,6 @@ def test_the_counts_add_up(config, build):
     assert algo.iteration == 3
 
 
-@pytest.mark.slow
-def test_episodes_that_infrastructure_ends_are_counted_and_left_out(config, build):
-    """A world that hangs on every second prompt: its groups are dropped, the others train."""
-    config.environment("tests.small_worlds:Hanging", env_config={}).env_runners(env_timeout_s=8.0)
-    algo = build(config.training(num_prompts_per_batch=6, group_size=2))
-    seen = watch(algo)
-    result = algo.train()
-    hangs = [int(meta.prompt.prompt_id.split()[1]) % 4 == 0 for meta in seen[0].groups]
-    num_lost = int(played(result, "num_groups_dropped"))
-    assert not any(hangs) and 0 < num_lost < 6 and len(seen[0].groups) == 6 - num_lost
-    assert played(result, "stop_reason/env_timeout") == played(result, "num_episodes_lost") == 2 * num_lost
-    assert len(seen[0].errors) == 2 * num_lost and "Hanging" in seen[0].errors[0]
-
-
 # --- learning -------------------------------------------------------------------------------------
 
 
@@ -97,21 +83,13 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"lr": 0.0}, {"pay": 0.5}], ids=["no learning rate", "no signal"])
-def test_what_teaches_nothing_leaves_the_weights(config, build, changes):
-    if "pay" in changes:
-        config.environment(env_config=changes)
-    else:
-        config.training(**changes)
-    algo = build(config)
+def test_what_teaches_nothing_leaves_the_weights(config, build):
+    algo = build(config.environment(env_config={"pay": 0.5}))
     before = weights_of(algo)
     for _ in range(2):
         result = algo.train()
     assert same(weights_of(algo), before)
-    if "pay" in changes:
-        assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 4)
-    else:
-        assert (algo.version, result["num_empty_batches"]) == (2, 0)
+    assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 4)
 
 
 @pytest.mark.slow
@@ -161,37 +139,7 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
         assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
 
 
-@pytest.mark.slow
-def test_two_seeds_differ_and_one_repeats(config, build):
-    def first_tokens(seed):
-        algo = build(config.copy(copy_frozen=False).debugging(seed=seed))
-        seen = watch(algo)
-        algo.train()
-        return [meta.prompt for meta in seen[0].groups], tokens_of(seen)
-
-    assert first_tokens(1) == first_tokens(1)
-    one, other = first_tokens(1), first_tokens(2)
-    assert one[0] != other[0] and one[1] != other[1]
-
-
-# --- several worlds -------------------------------------------------------------------------------
-
-
 # --- evaluation and callbacks ---------------------------------------------------------------------
-
-
-def test_evaluation_reports_what_the_world_pays(config, build):
-    """`Known` pays 1 on half of the held-out prompts and .25 on the others, whatever is answered."""
-    config.environment("tests.small_worlds:Known", env_config={"num_prompts": 8})
-    algo = build(config.evaluation(evaluation_duration=100, evaluation_pass_k=3))
-    results = algo.evaluate()
-    assert results["env_runners"] == {"episode_return_mean": pytest.approx(0.625), "num_episodes": 8}
-    assert (results["accuracy"], results["num_prompts"], results["num_lost"]) == (0.5, 8, 0)
-    # Wilson, 4 of 8: centre .5, half 1.96 sqrt(.25 / 8 + 1.96^2 / 256) / (1 + 1.96^2 / 8) = .2848
-    assert results["accuracy_low"] == pytest.approx(0.2152, abs=1e-4)
-    assert results["accuracy_high"] == pytest.approx(0.7848, abs=1e-4)
-    assert results["by_domain"] == {"even": {"accuracy": 0.5, "num_prompts": 8}}
-    assert (results["pass_at_1"], results["pass_at_k"]) == (0.5, 0.5)
 
 
 @pytest.mark.slow
@@ -208,16 +156,6 @@ def test_evaluation_never_touches_the_randomness_of_training(config, build):
         runs.append((tokens_of(training), weights_of(algo)))
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
-
-
-def test_evaluation_is_greedy_and_on_heldout_prompts(config, build):
-    algo = build(config)
-    seen = watch(algo)
-    first, second = algo.evaluate(), algo.evaluate()
-    assert first == second
-    prompts = [[meta.prompt.prompt_id for meta in batch.groups] for batch in seen]
-    assert prompts[0] == prompts[1] and len(set(prompts[0])) == 8
-    assert all(int(prompt.split()[1]) % 2 == 1 for prompt in prompts[0])  # `Even` holds the odd numbers out
 
 
 class Counting(RLlibCallback):
