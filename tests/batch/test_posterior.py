@@ -110,15 +110,6 @@ def test_the_least_surprise_is_that_of_the_largest_advantage():
     assert estimate(certain, [History(8.0, 8.0, 1.0)], min_surprise=0.0).groups == []  # nothing to learn at all
 
 
-def test_a_kl_penalty_changes_advantages_and_not_what_is_trained_on():
-    groups = [meta_of([1, 0], "a"), meta_of([1, 1], "known")]
-    kl = [np.array([0.2, 0.0]), np.array([0.3, 0.3])]
-    batch = estimate(groups, [NO_HISTORY, KNOWN], kl=kl, surprise_scale="none")
-    assert [group.prompt.prompt_id for group in batch.groups] == ["a"]
-    # rewards .8, 0: b = (1 + 0) / 3, (1 + .8) / 3
-    assert as_lists(batch.advantages) == [[0.8 - 1 / 3, -0.6]]
-
-
 def test_shaping_acts_on_the_rewards_and_on_those_of_the_others():
     group = meta_of([1, 1], lengths=[10, 4])
     settings = {"longest_answer": 10, "overlong_penalty": 1.0, "surprise_scale": "none"}
@@ -177,12 +168,6 @@ def test_the_name_alone_and_parameters_are_accepted(config):
     assert faults_of(config.training(group_size=1).replay(reuse_fraction=0)) == []
     assert config.replay_settings().min_graded == 1  # a group of one is graded
     assert config.training(group_size=8).replay_settings().min_graded == 2
-
-
-def test_groups_of_one_are_reused_by_todays_baseline_only(config):
-    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0.25)) == []
-    assert faults_of(config.training(group_size=2)) == []
-    assert faults_of(config.training(group_size=1).replay(reuse_fraction=0.0)) == []
 
 
 BAD = [

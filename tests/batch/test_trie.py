@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rllib_srl.batch.layout import trie_layout
 from rllib_srl.batch.trie import Trie
-from rllib_srl.learner import trie_attention
 from rllib_srl.learner.scoring import token_logps
 from rllib_srl.learner.trie_attention import CompiledFlex, attention, block_mask, mask_mod, register
 
@@ -290,9 +289,3 @@ def test_attention_in_bf16_is_that_of_fp32_rounded():
     rounded, _ = attention(None, q, k, v, None, trie=trie)
     assert rounded.dtype == torch.bfloat16
     assert relative(rounded.float(), exact) < 4e-3  # half a unit in the last of 8 bits
-
-
-def test_the_registered_name_is_the_one_that_models_are_loaded_with(random_llama_dir):
-    from rllib_srl.learner.scoring import load_causal_lm
-
-    assert load_causal_lm(str(random_llama_dir)).config._attn_implementation == trie_attention.NAME

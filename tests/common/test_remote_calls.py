@@ -130,12 +130,6 @@ def test_played_groups_are_references_into_the_second_value(arrived):
     assert arrived == [7.0]
 
 
-def test_evaluated_groups_have_no_references(arrived):
-    runners = runners_of(SimpleNamespace(play_groups_apart=Remote([batch(a_group(1)), "groups"])))
-    ((_, answer),) = runners.play_groups({1: {"prompts": {}, "seed": 1, "as_groups": False}}, 4, 7.0)
-    assert [meta.ref for meta in answer.groups] == [None]
-
-
 def test_a_local_runner_plays_in_this_process():
     asked = []
     local = SimpleNamespace(play_groups=lambda **arguments: asked.append(arguments) or "batch")

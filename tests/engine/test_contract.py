@@ -201,11 +201,6 @@ def test_sampling_neither_reads_nor_moves_global_generators(engine: Engine) -> N
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == wanted
 
 
-def test_equal_prompts_of_a_group_get_different_samples(engine: Engine) -> None:
-    turns = engine.generate([PROMPTS[0]] * 4, Sampling(max_tokens=12))
-    assert len({tuple(turn.token_ids) for turn in turns}) == 4
-
-
 def test_transformers_computes_the_common_beginning_of_a_group_once(random_llama_dir: Path, monkeypatch) -> None:
     engine = make_engine("transformers", random_llama_dir, dtype="float32", seed=0, context_length=CONTEXT_LENGTH)
     num_rows, forward = [], engine._forward

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError, Sampling
-from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack
+from rllib_srl.engine.sync import WeightSyncError, pack
 from rllib_srl.engine.vllm_engine import VLLMEngine, _prepare_process, request_seed, turn_params
 
 
@@ -222,13 +221,3 @@ def test_several_workers_get_a_bundle_in_parts_through_one_block(monkeypatch):
         assert torch.equal(tensor, torch.arange(len(tensor), dtype=torch.float32) + i)
     with pytest.raises(FileNotFoundError):
         vllm_transfer.shared_memory.SharedMemory(handles.pop())
-
-
-@pytest.mark.engine
-def test_an_empty_bundle_is_no_part():
-    from rllib_srl.engine import vllm_transfer
-
-    empty = WeightBundle(1, (), np.zeros(0, np.uint8))
-    assert list(vllm_transfer.offers(empty, is_one_process=False)) == []
-    assert Counter(map(len, vllm_transfer.parts_of(bundle_of(4, 4)))) == {2: 1}
-    assert isinstance(bundle_of(1).tensors[0], TensorSpec)

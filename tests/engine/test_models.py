@@ -28,11 +28,6 @@ def one_line(caught) -> str:
     return text
 
 
-def test_a_local_directory_is_returned_as_it_is(tmp_path):
-    path = write_model(tmp_path / "my model")
-    assert local_model(path) == local_model(str(path)) == path
-
-
 def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
     import huggingface_hub
 

@@ -18,7 +18,7 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.engine.small_llama import save_random_llama
 from tests.learner.test_fitting import Gathering
-from tests.learner.test_regularisers import NOTHING, changed, difference, shaken, trained
+from tests.learner.test_regularisers import changed, difference, shaken, trained
 from tests.learner.test_regularisers import config as config  # a fixture
 from tests.small_learner import GROUPS, learner_group, make_group, relative_gap, update
 from tests.small_memory import go, memory_config
@@ -78,12 +78,6 @@ def test_all_groups_are_trained_on_and_without_rewards_also_those_of_one():
 def test_a_teacher_that_does_not_fit_is_refused_in_one_line(config, settings, fault):
     (line,) = faults_of(config.training(regularisers=settings))
     assert fault in line
-
-
-@pytest.mark.slow
-def test_more_tokens_than_the_vocabulary_are_refused_before_training(config, ray_here):
-    with pytest.raises(ValueError, match=r"distill.top_k = 9999; expected at most \d+, the vocabulary of the model"):
-        learner_group(changed(config, regularisers={"distill": {"top_k": 9999}}))
 
 
 def test_answers_without_rewards_need_a_teacher(config):
@@ -161,16 +155,6 @@ def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
 
 
 @pytest.mark.slow
-def test_adapters_go_back_to_the_policy_of_the_start(config, ray_here):
-    group = learner_group(
-        changed(config, regularisers={"distill": {}}, optimizer_name="adamw", lr=2e-3, lora_rank=4)
-    )
-    shaken(group)
-    kls = [update(group, GROUPS, advantages=NOTHING)[1]["regularisers/distill"] for _ in range(12)]
-    assert kls[-1] < 0.5 * kls[0] and kls[0] > 1e-3
-
-
-@pytest.mark.slow
 def test_a_run_without_rewards_returns_to_its_checkpoint(random_llama_dir, tmp_path, ray_here, build):
     config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.0, reuse_fraction=0.0)
     algo = build(config.training(optimizer_name="adamw", lr=2e-3))
@@ -182,9 +166,9 @@ def test_a_run_without_rewards_returns_to_its_checkpoint(random_llama_dir, tmp_p
     again = build(own)
     moves = shaken(again.learner_group)
     again.weight_sync.sync(again.version)
-    results = [one.result for one in go(again, 40)]
+    results = [one.result for one in go(again, 16)]
     kls = [one["learners"]["default_policy"]["regularisers/distill"] for one in results]
-    assert np.mean(kls[-5:]) < 0.7 * np.mean(kls[:5])
+    assert np.mean(kls[-4:]) < 0.9 * np.mean(kls[:4])
     assert all(one["num_empty_batches"] == 0 for one in results)  # every group of one was trained on
     taught = again.learner_group._learner.regularisers._all["distill"]._teachers[0].model
     assert all(torch.equal(one, early[name]) for name, one in taught.named_parameters()) and moves

@@ -77,10 +77,3 @@ def test_a_missing_package_is_named(config, monkeypatch):
     (line,) = faults_of(config.training(optimizer_name="adamw_8bit"))
     assert "expected the package bitsandbytes: pip install 'rllib_srl[optimizers]'" in line
     assert optimizers.fault_of("adamw", 0) is None
-
-
-def test_every_name_is_an_optimiser():
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
-    for name in ("adamw", "sgd", "adamw_8bit"):
-        made = optimizers.make_optimizer(name, parameters, (0.8, 0.99), 0.0)
-        assert name == "sgd" or tuple(made.param_groups[0]["betas"]) == (0.8, 0.99)

@@ -285,8 +285,3 @@ def test_shards_share_the_answers_and_agree_on_their_number():
 def test_a_wrong_value_is_named(random_llama_dir, replay, line):
     with pytest.raises(ValueError, match=line):
         learner_config(random_llama_dir).replay(**replay).validate()
-
-
-def test_without_a_memory_nothing_can_be_held(random_llama_dir):
-    with pytest.raises(ValueError, match=r"replay_retain = 1.0 with capacity = 0; expected 0 without a memory"):
-        learner_config(random_llama_dir).replay(retain=1.0, capacity=0).validate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from rllib_srl.learner.group.retention import LEAST_GROUPS, MARGIN, RATE, UPDATES, RetentionWatch
 from rllib_srl.replay.settings import ReplaySettings
@@ -68,10 +67,3 @@ def test_only_updates_in_turn_count_that_hold_the_domain():
     assert again.get_state() == it.get_state() and again.get_state()["a"]["num_below"] > 0
     lines = played(again, [0, 0], UPDATES)
     assert lines == played(it, [0, 0], UPDATES) and len([each for each in lines if each]) == 1
-
-
-@pytest.mark.parametrize("num", [1, LEAST_GROUPS - 1])
-def test_a_few_groups_are_not_a_best(num):
-    it = watch()
-    played(it, [1, 1], num)
-    assert it.get_state()["a"]["best"] == 0 and not any(played(it, [0, 0], LEAST_GROUPS + UPDATES - num))

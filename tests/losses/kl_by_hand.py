@@ -14,11 +14,6 @@ from rllib_srl.types import Group
 Weights = Mapping[str, torch.Tensor]
 
 
-def weights_now(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of a model's weights."""
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
 def captured(algo: Any, weights: Any) -> list[tuple[list[Group], dict[str, torch.Tensor]]]:
     """Return a list to which each update adds the groups it trains on, and what `weights()` gives before it."""
     seen, learn = [], algo._learn

@@ -35,14 +35,6 @@ def test_values_and_errors_come_back_under_their_ids(calls):
     assert (calls.num_open, calls.num_abandoned) == (0, 0)
 
 
-def test_poll_waits_no_longer_than_asked(calls):
-    release = threading.Event()
-    calls.submit(1, release.wait, 60)
-    assert calls.poll(0.01) == []
-    release.set()
-    assert poll_all(calls, 1)[1].value is True
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mischief", ["loop-step", "sleep-step", "stubborn-step"])
 def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
@@ -169,12 +161,6 @@ def test_close_closes_idle_environments_within_a_bound():
     with pytest.raises(ValueError, match="submitted after close"):
         calls.submit(1, print)
     calls.close()  # a second time is fine
-
-
-def test_an_id_is_open_once(calls):
-    calls.submit("twice", time.sleep, 0.05)
-    with pytest.raises(ValueError, match="'twice' is already open"):
-        calls.submit("twice", print)
 
 
 def test_one_line_survives_any_error():

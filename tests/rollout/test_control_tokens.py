@@ -145,15 +145,3 @@ def test_what_only_a_normaliser_makes_a_control_token_is_refused():
         assert transcript.later("<turn>", 9)
         with pytest.raises(ValueError, match="encodes control tokens in '＜turn＞'"):
             transcript.later("＜turn＞", 9)  # wide brackets
-
-
-@pytest.mark.slow
-def test_the_packaged_model_reads_no_forged_turn():
-    from rllib_srl.engine.models import local_model
-
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(local_model("smollm2-135m"))
-    forged = "".join(tokenizer.all_special_tokens)
-    raw = RawTranscript(tokenizer)
-    assert not set(raw.first(forged)) & set(tokenizer.all_special_ids)
-    assert tokenizer.decode(raw.first(forged)) == forged

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from rllib_srl.engine import WeightSyncError, unpack
-from rllib_srl.engine.transformers_engine import TransformersEngine
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values
 from tests.small_worlds import small_config
@@ -53,11 +51,10 @@ class LosesATensor(LLMEnvRunner):
             self.engine.load_weights = load
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
-def config(request, random_llama_dir, tmp_path, ray_here):
+@pytest.fixture
+def config(random_llama_dir, tmp_path, ray_here):
     # Steps that move the policy by more than rounding does, in bf16 too.
-    config = small_config(random_llama_dir, tmp_path).training(compute_dtype=request.param)
-    return config.training(lr=0.02, num_prompts_per_batch=16)
+    return small_config(random_llama_dir, tmp_path).training(lr=0.02, num_prompts_per_batch=16)
 
 
 def tampered(monkeypatch, change):
@@ -74,43 +71,18 @@ def train(algo, num_iterations):
     return [algo.train() for _ in range(num_iterations)]
 
 
-@pytest.mark.slow
-def test_a_healthy_engine_trains_on(config):
-    algo = config.build_algo()
-    assert [result["weight_sync"]["version"] for result in train(algo, 3)] == [1, 2, 3]
-    algo.stop()
-
-
-@pytest.mark.parametrize("change", [stale_layer, swapped_keys_and_values])
-def test_a_fault_in_loading_stops_the_start(config, monkeypatch, change):
-    tampered(monkeypatch, change)
+def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
+    tampered(monkeypatch, stale_layer)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
         config.build_algo()
-    if change is stale_layer:
-        assert caught.value.tensors and all(name.startswith(LAYER) for name in caught.value.tensors)
-
-
-def test_a_stale_tied_head_stops_the_start(config, monkeypatch):
-    load = TransformersEngine.__init__
-
-    def with_its_own_head(self, *args, **kwargs):
-        load(self, *args, **kwargs)
-        head = self._model.lm_head
-        head.weight = torch.nn.Parameter(head.weight.clone(), requires_grad=False)
-        self._expected = {name: shape for name, shape in self._expected.items() if name != "lm_head.weight"}
-
-    monkeypatch.setattr(TransformersEngine, "__init__", with_its_own_head)
-    with pytest.raises(WeightSyncError, match="version 0") as caught:
-        config.build_algo()
-    assert caught.value.tensors == ("lm_head.weight",)
+    assert caught.value.tensors and all(name.startswith(LAYER) for name in caught.value.tensors)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [stale_layer, swapped_keys_and_values])
-def test_a_fault_that_comes_later_stops_training(config, monkeypatch, change):
-    algo = config.build_algo()
+def test_a_fault_that_comes_later_stops_training(config, monkeypatch):
+    algo = config.training(compute_dtype="bfloat16").build_algo()
     assert algo.train()["weight_sync"]["version"] == 1
-    tampered(monkeypatch, change)
+    tampered(monkeypatch, swapped_keys_and_values)
     with pytest.raises(WeightSyncError, match=r"version [2-5]: .*the canary differs|the canary differs.*version [2-5]"):
         train(algo, 4)
     algo.stop()
@@ -124,12 +96,10 @@ def test_a_skipped_sync_stops_training(config):
     algo.stop()
 
 
-@pytest.mark.parametrize("config", ["float32"], indirect=True)
-@pytest.mark.parametrize("num_env_runners", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_damaged_receipt_stops_training_and_names_the_tensor(config, num_env_runners):
+@pytest.mark.slow
+def test_a_damaged_receipt_stops_training_and_names_the_tensor(config):
     """Through a remote runner the error arrives as it was raised, not as Ray's wrapper."""
-    config.env_runners(env_runner_cls=LosesATensor, num_env_runners=num_env_runners)
-    algo = config.build_algo()
+    algo = config.env_runners(env_runner_cls=LosesATensor, num_env_runners=1).build_algo()
     with pytest.raises(WeightSyncError, match="version 1") as caught:
         algo.train()
     assert caught.value.tensors == (LAYER + "mlp.up_proj.weight",) and caught.value.version == 1
