@@ -216,34 +216,18 @@ class Report:
         if line := self._silent_groups.warning(rule):
             self.warn(line)
 
-    def ahead(
-        self,
-        lags: Sequence[int],
-        num_late: int,
-        num_dropped_tokens: int,
-        seconds: Mapping[int, Mapping[str, float]],
-        waiting_share: float,
-    ) -> None:
+    def ahead(self, lags: Sequence[int], num_late: int, num_dropped_tokens: int) -> None:
         """Log rollouts that are ahead of training.
 
         Args:
             lags: updates between the start of each group and its training.
             num_late: groups with more lag than `max_lag`.
             num_dropped_tokens: generated tokens of late groups that are never trained on.
-            seconds: of each runner, playing (slice_s), of it in the engine (engine_s), and without groups (idle_s).
-            waiting_share: of the time, in which the learners waited for groups.
         """
-        total = [max(one.get("idle_s", 0.0) + one.get("slice_s", 0.0), 1e-9) for one in seconds.values()]
-        spent = list(zip(seconds.values(), total, strict=True))
-        idle = [one.get("idle_s", 0.0) / all_s for one, all_s in spent]
-        engine_idle = [1 - min(1.0, one.get("engine_s", 0.0) / all_s) for one, all_s in spent]
         values = {
             "lag_mean": float(np.mean(lags)) if lags else float("nan"),
             "lag_max": max(lags, default=0),
             "late_share": num_late / len(lags) if lags else 0.0,
-            "runner_idle_share": float(np.mean(idle)) if idle else float("nan"),
-            "engine_idle_share": float(np.mean(engine_idle)) if engine_idle else float("nan"),
-            "learner_idle_share": waiting_share,
         }
         for name, value in values.items():
             self._metrics.log_value((ROLLOUT_RESULTS, name), value, reduce="mean", window=1)

@@ -340,15 +340,14 @@ class SRL(SavedAlgorithm):
         more than `max_lag` are not among the groups.
         """
         groups = sorted((g for batch in batches for g in batch.groups), key=lambda g: group_order(g.group_id))
-        if (ahead := self.rollouts.ahead) is None:
+        if self.rollouts.ahead is None:
             return groups, frozenset()
         lag = {group.group_id: self.version - int(group.versions_G2[:, 0].min()) for group in groups}
         late = [group for group in groups if lag[group.group_id] > self.config.max_lag]
         num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in late))
         is_dropped = self.config.late == "drop"
         is_trained_later = not is_dropped and self.config.may_draw("reuse")
-        spent = ahead.take_seconds(), ahead.take_waiting_share()
-        self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later), *spent)
+        self.report.ahead(list(lag.values()), len(late), num_tokens * (not is_trained_later))
         if late and not is_dropped and not is_trained_later:
             self.report.warn_of_late_groups(len(late))
         names = frozenset(group.group_id for group in late)

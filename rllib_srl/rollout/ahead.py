@@ -74,9 +74,7 @@ class RolloutsAhead:
         self._error: Exception | None = None
         self._wanted = self._num_at_rest = 0
         self._is_closed = False
-        self._seconds: dict[int, dict[str, float]] = {}
-        self._idle_since: dict[int, float] = {}
-        self._waited_s, self._waited_from = 0.0, time.monotonic()  # in `take`, and since when
+        self._seconds: dict[int, list[dict[str, float]]] = {}  # of the slices since the last `take`, by runner
         self._thread = threading.Thread(target=self._keep_going, name="rollouts-ahead", daemon=True)
         self._thread.start()
 
@@ -122,11 +120,9 @@ class RolloutsAhead:
         num = min(num, len(self._groups))
         with self._changed:
             self._wanted = num
-        start = time.monotonic()
         try:
             self._wait(lambda: len(self._ended()) >= num, f"{num} groups did not end", restore)
         finally:
-            self._waited_s += time.monotonic() - start
             with self._changed:
                 self._wanted = 0
         with self._changed:
@@ -135,10 +131,10 @@ class RolloutsAhead:
                 del self._groups[one.group_id]
             batches = [one.batch for one in taken if one.batch is not None]
             if batches:
-                names = ("engine_s", "environment_s")
-                spent = self._seconds.values()
-                most = {name: max((one.get(name, 0.0) for one in spent), default=0.0) for name in names}
-                batches[0] = replace(batches[0], seconds={**batches[0].seconds, **most})
+                spent, self._seconds = list(self._seconds.values()), {}
+                for name in ("engine_s", "environment_s"):
+                    most = max((sum(one.get(name, 0.0) for one in slices) for slices in spent), default=0.0)
+                    batches[0] = replace(batches[0], seconds={**batches[0].seconds, name: most})
             return batches
 
     def finish(self, restore: Restore) -> None:
@@ -163,25 +159,6 @@ class RolloutsAhead:
             with self._changed:
                 self._num_at_rest -= 1
                 self._changed.notify_all()
-
-    def take_seconds(self) -> dict[int, dict[str, float]]:
-        """Return runner id -> seconds since the last call: slice_s, of it engine_s and environment_s; idle_s.
-
-        A runner is idle while it has no groups.
-        """
-        with self._changed:
-            now = time.monotonic()
-            for runner_id, since in self._idle_since.items():
-                self._spend(runner_id, {"idle_s": now - since})
-                self._idle_since[runner_id] = now
-            found, self._seconds = self._seconds, {}
-            return found
-
-    def take_waiting_share(self) -> float:
-        """Return the share of the time since the last call in which `take` waited: the learners had nothing to do."""
-        waited_s, since, now = self._waited_s, self._waited_from, time.monotonic()
-        self._waited_s, self._waited_from = 0.0, now
-        return waited_s / max(now - since, 1e-9)
 
     def forget(self) -> None:
         """Drop all outstanding groups, on the runners too."""
@@ -284,10 +261,7 @@ class RolloutsAhead:
                 continue
             new = self._take_new(runner_id)
             if not self._unended(runner_id):
-                self._idle_since.setdefault(runner_id, time.monotonic())
                 continue
-            if (since := self._idle_since.pop(runner_id, None)) is not None:
-                self._spend(runner_id, {"idle_s": time.monotonic() - since})
             missing = max(0, self._wanted - len(self._ended()))
             enough = -(-missing // len(self._runners.ids))
             how = (self.version, self._slice_s, enough, new)
@@ -323,7 +297,7 @@ class RolloutsAhead:
 
     def _keep(self, runner_id: int, played: Slice) -> None:
         """Keep the batches of a slice; a runner that has not the groups it should have is lost."""
-        self._spend(runner_id, played.seconds)
+        self._seconds.setdefault(runner_id, []).append(played.seconds)
         for group_id, batch in played.batches.items():
             if group_id in self._groups:
                 self._groups[group_id].batch = batch
@@ -331,10 +305,6 @@ class RolloutsAhead:
         if played.num_unfinished != expected:
             reason = f"plays {played.num_unfinished} groups instead of {expected}"
             self._lost[runner_id] = Failure(reason, is_silent=False)
-
-    def _spend(self, runner_id: int, seconds: Mapping[str, float]) -> None:
-        own = self._seconds.setdefault(runner_id, {})
-        own.update({name: own.get(name, 0.0) + value for name, value in seconds.items()})
 
     def _drop_silent(self) -> None:
         with self._changed:

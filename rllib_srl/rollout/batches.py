@@ -65,7 +65,7 @@ class Slice:
     """
 
     batches: dict[str, RunnerBatch]  # by group id
-    seconds: dict[str, float]  # slice_s, and its parts engine_s and environment_s
+    seconds: dict[str, float]  # engine_s and environment_s
     num_unfinished: int  # groups
 
 

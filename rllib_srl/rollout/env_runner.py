@@ -183,20 +183,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             return None, []
         if self._in_play is None:
             self._in_play = self._new_play({}, {})  # environments that wait never hold up the engine
-        start = time.monotonic()
         try:
             if begin is not None:
                 self._begin(self._in_play, begin)
-            ended = self._in_play.advance(start + slice_s, enough)
+            ended = self._in_play.advance(time.monotonic() + slice_s, enough)
             batches = self._batches_of(ended)
         except BaseException:
             self.drop_play()
             raise
-        seconds = {**self._in_play.take_seconds(), "slice_s": time.monotonic() - start}
         apart = {group_id: batch.apart() for group_id, batch in batches.items()}
         groups = [group for _, own in apart.values() for group in own]
         bare = {group_id: batch for group_id, (batch, _) in apart.items()}
-        return Slice(bare, seconds, len(self._in_play)), groups
+        return Slice(bare, self._in_play.take_seconds(), len(self._in_play)), groups
 
     def _begin(self, in_play: GroupsInPlay, arguments: PlayArguments) -> None:
         if (seed := arguments["seed"]) is not None and not len(in_play):

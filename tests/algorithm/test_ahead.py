@@ -49,10 +49,7 @@ def test_each_prompt_is_trained_on_once_and_lags_one_update(random_llama_dir, tm
             engine_s += result["env_runners"]["engine_s"]
             num_heldout.append(result.get("evaluation", {}).get("num_prompts"))
     assert engine_s > 0
-    idle = {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
-    assert set(result["rollout"]) == {"lag_mean", "lag_max", "late_share", *idle}
-    assert result["rollout"]["lag_mean"] == 1 and all(0 <= result["rollout"][name] <= 1 for name in idle)
-    assert result["rollout"]["engine_idle_share"] >= result["rollout"]["runner_idle_share"]
+    assert set(result["rollout"]) == {"lag_mean", "lag_max", "late_share"} and result["rollout"]["lag_mean"] == 1
     ids = [meta.group_id for one in iterations for meta in one.metas]
     begun = ids + [one.group_id for one in algo.rollouts.ahead.outstanding]
     first = {f"1.{slot}" for slot in range(2 * P)}  # of the first iteration, then P in each

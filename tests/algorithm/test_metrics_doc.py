@@ -41,7 +41,6 @@ RARE |= {"num_groups_undone"}  # after a restore
 RARE |= {"regularisers/[^/]+", "num_importance_episodes"}
 RARE |= {f"agent/num_{name}" for name in ("calls", "conversations", "rewritten", "refused", "unheard")}
 RARE |= {"lag_mean", "lag_max", "late_share", "num_tokens_dropped_late"}
-RARE |= {f"{who}_idle_share" for who in ("runner", "engine", "learner")}
 RARE |= {f"by_domain/[^/]+/{name}" for name in ("kl", "delta", "cosine")}  # test_retention.py
 RARE |= {"cosine"}  # likewise: every tenth iteration
 RARE |= {"reuse_fraction"}  # contrib/test_forgetting.py

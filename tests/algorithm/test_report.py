@@ -88,24 +88,13 @@ def test_the_first_losses_of_an_iteration_are_shown_and_the_rest_counted(tmp_pat
     assert [record.getMessage() for record in caplog.records] == [*shown, *shown, more]
 
 
-def test_idle_shares_with_rollouts_ahead_by_hand(tmp_path):
-    report = Report(MetricsLogger(root=True), tmp_path)
-    seconds = {1: {"idle_s": 1.0, "slice_s": 3.0, "engine_s": 1.0}, 2: {"slice_s": 2.0, "engine_s": 2.0}}
-    report.ahead([0, 2], 1, 5, seconds, 0.25)
-    found = report._metrics.reduce(compile=True)["rollout"]
-    assert (found["lag_mean"], found["lag_max"], found["late_share"]) == (1.0, 2, 0.5)
-    assert (found["runner_idle_share"], found["engine_idle_share"]) == ((1 / 4 + 0) / 2, (3 / 4 + 0) / 2)
-    assert found["learner_idle_share"] == 0.25
-
-
 @pytest.mark.parametrize(("late", "reuses"), [("drop", True), ("memory", True), ("memory", False)])
 def test_late_groups_are_dropped_or_stored_and_what_never_trains_is_counted(tmp_path, caplog, late, reuses):
     """At version 5 with `max_lag` 1 a group that began at 3 is late, and one of 4 is not."""
     metas = [GroupMeta.of(a_group(n, place=n, versions_G2=np.full((4, 2), n + 3)), None) for n in (0, 1)]
-    ahead = SimpleNamespace(take_seconds=dict, take_waiting_share=float)
     config = SimpleNamespace(max_lag=1, late=late, may_draw=lambda kind: reuses)
     report = Report(MetricsLogger(root=True), tmp_path)
-    algo = SimpleNamespace(version=5, rollouts=SimpleNamespace(ahead=ahead), config=config, report=report)
+    algo = SimpleNamespace(version=5, rollouts=SimpleNamespace(ahead=True), config=config, report=report)
     with caplog.at_level(logging.WARNING, "rllib_srl"):
         for _ in range(2):
             groups, names = SRL._kept(algo, [RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])

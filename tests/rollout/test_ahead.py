@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from rllib_srl.rollout.ahead import RolloutsAhead
 from rllib_srl.rollout.batches import RunnerBatch, Slice
 from rllib_srl.rollout.runner_group import PendingSlice
 from rllib_srl.types import Prompt
-from tests.waiting import wait_until
 
 SIZE = 2  # episodes of a group
 
@@ -124,31 +122,3 @@ def test_every_group_is_delivered_once_and_lags_by_the_updates_since_it_began(se
     assert set(delivered.values()) == {1} and sum(delivered.values()) == sizes[0] + sum(sizes)
     assert not ahead.outstanding
     assert death or not restarts
-
-
-def test_the_share_of_time_that_training_waits():
-    runners = Runners(random.Random(1), 1, 0.0)
-    original, ahead_module.ray = ahead_module.ray, SimpleNamespace(wait=runners.wait)
-    ahead = RolloutsAhead(runners, slice_s=0.002, timeout_s=30.0, max_tries=1)
-    try:
-        ahead.take_waiting_share()
-        time.sleep(0.05)
-        earliest = time.monotonic()
-        assert ahead.take_waiting_share() == 0.0  # nothing was waited for
-        start = time.monotonic()
-        with ahead.at_rest():
-            launch(ahead, ["a"], random.Random(1))
-            taking = threading.Thread(target=ahead.take, args=(1, lambda lost: None))
-            taking.start()
-            assert wait_until(lambda: ahead._wanted == 1)
-            time.sleep(0.2)
-        taking.join(60)
-        waited_s = time.monotonic() - start
-        time.sleep(0.2)
-        least_s = time.monotonic() - start
-        share, most_s = ahead.take_waiting_share(), time.monotonic() - earliest
-        assert 0.1 / most_s <= share <= min(0.99, waited_s / least_s)
-        assert ahead.take_waiting_share() == 0.0
-    finally:
-        ahead.close()
-        ahead_module.ray = original
