@@ -13,9 +13,8 @@ from typing import Any, Protocol, Unpack
 import numpy as np
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN, NUM_EPISODES
 
-from rllib_srl.algorithm.answers import answer_diversity
 from rllib_srl.algorithm.config import SRLConfig
-from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
+from rllib_srl.common.statistics import answer_diversity, pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.rollout.batches import PlayOptions, RunnerBatch
 from rllib_srl.types import GroupMeta, Prompt

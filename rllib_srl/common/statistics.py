@@ -1,8 +1,10 @@
-"""Statistics of an accuracy: Wilson interval, pass@k and pass^k. Pure Python."""
+"""Statistics of an accuracy and of answers: Wilson interval, pass@k and pass^k, diversity. Pure Python."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 Z_95 = 1.959963984540054
 
@@ -65,3 +67,18 @@ def pass_hat_k(num_samples: int, num_right: int, k: int) -> float:
 def _check_counts(num_samples: int, num_right: int, k: int) -> None:
     if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
         raise ValueError(f"n = {num_samples}, c = {num_right}, k = {k}; expected 1 <= k <= n and 0 <= c <= n")
+
+
+def answer_diversity(answers: Sequence[Hashable]) -> float:
+    """Return the probability that two different episodes of a prompt gave different answers, in [0, 1].
+
+    D = 1 - sum_a n_a (n_a - 1) / (n (n - 1)), unbiased in the number of episodes n; NaN for fewer than two.
+
+    Args:
+        answers: answers of the episodes of one prompt, normalised for comparison.
+
+    Source: Simpson 1949, Nature 163, "Measurement of diversity".
+    """
+    n = len(answers)
+    same = sum(count * (count - 1) for count in Counter(answers).values())
+    return 1.0 - same / (n * (n - 1)) if n > 1 else float("nan")

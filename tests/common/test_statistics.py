@@ -1,12 +1,15 @@
-"""Intervals and pass@k against values worked by hand."""
+"""Intervals, pass@k and the diversity of answers against values worked by hand."""
 
 from __future__ import annotations
 
 from itertools import combinations
+from math import isnan
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rllib_srl.common.statistics import pass_at_k, wilson_interval
+from rllib_srl.common.statistics import answer_diversity, pass_at_k, pass_hat_k, wilson_interval
 
 
 def test_wilson_interval_of_eight_in_ten():
@@ -21,12 +24,22 @@ def test_wilson_interval_stays_inside_and_narrows():
 
 
 @pytest.mark.parametrize("n, c, k", [(5, 0, 2), (5, 1, 2), (5, 3, 2), (5, 5, 5), (6, 2, 1)])
-def test_pass_at_k_counts_the_draws_that_hold_a_right_answer(n, c, k):
+def test_pass_at_k_and_pass_hat_k_count_draws(n, c, k):
     draws = list(combinations(range(n), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(min(draw) < c for draw in draws) / len(draws))
+    assert pass_hat_k(n, c, k) == pytest.approx(sum(max(draw) < c for draw in draws) / len(draws))
+    assert pass_hat_k(n, c, 1) == pytest.approx(pass_at_k(n, c, 1))
 
 
 @pytest.mark.parametrize("arguments", [(4, 5, 1), (4, 2, 5), (4, -1, 1), (4, 2, 0)])
-def test_counts_that_do_not_fit_are_refused(arguments):
+@pytest.mark.parametrize("statistic", [pass_at_k, pass_hat_k])
+def test_counts_that_do_not_fit_are_refused(statistic, arguments):
     with pytest.raises(ValueError, match="expected 1 <= k <= n"):
-        pass_at_k(*arguments)
+        statistic(*arguments)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=7))
+def test_diversity_counts_the_pairs_that_differ(answers):
+    pairs = list(combinations(answers, 2))
+    assert answer_diversity(answers) == pytest.approx(sum(a != b for a, b in pairs) / len(pairs))
+    assert isnan(answer_diversity(answers[:1]))
