@@ -33,6 +33,7 @@ if __name__ == "__main__":
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.payloads import encode
 from rllib_srl.types import Group, Prompt, StopReason
+from tests.replay.validity import check_valid, content
 
 LONGEST_LIFE_S = 0.15
 SETTINGS: dict[str, Any] = {"capacity": 30, "admit": None, "max_uses": 99}
@@ -74,10 +75,11 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
     return [vars(visit) for visit in buffer.add([a_group(number, now, generator) for number in numbers], now, name)]
 
 
-def content(buffer: SRLReplayBuffer) -> tuple[Any, ...]:
+def stored(buffer: SRLReplayBuffer) -> tuple[Any, ...]:
     """Return everything that the store of a buffer holds."""
     tables, state = buffer.store.read()
-    return buffer.store.position, tables.content(), [buffer.store.payload(seq) for seq in tables.seqs()], state
+    payloads = [buffer.store.payload(int(seq)) for seq in np.sort(tables.groups["seq"][tables.group_slots()])]
+    return buffer.store.position, content(tables), payloads, state
 
 
 def use(directory: Path, seed: int, position: int, pipe: int) -> None:
@@ -122,17 +124,17 @@ def run(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
             call(twin, seed, twin.store.position)
         buffer = opened(directory / "killed", seed)
         try:
-            buffer.check_valid()
+            check_valid(buffer)
             if buffer.store.position not in (position, position + 1):
                 faults.append(f"kill {kill}: {buffer.store.position} calls stored, {position} acknowledged")
             again, want = (call(one, seed, position) for one in (buffer, twin))  # the one under way
             position += 1
             if again != want:
                 faults.append(f"kill {kill}: call {position - 1} answers otherwise when it is repeated")
-            if content(buffer) != content(twin):
+            if stored(buffer) != stored(twin):
                 faults.append(f"kill {kill}: the memory differs from its twin after {position} calls")
-        except ValueError as error:
-            faults.append(f"kill {kill}: {error}")
+        except AssertionError as error:
+            faults.append(f"kill {kill}: {error!r}")
         buffer.close()
     twin.close()
     return {"num_kills": num_kills, "num_lives": num_lives, "num_calls": position, "faults": faults}

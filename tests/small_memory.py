@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import Group, GroupMeta, Prompt
+from tests.replay.validity import check_tables, check_valid
 from tests.small_worlds import small_config
 
 # Every part of the schedule on, all of which is off by default.
@@ -123,5 +125,9 @@ def stored_of(algo: SRL, directory: Path) -> Iterator[Reading]:
 
 
 def check_memory(algo: SRL) -> None:
-    """Check every invariant of the memory."""
-    algo.memory.check_valid()
+    """Check that what the memory stores is valid, and in this process that the buffer holds the same."""
+    if algo.memory.process.is_local:
+        check_valid(algo.memory.process.actor)
+        return
+    with TemporaryDirectory() as directory, stored_of(algo, Path(directory)) as memory:
+        check_tables(memory.tables, memory.store)

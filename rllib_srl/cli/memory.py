@@ -1,9 +1,8 @@
-"""Look into the memory of a run, verify it, remove items from it.
+"""Look into the memory of a run, and remove items from it.
 
     srl memory stats results/first                                gauges and counts
     srl memory list results/first --sort pass_rate --limit 20     items, hardest first
     srl memory show results/first 4b9d                            one item: state, draws, episodes
-    srl memory verify results/first                               every page, group and invariant
     srl memory drop results/first 4b9d                            remove items for good, also from the checkpoints
 
 DIR is a run's directory, a checkpoint, a buffer's directory or a database file. ITEM is a prompt id, or the beginning
@@ -27,9 +26,8 @@ from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
 from rllib_srl.replay.drop import drop
 from rllib_srl.replay.metrics import by_domain
-from rllib_srl.replay.reading import Reading, database_in, faults_of, reading
+from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import StoreError
-from rllib_srl.storage.checkpoints import MANIFEST, verify_sealed
 from rllib_srl.types import Prompt
 
 WIDEST_PROMPT = 36  # characters of a prompt in `list`
@@ -182,20 +180,6 @@ def group_lines(memory: Reading, row: np.void, decode: Decode | None) -> Iterato
                 yield f"{role if number == 0 else '':>11} │ {printable(line)}".rstrip()
 
 
-def verify(arguments: argparse.Namespace) -> int:
-    """Verify a memory, and a checkpoint's manifest; the exit status is 1 if anything is wrong."""
-    if (arguments.directory / MANIFEST).is_file():
-        verify_sealed(arguments.directory)
-    path = database_in(arguments.directory)
-    if faults := faults_of(path):
-        print(*faults, sep="\n")
-        return 1
-    with reading(path) as memory:
-        counts = f"{len(memory.tables)} items, {memory.tables.num_groups} groups"
-        print(f"ok  {path}: {counts}, position {memory.store.position}")
-    return 0
-
-
 def drop_items(arguments: argparse.Namespace) -> None:
     """Remove items for good from a run and its checkpoints; transcripts and ratings keep their texts."""
     which = {"domain": arguments.domain, "before": arguments.before}
@@ -247,7 +231,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(**help_of(__doc__))
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, action: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
+    def command(name: str, action: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
         meaning = (action.__doc__ or "").strip()
         added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         added.set_defaults(action=action)
@@ -263,7 +247,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     showing = command("show", show)
     showing.add_argument("item", metavar="ITEM")
     showing.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
-    command("verify", verify)
     dropping = command("drop", drop_items)
     dropping.add_argument("items", nargs="*", metavar="ITEM")
     dropping.add_argument("--domain", help="also all items of this domain")
@@ -283,9 +266,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the subcommand."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        return arguments.action(arguments) or 0
+        arguments.action(arguments)
     except (ValueError, OSError, StoreError) as error:  # the message is enough without a traceback
         if arguments.debug:
             raise
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 1
+    return 0

@@ -58,8 +58,7 @@ class Drawn(NamedTuple):
 class SRLReplayBuffer:
     """Replay buffer of items, their groups and their schedule.
 
-    Invariant: `check_valid` passes; outside a call, memory and store agree; the effect of every call that has returned
-    is in the store.
+    Invariant: outside a call, memory and store agree; the effect of every call that has returned is in the store.
     """
 
     def __init__(
@@ -419,7 +418,7 @@ class SRLReplayBuffer:
                 self.tables.remove_item(slot)
                 self.counts["num_evicted"] += 1
 
-    # --- copies and checks -----------------------------------------------------------------------
+    # --- copies ----------------------------------------------------------------------------------
 
     def stats(self, now: int) -> dict[str, float]:
         """Return gauges of size, and all lifetime counts."""
@@ -443,19 +442,3 @@ class SRLReplayBuffer:
     def close(self) -> None:
         """Close the store."""
         self.store.close()
-
-    def check_valid(self) -> None:
-        """Raise a ValueError that names every broken invariant of the tables, and what the store holds otherwise."""
-        stored, written = self.store.read()
-        held, loaded = self.tables.content(), stored.content()
-        # New settings are written with the next commit.
-        state = {name: value for name, value in self._state().items() if name != "settings" and written}
-        same = {
-            **{name: loaded[name] == value for name, value in held.items()},
-            "payloads": self.store.payload_seqs() == set(held["groups"]),
-            **{f"state {name!r}": written.get(name) == value for name, value in state.items()},
-        }
-        faults = self.tables.faults()
-        faults += [f"the store has other {name} than the memory" for name, is_same in same.items() if not is_same]
-        if faults:
-            raise ValueError("; ".join(faults))

@@ -174,10 +174,6 @@ class ReplayClient:
         gauges = {name: float(value) for name, value in found.items()}
         return {**gauges, "num_restarts": self.process.num_restarts, **self.counts}
 
-    def check_valid(self) -> None:
-        """Check every invariant of the buffer; for tests, since it reads all of it."""
-        self.process.call(Call.of(RLlibReplayBuffer.check_valid))
-
     # --- checkpoints -----------------------------------------------------------------------------
 
     def snapshot(self, directory: Path) -> None:

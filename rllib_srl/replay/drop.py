@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.replay.reading import copied, database_in, reading
+from rllib_srl.replay.reading import database_in, reading
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
@@ -43,7 +43,8 @@ def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, in
             with closing(Store(path.parent)) as store:
                 removed[path] = _remove(store, **which)
             continue
-        with copied(path) as scratch, closing(Store(scratch)) as store:
+        with closing(Store(None)) as store:
+            store.restore(path)
             removed[path] = _remove(store, **which)
             store.snapshot(path)
         seal(*sealed[path], make_key())

@@ -32,10 +32,6 @@ GROUP = np.dtype(
     + [("size", "i4"), ("num_success", "i4"), ("reward", "f4"), ("variance", "f4"), ("abs_advantage", "f4")]
     + [("nll", "f4"), ("num_tokens", "i4"), ("num_loss_tokens", "i4")]
 )
-_AT_LEAST_0 = (
-    *("stability", "interval", "variance", "reps", "lapses", "visits", "num_success", "domain"),
-    *("history_count", "num_silent", "pass_rate", "diversity", "uses", "num_loss_tokens", "num_bytes", "abs_advantage"),
-)
 NO_ITEMS, NO_GROUPS = np.zeros(0, ITEM), np.zeros(0, GROUP)
 
 
@@ -101,7 +97,7 @@ class _Table:
 
 
 class Tables:
-    """The rows of all items and of their groups. Invariant: `faults` is empty; keys, items and groups are linked."""
+    """The rows of all items and of their groups. Invariant: keys, items and groups are linked."""
 
     def __init__(
         self,
@@ -221,11 +217,6 @@ class Tables:
     def group_slots(self) -> np.ndarray:
         """Return the slots of all groups, ascending."""
         return np.flatnonzero(self.is_group_N)
-
-    def seqs(self) -> list[int]:
-        """Return the seq of every group, ascending."""
-        seqs: list[int] = np.sort(self.groups["seq"][self.group_slots()]).tolist()
-        return seqs
 
     def groups_of(self, slot: int) -> list[int]:
         """Return the group slots of an item, oldest first."""
@@ -350,47 +341,3 @@ class Tables:
         """Note that all changes are stored."""
         for noted in (self._items.changed, self._groups.changed, self.removed_slots, self.removed_groups):
             noted.clear()
-
-    # --- checks ----------------------------------------------------------------------------------
-
-    def content(self) -> dict[str, Any]:
-        """Return everything in a form that `==` compares; the slots of groups do not count."""
-        groups_N, slots_N, (with_vector, vectors_KD) = self.group_slots(), self.slots(), self.vectors
-        seq_of = dict(zip(groups_N.tolist(), self.groups["seq"][groups_N].tolist(), strict=True))
-        return {
-            "keys": dict(self._slots),
-            "items": (slots_N.tolist(), rows_at(self.items, slots_N).tobytes()),
-            "prompts": dict(self._prompts),
-            "vectors": (with_vector.tolist(), vectors_KD.tobytes()),
-            "groups": {seq: self.groups[at].tobytes() for at, seq in seq_of.items()},
-            "ids of groups": {seq: self.group_ids.get(at) for at, seq in seq_of.items()},
-            "groups of items": {slot: [seq_of.get(at) for at in groups] for slot, groups in self._groups_of.items()},
-            "targets": dict(self.targets),
-        }
-
-    def faults(self) -> list[str]:
-        """Return one message for each value that cannot be."""
-        items_N, rows_N = rows_at(self.items, self.slots()), rows_at(self.groups, self.group_slots())
-        laws = {
-            "numbers are finite and counts at least 0": _in_range(items_N) and _in_range(rows_N),
-            "alpha and beta are above 0": (items_N["alpha"] > 0).all() and (items_N["beta"] > 0).all(),
-            "no item is due before its last review": (items_N["last_review"] <= items_N["due"]).all(),
-            "every item is of a known domain": (items_N["domain"] < len(self.domains)).all(),
-            "a target belongs to a group": {seq for seq, _ in self.targets} <= set(rows_N["seq"].tolist()),
-            "no seq is used twice": all(
-                len(np.unique(rows["seq"])) == len(rows) and (rows["seq"] < end).all()
-                for rows, end in ((items_N, self.next_seq), (rows_N, self.next_group_seq))
-            ),
-            "a free row is zero": not any(
-                table.rows.view(np.uint8).reshape(len(table.rows), -1)[~table.is_used].any()
-                for table in (self._items, self._groups)
-            ),
-        }
-        return [f"{law}: not so in this memory" for law, holds in laws.items() if not holds]
-
-
-def _in_range(rows_N: np.ndarray) -> bool:
-    """Return whether all numbers are finite, and none of `_AT_LEAST_0` is negative."""
-    columns = {name: rows_N[name] for name in rows_N.dtype.names or ()}
-    is_negative = any((columns[name] < 0).any() for name in _AT_LEAST_0 if name in columns)
-    return not is_negative and all(np.isfinite(values_N).all() for values_N in columns.values())

@@ -1,6 +1,6 @@
 """Read a memory from outside the process that owns it, on a copy, without disturbing the run or writing to its files.
 
-    DIR --database_in--> its path --copied--> a temporary copy --reading--> Reading: tables, state
+    DIR --database_in--> its path --reading--> Reading: tables and state of a temporary copy
 
 The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
 the run's commits do not wait for it.
@@ -8,8 +8,6 @@ the run's commits do not wait for it.
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.rules import CONTRIB
-from rllib_srl.replay.items import Tables, key_of, rows_at
+from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
-from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError, copy
+from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError
 from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
@@ -45,18 +43,6 @@ def database_in(path: Path) -> Path:
             return place
     reason = "holds no memory" if path.is_dir() else "does not exist"
     raise StoreError(f"{path} {reason}; expected a run's directory, a checkpoint or a memory's database")
-
-
-@contextmanager
-def copied(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory with a copy of a database, under the file name that a buffer uses.
-
-    Raises:
-        StoreError: it cannot be read, or there is no room for the copy, which is as large and lies in TMPDIR.
-    """
-    with tempfile.TemporaryDirectory(prefix="rllib_srl_reading_") as scratch:
-        copy(path, Path(scratch) / DATABASE)
-        yield Path(scratch)
 
 
 @dataclass(frozen=True)
@@ -133,44 +119,10 @@ def reading(path: Path) -> Iterator[Reading]:
     """Yield the content of the memory of a run, a checkpoint or a buffer, live or closed; `path` as in `database_in`.
 
     Raises:
-        StoreError: it cannot be read, is damaged, or of another version.
+        StoreError: it cannot be read, is damaged or of another version, or TMPDIR has no room for a copy.
     """
     path = database_in(path)
-    with copied(path) as directory, closing(Store(directory)) as store:
+    with closing(Store(None)) as store:
+        store.restore(path)
         store.path = path  # as errors name it
         yield Reading(path, store, *store.read())
-
-
-def faults_of(path: Path) -> list[str]:
-    """Return one message for each error of a memory, live or closed: in its pages, groups and tables.
-
-    Errors of pages or groups end the verification, because later steps would repeat them.
-    """
-    try:
-        with copied(path) as directory, closing(sqlite3.connect(directory / DATABASE)) as db:
-            found = [" ".join(text.split()) for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
-        if found:
-            return [f"page: {text}" for text in found]
-        with reading(path) as one:
-            faults = [*_faults_of_groups(one)] or one.tables.faults()
-            if not faults and one.store.payload_seqs() != set(one.tables.seqs()):
-                faults = ["the payloads are not those of the groups"]
-            return faults
-    except (StoreError, ValueError, sqlite3.DatabaseError) as error:
-        return [str(error)]
-
-
-def _faults_of_groups(one: Reading) -> Iterator[str]:
-    """Yield one message for each group that cannot be read, or does not match its item or its row."""
-    for row in one.tables.groups[one.tables.group_slots()]:
-        seq = int(row["seq"])
-        try:
-            group = one.group(seq)
-            group.check_valid()
-        except (StoreError, ValueError) as error:
-            yield str(error)
-            continue
-        if key_of(group.prompt) != one.tables.items["key"][row["slot"]]:
-            yield f"group {seq} is of {group.prompt.env_id} [{group.prompt.prompt_id}], which is not its item"
-        if (len(group.token_ids_N), group.size) != (row["num_tokens"], row["size"]):
-            yield f"group {seq} has {len(group.token_ids_N)} tokens in {group.size} episodes; its row says otherwise"

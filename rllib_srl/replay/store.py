@@ -78,7 +78,7 @@ class Store(Database):
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
         self.pragmas = (
             f"page_size = {PAGE_BYTES}",
-            "journal_mode = WAL",
+            f"journal_mode = {'WAL' if self._scratch is None else 'MEMORY'}",
             f"synchronous = {'FULL' if self._scratch is None else 'OFF'}",
             f"wal_autocheckpoint = {MAX_LOG_BYTES // PAGE_BYTES}",
             "cache_size = -16384",
@@ -205,10 +205,6 @@ class Store(Database):
         except sqlite3.Error as error:
             raise self.error_of(error, self.path, "reading") from error
 
-    def payload_seqs(self) -> set[int]:
-        """Return the groups that have a payload."""
-        return {seq for (seq,) in self._read("SELECT seq FROM payloads")}
-
     def read(self) -> tuple[Tables, dict[str, Any]]:
         """Return the tables and the state that the last commit left; raise a `StoreError` if the file is damaged."""
         items = self._read("SELECT slot, row, prompt, vector FROM items ORDER BY slot")
@@ -295,13 +291,6 @@ class Store(Database):
 
 
 # --- files of SQLite ---------------------------------------------------------------------------------
-
-
-def copy(path: Path, target: Path) -> None:
-    """Copy the last commit of a database, in use or not, to a new file; refuse what is not a memory of this version."""
-    with _reader(path) as db, Store.explained(path, "copying", written=target):
-        Store.meta_of(db, path)
-        back_up(db, target)
 
 
 def back_up(source: sqlite3.Connection, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""srl memory: what each command says of buffers made by hand, faults, and a live database."""
+"""srl memory: what each command says of buffers made by hand, and of a live database."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import multiprocessing
 import re
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-from rllib_srl.cli import memory as script
 from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.reading import faults_of, reading
+from rllib_srl.replay.reading import reading
+from tests.replay.validity import check_tables, check_valid
 from tests.small_buffer import a_group, by_hand, cells, said
 
 
@@ -64,22 +66,6 @@ def test_show_tells_the_item_and_what_was_said(run: Path, capsys: pytest.Capture
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("damage", "expected"), [
-    ("UPDATE payloads SET payload = substr(payload, 1, 60) || X'00' || substr(payload, 62)", "group 1 is damaged"),
-    ("UPDATE items SET row = zeroblob(length(row)) WHERE slot = 1", "which is not its item"),
-    ("UPDATE state SET value = '9' || value WHERE name = 'items'", "loading it failed: Extra data"),
-    ("DELETE FROM payloads WHERE seq = (SELECT max(seq) FROM groups)", "does not hold group"),
-    ("DELETE FROM groups WHERE seq = (SELECT max(seq) FROM groups)", "the payloads are not those"),
-])  # fmt: skip
-def test_verify_names_each_fault(run: Path, capsys: pytest.CaptureFixture, damage: str, expected: str) -> None:
-    assert said(capsys, "verify", run).startswith(f"ok  {run}/replay/memory.db: 2 items, 3 groups, position ")
-    with sqlite3.connect(run / "replay/memory.db") as db:
-        db.execute(damage)
-    db.close()
-    assert script.main(["verify", str(run)]) == 1
-    assert expected in capsys.readouterr().out
-
-
 def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The default: nothing is due and nothing predicts recall, so no command shows either."""
     buffer = SRLReplayBuffer(directory=tmp_path, admit=None, min_recall_interval=2, min_buffer_size=1)
@@ -113,12 +99,12 @@ def write_on(directory: str, started: Event, ended: Event) -> None:
             buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if now == 20:
             started.set()
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()
 
 
 @pytest.mark.slow
-def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()
     writer = context.Process(target=write_on, args=(str(tmp_path), started, ended))
@@ -128,9 +114,10 @@ def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path, capsys: pyte
         positions = []
         end = time.monotonic() + 60
         while len(positions) < 4 or (positions[-1] == positions[0] and time.monotonic() < end):
-            text = said(capsys, "verify", tmp_path)
-            positions.append(int(re.search(r"position (\d+)", text)[1]))
-            assert text.startswith("ok  ") and " 40 items, 40 groups, " in text
+            with reading(tmp_path) as one:
+                positions.append(one.store.position)
+                assert (len(one.tables), one.tables.num_groups) == (40, 40)
+                check_tables(one.tables, one.store)
         assert positions == sorted(positions) and positions[-1] > positions[0] >= 20
     finally:
         ended.set()
@@ -139,28 +126,29 @@ def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path, capsys: pyte
 
 
 def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner commits and moves its WAL into the file between the steps of the copy."""
-    buffer, turns, back_up = by_hand(tmp_path), iter(range(1, 99)), store.back_up
+    """The owner commits and moves its WAL into the file once the copy has begun."""
+    buffer, turns, begin = by_hand(tmp_path), iter(range(1, 99)), store._reader
 
     def play() -> None:
         now = next(turns)
         buffer.add([a_group(n, (1, 0), now, [9, now]) for n in range(4 * now, 4 * now + 4)], now)
 
-    def disturbed(source: sqlite3.Connection, copy: Path) -> None:
-        play()
-        buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        play()
-        back_up(source, copy)
+    @contextmanager
+    def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+        with begin(path) as source:
+            play()
+            buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            play()
+            yield source
 
     play()
     play()
-    for position, patched in ((2, back_up), (2, disturbed), (4, disturbed)):
-        monkeypatch.setattr(store, "back_up", patched)
+    for position, patched in ((2, begin), (2, disturbed), (4, disturbed)):
+        monkeypatch.setattr(store, "_reader", patched)
         with reading(tmp_path / "memory.db") as one:
             assert (one.store.position, len(one.tables)) == (position, 4 * position)
-    monkeypatch.setattr(store, "back_up", back_up)
-    assert not faults_of(tmp_path / "memory.db")
-    buffer.check_valid()
+            check_tables(one.tables, one.store)
+    check_valid(buffer)
     buffer.close()
 
 

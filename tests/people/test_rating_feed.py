@@ -13,6 +13,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
+from tests.replay.validity import check_valid
 from tests.small_buffer import a_group
 
 GROUPS = [a_group(number, (0.0, 0.0), 1) for number in range(4)]
@@ -32,7 +33,7 @@ def memory(tmp_path):
     memory = ReplayClient.start(settings, **where)
     memory.add([GroupMeta.of(group, group) for group in GROUPS], 1)
     yield memory
-    memory.check_valid()
+    check_valid(memory.process.actor)
     memory.stop()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
 from rllib_srl.types import Group, Prompt, StopReason
+from tests.replay.validity import content
 
 
 def a_prompt(index: int | str, domain: str = "sums", history: tuple[str, ...] = (), step: str = "") -> Prompt:
@@ -144,26 +145,15 @@ def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:
 
 def everything(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return all that a buffer's later answers depend on, in a form that `==` compares; group slots do not count."""
-    tables = buffer.tables
-    with_vector, vectors_KD = tables.vectors
-    held = tables.groups[tables.group_slots()]
-    slots = tables.slots().tolist()
+    found = content(buffer.tables)
     return {
-        "items": {slot: (tables.items[slot].tobytes(), tables.prompt_of(slot)) for slot in slots},
-        "groups": {int(row["seq"]): row.tobytes() for row in held},
-        "groups_of": {slot: [int(tables.groups[g]["seq"]) for g in tables.groups_of(slot)] for slot in slots},
-        "targets": dict(tables.targets),
+        **found,
         "state": {**copy.deepcopy(buffer._state()), "counts": dict(+buffer.counts)},
-        "vectors": {slot: vector.tobytes() for slot, vector in zip(with_vector.tolist(), vectors_KD, strict=True)},
-        "payloads": {int(row["seq"]): buffer.store.payload(int(row["seq"])) for row in held},
+        "payloads": {seq: buffer.store.payload(seq) for seq in found["groups"]},
     }
 
 
 def journalled(buffer: SRLReplayBuffer) -> dict[str, Any]:
     """Return everything that a buffer's store holds, in a form that `==` compares."""
     tables, state = buffer.store.read()
-    return {
-        "position": buffer.store.position,
-        "state": state,
-        **tables.content(),
-    }
+    return {"position": buffer.store.position, "state": state, **content(tables)}

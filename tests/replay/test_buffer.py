@@ -25,6 +25,7 @@ from tests.replay.groups import (
     rewards_of,
 )
 from tests.replay.stored import assert_same
+from tests.replay.validity import check_valid
 
 
 def row_of(buffer, prompt):
@@ -119,7 +120,7 @@ def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_p
     CALLS[call](buffer, f"6.{call}")  # another one is done
     assert journalled(buffer)["position"] == stored["position"] + 1
     assert everything(buffer) != state or call in ("drop", "rate_answers")  # nothing is left to do
-    buffer.check_valid()
+    check_valid(buffer)
 
 
 # --- what learners say -----------------------------------------------------------------
@@ -140,7 +141,7 @@ def test_dropped_groups_are_gone_and_only_those_of_the_last_draw():
     # A group that has been replaced since was not dropped.
     buffer.add([a_group(int(i.split(".")[1]), 4, salt=s) for s in (1, 2) for i in last], 4)
     assert buffer.drop(last) == 0 and buffer.stats(4)["num_dropped_drifted"] == 2
-    buffer.check_valid()
+    check_valid(buffer)
 
 
 def test_a_batch_is_drawn_in_parts_without_what_it_has():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
+from tests.replay.validity import check_valid
 
 VARIANTS = {
     "default": {"reuse_selection": "uniform", "selection": "uniform", "spacing": "none"},
@@ -40,7 +41,7 @@ def assert_goes_on(stopped, resumed, path, how, at, end):
     for now, expected in enumerate(straight, at + 1):
         assert play(resumed, now, **how) == expected, now
     assert everything(resumed) == everything(stopped)
-    resumed.check_valid()
+    check_valid(resumed)
     assert sum(len(one["due"]) for one in straight) > 10 and sum(len(one["reused"]) for one in straight) > 10
 
 
@@ -52,7 +53,7 @@ def test_a_buffer_without_a_directory_restores_and_leaves_nothing_behind(tmp_pat
     buffer.snapshot(tmp_path / "copy")
     play(buffer, 2)
     assert buffer.restore(tmp_path / "copy") == 8
-    buffer.check_valid()
+    check_valid(buffer)
     play(buffer, 2)
     assert list((tmp_path / "scratch").iterdir())
     buffer.close()

@@ -30,6 +30,7 @@ from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.store import StoreError
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
+from tests.replay.validity import check_valid
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
 WORLDS = {
@@ -118,7 +119,7 @@ class BufferMachine(RuleBasedStateMachine):
             except (Injected, StoreError):
                 assert everything(self.buffer) == before, where
                 assert journalled(self.buffer) == stored, where
-                self.buffer.check_valid()
+                check_valid(self.buffer)
         answer = getattr(self.buffer, name)(*args, request=request)
         state, position = everything(self.buffer), self.buffer.store.position
         assert plain(getattr(self.buffer, name)(*args, request=request)) == plain(answer)
@@ -279,7 +280,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def all_is_valid(self):
         if hasattr(self, "buffer"):
-            self.buffer.check_valid()
+            check_valid(self.buffer)
 
     @invariant()
     def the_dictionary_agrees(self):

@@ -10,6 +10,7 @@ from rllib_srl.replay.client import COUNTS, ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
+from tests.replay.validity import check_valid
 
 OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
 HALF = {"revisit_fraction": 0.5, "reuse_fraction": 0.5}
@@ -29,7 +30,7 @@ def start(tmp_path):
 
     yield of
     for memory in started:
-        memory.check_valid()
+        check_valid(memory.process.actor)
         memory.stop()
 
 
@@ -101,7 +102,7 @@ def test_a_run_that_is_started_again_is_not_answered_from_the_past(tmp_path):
     assert set(played(again, [2, 3], 1)) == {"1.0", "1.1"}
     assert again.restore(tmp_path / "snapshot") == 2
     assert set(played(again, [2, 3, 4], 1)) == {"1.0", "1.1", "1.2"}
-    again.check_valid()
+    check_valid(again.process.actor)
     again.stop()
 
 

@@ -15,6 +15,7 @@ from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import Group, Prompt, Target
 from tests.replay.groups import a_group
+from tests.replay.validity import check_valid
 from tests.small_buffer import said
 
 CHECKPOINTS = ("checkpoint_000002", "checkpoint_000004")
@@ -82,10 +83,10 @@ def test_no_byte_of_a_dropped_item_is_left(run, way, capsys):
     for name in CHECKPOINTS:
         assert verify_own(run / name) == {"iteration": int(name[-1])}
     buffer = opened(run)
-    buffer.check_valid()
+    check_valid(buffer)
     assert len(buffer) == 12 and all(p.domain == "sums" for p in buffer.draw_prompts(12, 9))
     assert buffer.restore(run / CHECKPOINTS[0] / "memory/snapshot.db") == 8 and len(buffer) == 6
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()
 
 

@@ -13,6 +13,7 @@ from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.items import key_of
 from rllib_srl.types import History
 from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.validity import check_valid
 
 FIELDS = ("history_sum", "history_count", "num_silent")
 
@@ -153,5 +154,5 @@ def test_histories_agree_with_a_list_of_all_visits(calls):
         for _, rewards in of:
             silent = 0 if len(set(rewards)) > 1 else min(8, silent + 1)
         assert row["num_silent"] == silent
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()

@@ -11,6 +11,7 @@ import pytest
 from rllib_srl.replay.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
+from tests.replay.validity import check_valid
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
 
@@ -70,7 +71,7 @@ def test_a_refused_group_is_counted_and_grades_an_item_that_exists(reason):
     counted = {name: stats[f"num_refused_{name}"] for name in REASONS}
     assert counted == {**dict.fromkeys(REASONS, 0), reason: 1 if reason == "duplicate" else 2}
     assert stats["num_refused"] == sum(counted.values())
-    buffer.check_valid()
+    check_valid(buffer)
 
 
 def nan_logp(group):
@@ -101,7 +102,7 @@ def test_a_broken_group_says_nothing_of_its_item(reason, breaks):
     slot = buffer.tables.slot_of(key_of(a_prompt(0)))
     assert everything(buffer)["items"][slot] == items[slot]
     assert buffer.stats(3)[f"num_refused_{reason}"] == 1
-    buffer.check_valid()
+    check_valid(buffer)
     assert len(buffer.draw_prompts(6, 4)) == 6  # one number that is none would spoil every draw
 
 
@@ -124,7 +125,7 @@ def test_the_same_tokens_are_stored_once_even_within_one_call():
     first, other = a_group(0, 1), a_group(0, 1, salt=1)
     visits = buffer.add([first, first, other, first], 1)
     assert [visit.refused for visit in visits] == ["", "duplicate", "", "duplicate"]
-    buffer.check_valid()
+    check_valid(buffer)
     # Equal numbers are not equal tokens.
     ids = first.token_ids_N.copy()
     ids[-1] += 1

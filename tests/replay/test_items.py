@@ -10,6 +10,7 @@ from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws, sample
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
+from tests.replay.validity import content
 
 DOMAINS = ("sums", "products", "proofs")
 
@@ -117,7 +118,6 @@ def test_the_oldest_groups_go():
     assert add_group(tables, slot, born=1, size=2)[1] == 0 and tables.num_by_domain() == {"sums": (1, 2)}
     tables.remove_item(slot)
     assert tables.removed_groups == [0, 1, 2, 3] and tables.num_groups == 0
-    assert tables.faults() == []
 
 
 def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
@@ -147,39 +147,10 @@ def test_what_changed_is_named_until_it_is_committed():
     assert (tables.removed_slots, tables.removed_groups) == ([2], [2])
 
 
-def set_row(table, row, /, **fields):
-    """Change a row past all checks."""
-    for name, value in fields.items():
-        table.rows[name][row] = value
-
-
-BREAKS = {
-    "no seq is used twice": lambda tables: set_row(tables._items, 1, seq=0),
-    "a free row is zero": lambda tables: set_row(tables._items, 20, reps=1),
-    "alpha and beta are above 0": lambda tables: set_row(tables._items, 0, alpha=0),
-    "numbers are finite": lambda tables: set_row(tables._items, 0, stability=np.inf),
-    "counts at least 0": lambda tables: tables.update_groups([0], uses=-1),
-    "no item is due before its last review": lambda tables: tables.update([0], due=-1),
-    "every item is of a known domain": lambda tables: set_row(tables._items, 0, domain=3),
-    "a target belongs to a group": lambda tables: tables.targets.update({(7, 0): 10}),
-}
-
-
-def test_a_broken_invariant_is_named():
-    for law, damage in BREAKS.items():
-        tables = Tables()
-        for number in (0, 3, 6, 1, 2):
-            add(tables, number)
-        add_group(tables, 0, born=0, variance=0.1, size=2)
-        assert tables.faults() == []
-        damage(tables)
-        assert any(law in fault for fault in tables.faults()), law
-
-
 def test_misuse_is_refused_and_changes_nothing():
     tables = Tables()
     slot = add(tables, 0)
-    before = tables.content()
+    before = content(tables)
     for wrong, message in (
         (lambda: add(tables, 0), "expected one that no item has"),
         (lambda: tables.update([slot, slot], reps=1), "expected distinct ones that are in use"),
@@ -187,6 +158,6 @@ def test_misuse_is_refused_and_changes_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
-        assert tables.content() == before
+        assert content(tables) == before
     with pytest.raises(ValueError, match="every group belongs to an item: there is none at slot 0"):
         Tables(groups_N=np.zeros(1, GROUP), group_ids=["g"])

@@ -14,6 +14,7 @@ from rllib_srl.replay.items import key_of
 from rllib_srl.replay.schedule.recall import grades_of
 from rllib_srl.types import Prompt
 from tests.replay.groups import a_group, a_prompt, rewards_of
+from tests.replay.validity import check_valid
 
 RECORDED = Path(__file__).with_name("data") / "item_statistics.json"
 NAMES = (
@@ -82,5 +83,5 @@ def test_items_have_the_statistics_that_the_former_buffer_gave_them(variant: str
     for name, values in found.items():
         ours, theirs = np.array(values)[compared], np.array(recorded[name])[compared]
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9, err_msg=f"{name}: {NAMES}")
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()

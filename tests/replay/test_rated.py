@@ -12,6 +12,7 @@ from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.types import Group, GroupMeta
 from tests.replay.groups import drawn_groups
+from tests.replay.validity import check_valid
 from tests.small_buffer import a_group, by_hand
 
 
@@ -42,7 +43,7 @@ def buffer(tmp_path):
     buffer = by_hand(tmp_path, max_age=8, max_uses=2)
     buffer.add([a_group(0, (0, 0, 0, 0), 1)], 1)
     yield buffer
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()
 
 
@@ -133,7 +134,7 @@ def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(t
     (one,), (other,) = (each.add([third], 9) for each in (buffer, twin))
     assert one.history[:2] == pytest.approx(other.history[:2])
     for each in (buffer, twin):
-        each.check_valid()
+        check_valid(each)
         each.close()
 
 
@@ -188,7 +189,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
     apply(buffer, rated(group, {1: None, 3: None}), position=2)
     assert drawn_groups(buffer, 1, 2) == [] and item(buffer)["history_count"] == 0
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()
 
 
@@ -210,5 +211,5 @@ def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snaps
     assert buffer.rated.position == 1 and stored(buffer)[0].rewards_G.tolist() == [1, 0, 0, 0]
     assert apply(buffer, rated(group, {0: 0.5}), position=7)["num_changed"] == 1
     assert stored(buffer)[0].rewards_G.tolist() == [0.5, 0, 0, 0]
-    buffer.check_valid()
+    check_valid(buffer)
     buffer.close()

@@ -17,6 +17,7 @@ from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, ListedRef
 from tests.replay.groups import a_group, a_prompt
 from tests.replay.stored import assert_same
+from tests.replay.validity import check_valid
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def open_buffer():
 
     yield of
     for buffer in opened:
-        buffer.check_valid()
+        check_valid(buffer)
         buffer.close()
 
 

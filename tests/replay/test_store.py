@@ -20,6 +20,7 @@ from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, holder_of
 from tests.replay.stored import a_group, a_row, an_item, assert_same, commit, prompt_at, put_item
+from tests.replay.validity import content
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -27,8 +28,8 @@ REPO = Path(__file__).resolve().parents[2]
 def contents(store: Store) -> tuple:
     """Return everything that can be read, comparable."""
     tables, state = store.read()
-    payloads = [store.payload(seq) for seq in tables.seqs()]
-    return store.position, tables.content(), state, payloads
+    held = content(tables)
+    return store.position, held, state, [store.payload(seq) for seq in held["groups"]]
 
 
 def prompts_in(directory: Path, run: str = "") -> list[str]:
@@ -67,7 +68,7 @@ def test_three_visits_by_hand(tmp_path):
         assert store.position == 4
     with closing(Store(tmp_path / "deep")) as store:
         tables, state = store.read()
-        assert (store.position, tables.slots().tolist(), tables.seqs()) == (4, [0, 2], [0, 2])
+        assert (store.position, tables.slots().tolist(), [*content(tables)["groups"]]) == (4, [0, 2], [0, 2])
         assert tables.items["key"][[0, 2]].tolist() == [2**64 - 1, 5] and tables.items["due"][2] == 9.5
         assert [tables.prompt_of(slot) for slot in (0, 2)] == [prompt_at(0), prompt_at(2)]
         assert tables.groups["uses"][:2].tolist() == [1, 0] and tables.group_ids == {0: "g0", 1: "g2"}
@@ -97,8 +98,9 @@ def test_changed_tables_are_written_and_removed_ones_leave_no_row(tmp_path):
         assert tables.add_item(9, prompt_at(9), "sums", 0) == 1
         store.write(tables)
         stored, _ = store.read()
-        assert [stored.prompt_of(slot).prompt_id for slot in (0, 1)] == ["p0", "p9"] and stored.seqs() == [0]
-        assert not len(stored.vectors[0]) and store.payload_seqs() == {0}
+        assert [stored.prompt_of(slot).prompt_id for slot in (0, 1)] == ["p0", "p9"]
+        assert not len(stored.vectors[0])
+        assert [*content(stored)["groups"]] == [seq for (seq,) in store._read("SELECT seq FROM payloads")] == [0]
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
@@ -110,9 +112,6 @@ def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock"]
     with pytest.raises(StoreError, match="closed database"):
         commit(store, 2)
-
-
-# --- what fails changes nothing -------------------------------------------------------------------
 
 
 # --- whose it is, and what it is ------------------------------------------------------------------
@@ -168,6 +167,14 @@ def test_files_of_others_and_of_other_versions_are_refused(tmp_path):
         store._db.execute("UPDATE meta SET value = '[3]' WHERE name = 'schema'")
     with pytest.raises(StoreError, match="was written by another version of this program, which is not supported"):
         Store(tmp_path)
+
+
+def test_state_that_is_not_whole_is_refused(tmp_path):
+    visited(tmp_path, 0)
+    with closing(Store(tmp_path)) as store:
+        store._db.execute("UPDATE state SET value = '9' || value WHERE name = 'items'")
+        with pytest.raises(StoreError, match="loading it failed: .*: the file is damaged; restore a checkpoint"):
+            store.read()
 
 
 def test_a_torn_page_is_noticed(tmp_path):

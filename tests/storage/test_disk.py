@@ -23,6 +23,7 @@ from rllib_srl.storage.disk import DiskFull, append, is_full, writing
 from rllib_srl.storage.event_file import EventFile
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
+from tests.replay.validity import check_valid
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
@@ -80,15 +81,15 @@ def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):
     items, groups = len(buffer), buffer.tables.num_groups
     fails_on_a_full(disk, "memory.db", lambda: call(buffer))
     assert (len(buffer), buffer.tables.num_groups) == (items, groups) == (20, 20)
-    buffer.check_valid()
+    check_valid(buffer)
     disk.fill()
     buffer.close()  # as a run that ends
     disk.free()
     again = a_buffer(disk.path / "replay")
     assert (len(again), again.tables.num_groups) == (20, 20)
-    again.check_valid()
+    check_valid(again)
     assert call(again)
-    again.check_valid()
+    check_valid(again)
     again.close()
 
 
@@ -103,7 +104,7 @@ def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(di
     buffer.close()
     buffer = a_buffer(disk.path / "replay")  # without a log that a restore could take the room of
     fails_on_a_full(disk, "memory.db", lambda: buffer.restore(tmp_path / "copy.sqlite"))
-    buffer.check_valid()
+    check_valid(buffer)
     assert len(buffer) == 21
     assert buffer.restore(tmp_path / "copy.sqlite") == 1 and len(buffer) == 20
     buffer.close()
