@@ -26,8 +26,8 @@ FILES = "files"  # setting that lists files of data: paths, or mappings with "da
 LOAD = "load"  # setting that names what returns an environment of another library
 LOSS_RULES = ("advantage", "clip_rule", "correction", "regularisers")
 MEMORY_RULES = (
-    *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_domains"),
-    *("replay_embedding", "replay_eviction", "replay_admit", "replay_on_group"),
+    *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_embedding"),
+    *("replay_eviction", "replay_admit", "replay_on_group"),
 )
 _RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", a list, or a mapping with names as keys
 _WORLDS = ("env", "world", "worlds")  # settings that name environments, `worlds` by its keys

@@ -142,7 +142,7 @@ class PromptSource:
             worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
             return [self._next(self._ids[index]) for index in worlds]
         weights = dict(enumerate(self._by_world(shares)))
-        numbers = quotas(num_prompts, weights, dict.fromkeys(weights, num_prompts), self._generator, self._carry)
+        numbers = quotas(num_prompts, weights, self._generator, self._carry)
         self._carry = numbers.carry
         return [self._next(self._ids[index]) for index, num in numbers.num.items() for _ in range(num)]
 

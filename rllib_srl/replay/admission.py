@@ -11,7 +11,6 @@
     not stored, trained on
       too_long         an episode has more than `max_episode_tokens` tokens, prompt included
       degenerate       more than half of the episodes are one repeated token or a loop
-      near_duplicate   cosine to the nearest item of another prompt at or above `near_duplicate`
       duplicate        the item has a group of the same tokens (`intake.py`, as the next)
       ungraded         too few valid episodes for a new item
 
@@ -48,7 +47,7 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.types import Group
 
 MALFORMED = ("too_few", "bad_logp", "invalid")
-REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "near_duplicate", "duplicate", "ungraded")
+REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "duplicate", "ungraded")
 MIN_TOKENS = 32  # policy-written tokens below which an episode is too short to be judged degenerate
 MAX_PERIOD = 64  # longest period of a loop, in tokens
 _MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
@@ -72,13 +71,12 @@ class Refusal:
         return () if self.train else self.episodes
 
 
-def admit(group: Group, checks: Any, similarity: float = -1.0, decode: Decode | None = None) -> Refusal | None:
+def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | None:
     """Run the checks on a well-formed group, those that keep episodes out of the loss first.
 
     Args:
         group: played in this run or foreign.
-        checks: `ReplaySettings`; `admit`, `max_episode_tokens`, `degenerate_share` and `near_duplicate` are read.
-        similarity: cosine to the nearest item of another prompt, where the group's own prompt has no item.
+        checks: `ReplaySettings`; `admit`, `max_episode_tokens` and `degenerate_share` are read.
         decode: token ids -> text; None only without hooks.
 
     Raises:
@@ -93,8 +91,6 @@ def admit(group: Group, checks: Any, similarity: float = -1.0, decode: Decode | 
         reason = "too_long"
     elif 2 * int(degenerate_G(group, checks.degenerate_share).sum()) > group.size:
         reason = "degenerate"
-    elif checks.near_duplicate is not None and similarity >= checks.near_duplicate:
-        reason = "near_duplicate"
     return Refusal(reason, tuple(range(group.size)), train=True) if reason else None
 
 

@@ -156,7 +156,7 @@ class SRLReplayBuffer:
         if len(self.tables) and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
-                "diversity, near_duplicate, least_diverse); expected the settings that wrote it, or a new memory"
+                "diversity, least_diverse); expected the settings that wrote it, or a new memory"
             )
         if name is None:
             return

@@ -155,10 +155,7 @@ class Intake:
 
     def _judged(self, entry: Entry) -> Refusal | None:
         """Return why a group is not stored, None if it is."""
-        # A known prompt is never a near duplicate, even if its answers have become similar to another prompt's.
-        measured = entry.measured if entry.slot is None else None
-        similarity = -1.0 if measured is None else measured.similarity
-        refusal = admit(entry.group, self.settings, similarity, self.decode)
+        refusal = admit(entry.group, self.settings, self.decode)
         if refusal is not None or entry.slot is None:
             return refusal
         numbers = entry.facts.num_tokens, np.float32(entry.facts.nll)

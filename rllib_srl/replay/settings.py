@@ -25,13 +25,12 @@ def rules() -> dict[str, Rules[Any]]:
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
     from rllib_srl.replay.intake import ON_GROUP
     from rllib_srl.replay.schedule.spacing import SPACINGS
-    from rllib_srl.replay.selection.rules import EVICTIONS, FILTERS, SELECTIONS
+    from rllib_srl.replay.selection.rules import EVICTIONS, SELECTIONS
 
     return {
         "spacing": SPACINGS,
         "selection": SELECTIONS,
         "reuse_selection": SELECTIONS,
-        "domains": FILTERS,
         "embedding": EMBEDDINGS,
         "eviction": EVICTIONS,
         "admit": ADMISSIONS,
@@ -48,13 +47,9 @@ def _rule_of(name: str, or_none: bool = False) -> Any:
 
 
 def _fault_of_domains(value: Any) -> str:
-    from rllib_srl.replay.selection.rules import domain_filter
-
-    try:
-        domain_filter(value)
-    except ValueError as error:
-        return str(error).partition("; ")[2]
-    return ""
+    is_list = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(name, str) for name in value)
+    is_right = is_list or value in ("all", "last", "earlier")
+    return "" if is_right else "expected 'all', 'last', 'earlier' or a list of names"
 
 
 def _fault_of_hooks(value: Any) -> str:
@@ -119,7 +114,7 @@ class ReplaySettings(Settings):
         {}, "parameters of the rule for reuse: temperature (srl), alpha, beta and by (per)", _BY_NAME
     )
     domains: Annotated[Any, by(_fault_of_domains)] = setting(
-        "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), a list or a function'
+        "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), or a list of names'
     )
     max_age: int = setting(6, "maximum age of a reused group, iterations", ge=1)
     max_uses: int = setting(4, "maximum number of times a group is reused", ge=1)
@@ -134,17 +129,14 @@ class ReplaySettings(Settings):
     )
     embedding: Annotated[str | None, _rule_of("embedding", or_none=True)] = setting(
         None,
-        '"ngram", "contrib.sentence" (MiniLM) or "module:class"; None: "ngram" where diversity, '
-        "near_duplicate or least_diverse need one, else none",
+        '"ngram", "contrib.sentence" (MiniLM) or "module:class"; None: "ngram" where diversity '
+        "or least_diverse needs one, else none",
     )
     eviction: Annotated[str, _rule_of("eviction")] = setting(
         "fifo", "what evicts items from a full memory: fifo largest_domain mastered_first least_diverse, or module:rule"
     )
     max_episode_tokens: int | None = setting(
         None, "maximum tokens of a stored episode, prompt included; None: any", ge=1
-    )
-    near_duplicate: float | None = setting(
-        None, "cosine similarity from which a new prompt is refused as a duplicate; None: no check", gt=0, le=1
     )
     degenerate_share: float | None = setting(
         0.5, "maximum share of one token or loop in an episode; None: no check", gt=0, le=1
@@ -167,7 +159,7 @@ class ReplaySettings(Settings):
     @property
     def embedding_used(self) -> str | None:
         """Return the embedding of the items; None if nothing needs one."""
-        is_needed = self.diversity_coeff or self.near_duplicate is not None or self.eviction == "least_diverse"
+        is_needed = self.diversity_coeff or self.eviction == "least_diverse"
         return (self.embedding or ("ngram" if is_needed else None)) if self.is_on else None
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import encode_target
+from rllib_srl.replay.selection.rules import in_turns
 from rllib_srl.replay.store import Store
 from rllib_srl.types import Target
 
@@ -64,14 +65,8 @@ def draw_targets(
     places, slot_N, domain_N = _located(tables)
     slots, domains = ([one for one in left_out if one is not None] for left_out in (without_slots, without_domains))
     is_able_N = ~np.isin(slot_N, slots) & ~np.isin(domain_N, domains)
-    places, slot_N, domain_N = places[is_able_N], slot_N[is_able_N], domain_N[is_able_N]
-    item_N, turn_of_N = (_shuffled(values_N, generator) for values_N in (slot_N, domain_N))
-    order_N = np.lexsort((generator.random(len(places)), item_N))
-    places, item_N, turn_of_N = places[order_N], item_N[order_N], turn_of_N[order_N]
-    round_N = _occurrences(item_N)
-    turn_N = _occurrences(turn_of_N * (len(places) + 1) + round_N)  # of the domain, in the round
-    order_N = np.lexsort((turn_of_N, turn_N, round_N))
-    return [(seq, episode) for seq, episode in places[order_N[: max(0, num)]].tolist()]
+    order_N = in_turns(domain_N[is_able_N], slot_N[is_able_N], generator)
+    return [(seq, episode) for seq, episode in places[is_able_N][order_N[: max(0, num)]].tolist()]
 
 
 def surplus_targets(tables: Tables, per_domain: int | None) -> list[Place]:
@@ -92,18 +87,3 @@ def _located(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at_N = order_N[np.searchsorted(tables.groups["seq"][order_N], places[:, 0].astype(np.uint64))]
     slot_N = tables.groups["slot"][at_N]
     return places, slot_N, tables.items["domain"][slot_N]
-
-
-def _shuffled(values_N: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return the values renamed to 0, 1, ... in random order."""
-    values, at_N = np.unique(values_N, return_inverse=True)
-    renamed_N: np.ndarray = generator.permutation(len(values))[at_N]
-    return renamed_N
-
-
-def _occurrences(values_N: np.ndarray) -> np.ndarray:
-    """Return how often each value came before: [5, 5, 3, 5] -> [0, 1, 0, 2]."""
-    order_N = np.argsort(values_N, kind="stable")
-    found_N = np.empty(len(values_N), np.int64)
-    found_N[order_N] = np.arange(len(values_N)) - np.searchsorted(values_N[order_N], values_N[order_N])
-    return found_N

@@ -49,7 +49,7 @@ FAULTS = [
     ("replay_capacity", 0, "replay_revisit_fraction = 0.25 with capacity = 0; expected 0 without a memory"),
     ("replay_spacing", "fsrs7", "replay_spacing = 'fsrs7'; expected one of 'fixed', 'fsrs', 'none'"),
     ("replay_selection_config", {"kappa": 3}, "{'kappa': 3}; selection 'uniform' has no parameters ['kappa']"),
-    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier', a list of names"),
+    ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier' or a list of names"),
     ("worlds", {"compare": {}}, "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),

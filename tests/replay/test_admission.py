@@ -34,10 +34,10 @@ def group_of(*written: list[int]) -> Group:
 GOOD = group_of(VARIED, VARIED[::-1])
 
 
-def admitted(group, similarity=-1.0, decode=None, **checks):
+def admitted(group, decode=None, **checks):
     """Return the refusal of a group; no hook unless one is named."""
-    values = {"max_episode_tokens": None, "degenerate_share": 0.5, "near_duplicate": None, "admit": None}
-    return admit(group, SimpleNamespace(**values | checks), similarity, decode)
+    values = {"max_episode_tokens": None, "degenerate_share": 0.5, "admit": None}
+    return admit(group, SimpleNamespace(**values | checks), decode)
 
 
 def reason_of(group, **checks):

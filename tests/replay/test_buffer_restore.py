@@ -11,7 +11,7 @@ from tests.replay.validity import check_valid
 VARIANTS = {
     "default": {"reuse_selection": "uniform", "selection": "uniform", "spacing": "none"},
     "diverse": {"diversity_coeff": 0.5, "capacity": 200, "turns": 2},
-    "sm2_full": {"spacing": "contrib.spacings:SM2", "capacity": 20, "near_duplicate": 0.97, "turns": 2},
+    "sm2_full": {"spacing": "contrib.spacings:SM2", "capacity": 20, "turns": 2},
     "balanced": {"selection": "balanced", "eviction": "largest_domain", "capacity": 30, "reuse_selection": "per"},
     "growth": {"on_group": "contrib.growth", "turns": 3, "capacity": 150},
 }

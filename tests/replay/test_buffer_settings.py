@@ -13,11 +13,6 @@ from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
 
-def is_of_words(domain, candidates):
-    """Say whether a domain is that of words: a filter that settings can name."""
-    return domain == "words"
-
-
 def test_domains_by_all_their_names():
     def drawn(domains):
         buffer = a_buffer(domains=domains)
@@ -31,7 +26,6 @@ def test_domains_by_all_their_names():
     assert drawn("last") == ({"words"}, {"words"})  # the one before the newest
     assert drawn("earlier") == ({"sums", "words"}, everywhere)  # no prompt of the newest, which comes fresh
     assert drawn(["maps", "sums"]) == ({"maps", "sums"},) * 2
-    assert drawn(f"{__name__}:is_of_words") == ({"words"}, {"words"})
     assert drawn(["none"]) == (set(), set())
 
 
@@ -44,11 +38,10 @@ BAD = [  # one of each kind; the ranges are rows of the settings' table
     ("spacing_config", {"desired_retention": 2.0}),
     ("history_half_life", float("inf")),
     ("selection_config", {"temperature": -1.0}),
-    ("domains", "no.such.module:thing"),
+    ("domains", "newest"),
     ("domains", 3),
     ("retain", None),
     ("diversity_device", "cuda"),
-    ("near_duplicate", 1.1),
     ("admit", ["secrets", 3]),
     ("admit", f"{__name__}:BAD"),
     ("on_group", "growth"),

@@ -42,7 +42,7 @@ WORLDS = {
         "min_recall_interval": 3,
         "min_graded": 3,
     },
-    "picky": {"capacity": 8, "near_duplicate": 0.6, "eviction": "largest_domain"},
+    "full": {"capacity": 8, "eviction": "largest_domain"},
     "grows": {"capacity": 7, "on_group": "tests.replay.test_on_group:continued"},
 }
 FAULTS = {

@@ -59,7 +59,6 @@ def test_an_item_is_not_compared_with_itself():
         ({}, None),
         ({"selection": "srl", "spacing": "fsrs"}, None),
         ({"diversity_coeff": 0.5}, "ngram"),
-        ({"near_duplicate": 0.9}, "ngram"),
         ({"eviction": "least_diverse"}, "ngram"),
         ({"embedding": "ngram"}, "ngram"),
         ({"embedding": "ngram", "capacity": 0}, None),

@@ -133,18 +133,6 @@ def test_the_same_tokens_are_stored_once_even_within_one_call():
     assert buffer.tables.num_groups == 3
 
 
-def test_near_duplicates_of_other_prompts_are_refused_and_later_visits_are_not():
-    buffer = a_buffer(near_duplicate=0.9)
-    first = a_group(0, 1)
-    copied = replace(first, prompt=a_prompt(1))
-    assert buffer.add([first], 1)[0].refused == ""
-    assert buffer.add([copied], 2)[0].refused == "near_duplicate"
-    assert buffer.add([a_group(1, 3)], 3)[0].refused == ""  # its own words are other ones
-    (visit,) = buffer.add([replace(copied, group_id="4.0")], 4)  # now known: its answers have drifted to the other's
-    assert (visit.refused, visit.is_new) == ("", False)
-    assert a_buffer().add([first, copied], 1)[1].refused == ""
-
-
 def test_an_episode_with_a_secret_is_named_and_its_group_is_not_stored():
     buffer = a_buffer(admit="secrets", decode=words)
     (visit,) = buffer.add([secret_group(1)], 1)

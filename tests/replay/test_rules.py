@@ -48,11 +48,6 @@ class Unigrams(NgramEmbedder):
         super().__init__(dim=8, orders=(1,))
 
 
-def is_of_words(domain, candidates):
-    """Say whether a domain is that of words."""
-    return domain == "words"
-
-
 OWN = {
     "selection": by_number,
     "reuse_selection": by_number,
@@ -60,7 +55,6 @@ OWN = {
     "eviction": oldest_stays,
     "embedding": Unigrams,
     "admit": no_33,
-    "domains": is_of_words,
 }
 
 
@@ -78,7 +72,6 @@ def acting(settings):
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": buffer.tables.vectors[1].shape[1],
         "admit": buffer.counts["num_refused_thirty_three"],
-        "domains": sorted({prompt.domain for prompt in buffer.draw_prompts(9, 3, "3.draw_prompts")}),
     }
 
 
@@ -88,7 +81,6 @@ EXPECTED = {
     "spacing": [9.0],
     "eviction": [f"p{i}" for i in range(6)],
     "embedding": 8,
-    "domains": ["words"],
 }
 
 

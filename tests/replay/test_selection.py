@@ -149,7 +149,8 @@ def test_pairs_are_drawn_in_proportion_to_what_is_left():
 def test_balanced_draws_a_domain_and_then_one_of_its_candidates():
     rng, candidates = generator(8), Candidates(6, domain=[0, 0, 0, 0, 5, 5])
     assert agrees(lambda: balanced(candidates, 1, rng), {(i,): 1 / 8 if i < 4 else 1 / 4 for i in range(6)}, 4000)
-    assert agrees(lambda: balanced(candidates, 2, rng), {(i, j): 1 / 8 for i in range(4) for j in (4, 5)}, 4000)
+    pairs = {pair: 1 / 16 for i in range(4) for j in (4, 5) for pair in ((i, j), (j, i))}
+    assert agrees(lambda: balanced(candidates, 2, rng), pairs, 4000)
 
 
 def naive_weight(rule, row) -> float:
@@ -212,10 +213,32 @@ def test_a_users_rule_is_held_to_the_contract():
     def mine(candidates, num, generator):
         return np.zeros(num, int)
 
-    error = "selection 'mine' returned 3 indices, 1 of them distinct; expected 3 distinct ones below 5"
+    error = "selection 'mine' returned 3 indices, 1 of them distinct; expected at most 3 distinct ones below 5"
     with pytest.raises(ValueError, match=error):
         apply("selection 'mine'", mine, Candidates(5), 3, generator())
     assert apply("selection 'mine'", mine, Candidates(5), 1, generator())[0].tolist() == [0]
+    for wrong in ([0, 1, 2, 3], [5], [-1], [0.5]):
+        with pytest.raises(ValueError, match="expected at most 3 distinct ones below 5"):
+            apply("selection 'mine'", lambda *_, wrong=wrong: wrong, Candidates(5), 3, generator())
+
+
+def unsolved(candidates, num, generator):
+    """Draw what earned less than half: a rule that leaves candidates out."""
+    left = np.flatnonzero(candidates.reward < 0.5)
+    return left[uniform(candidates.take(left), num, generator)]
+
+
+def test_a_rule_that_leaves_candidates_out_draws_fewer():
+    path, rewards = f"{__name__}:unsolved", ((1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0))
+    buffer = a_buffer(selection=path, reuse_selection=path)
+    buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(12)], 1)
+    assert {prompt.prompt_id for prompt in buffer.draw_prompts(9, 2)} == {f"p{i}" for i in range(0, 12, 2)}
+    assert len(buffer.draw_prompts(4, 3)) == 4
+    assert {one.group.prompt.prompt_id for one in buffer.draw_groups(9, 4)} == {f"p{i}" for i in range(0, 12, 2)}
+    full = a_buffer(eviction=path, capacity=4)
+    with pytest.raises(ValueError, match="eviction '.*unsolved' returned no item; expected at least one"):
+        full.add([a_group(i, 1, i, rewards[1]) for i in range(5)], 1)
+    assert len(full) == 0
 
 
 # Parameters

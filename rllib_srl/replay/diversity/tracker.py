@@ -32,7 +32,6 @@ class Measured(NamedTuple):
 
     novelty: float
     vector_D: np.ndarray
-    similarity: float  # cosine to the closest other item, -1 without any
 
 
 def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
@@ -85,5 +84,4 @@ class DiversityTracker:
         if not np.isfinite(vectors_PD).all():
             raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
         _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
-        closest_P = np.nan_to_num(similarity_PK[:, 0], nan=-1.0).tolist()
-        return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD, closest_P))
+        return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD))

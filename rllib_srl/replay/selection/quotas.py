@@ -2,10 +2,7 @@
 
     fraction .2, batches of 4 prompts  -> 0 1 1 1 1, 0 1 1 1 1, ...     fractions of a slot are carried
     weights 3 : 1, 8 slots             -> 6, 2
-    the same, only 4 of the first      -> 4, 4                          borrowed
     weights 9 : 1, 4 slots, 10 times   -> 36, 4                         rounding errors are carried, too
-
-Fractions are rounded by largest remainder, ties broken by the generator.
 """
 
 from __future__ import annotations
@@ -56,68 +53,31 @@ class Slots:
         self._carry = Fraction(state["carry"])
 
 
-Carry = Mapping[int, float]  # rounding error of each domain, in [-1, 1]; below 0: it got too much
-
-
 class Quotas(NamedTuple):
-    """Slots by domain, and the carry for the next call."""
+    """Slots by domain, and the rounding errors for the next call: below 0 where a domain got too much."""
 
     num: dict[int, int]
-    carry: Carry
+    carry: dict[int, float]
 
 
 def quotas(
-    num: int,
-    weights: Mapping[int, float],
-    available: Mapping[int, int],
-    generator: np.random.Generator,
-    carry: Carry | None = None,
+    num: int, weights: Mapping[int, float], generator: np.random.Generator, carry: Mapping[int, float]
 ) -> Quotas:
-    """Divide `num` slots among domains.
+    """Divide `num` slots among domains by their weights, at least one above 0; `carry` is of the previous call.
 
-    A domain with fewer candidates than slots takes all of them and lends its other slots to the other domains, in
-    proportion to their weights; lent slots are not carried. Domains of weight 0 get the slots that all others together
-    cannot fill.
-
-    Args:
-        num: slots; if there are fewer candidates, all of them are taken.
-        weights: domain -> finite weight >= 0, 0 for a domain that is left out.
-        available: domain -> number of candidates.
-        generator: breaks ties.
-        carry: of the previous call.
+    The slots are given one by one, each to the domain that is furthest below its part, ties broken by the generator.
+    Only the rounding errors of domains that share the slots with others are carried.
     """
-    carry, domains = carry or {}, sorted(available)
-    available_K = np.array([available[domain] for domain in domains], np.int64)
-    weight_K = np.array([weights.get(domain, 0.0) for domain in domains], float)
-    carry_K = np.array([carry.get(domain, 0.0) for domain in domains], float)
-    num = min(num, int(available_K.sum()))
-    exact_K, is_short_K = _fill_up(num, weight_K, available_K)
-    # Only rounding errors are carried: the carry of a domain that lent slots or had none is reset.
-    is_rounded_K = ~is_short_K & (exact_K > 0)
-    target_K = np.where(is_rounded_K, exact_K + carry_K, -np.inf)
-    num_K = np.where(is_short_K, available_K, 0)
-    for _ in range(num - int(num_K.sum())):  # one by one, each to the domain furthest below its target
+    domains = sorted(weights)
+    weight_K = np.array([weights[domain] for domain in domains], float)
+    is_in_K = weight_K > 0
+    target_K = num * (weight_K / weight_K.sum()) + np.array([carry.get(domain, 0.0) for domain in domains])
+    num_K = np.zeros(len(domains), np.int64)
+    for _ in range(num):
         # Rounded, so that equal remainders tie despite floating-point errors.
-        below_K = np.where(num_K < available_K, np.round(target_K - num_K, 9), -np.inf)
+        below_K = np.where(is_in_K, np.round(target_K - num_K, 9), -np.inf)
         ties = np.flatnonzero(below_K == below_K.max())
         num_K[ties[0] if len(ties) == 1 else generator.choice(ties)] += 1
-    left_K = np.where(is_rounded_K, np.clip(target_K - num_K, -1.0, 1.0), 0.0)
-    carried = {**carry, **dict(zip(domains, left_K.tolist(), strict=True))}
-    return Quotas(dict(zip(domains, num_K.tolist(), strict=True)), carried)
-
-
-def _fill_up(num: int, weight_K: np.ndarray, available_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each domain's slots before rounding, and which domains have too few candidates for theirs."""
-    exact_K, is_short_K = np.zeros(len(available_K)), available_K == 0
-    while not is_short_K.all():
-        weight = np.where(is_short_K, 0.0, weight_K)
-        if weight.sum() == 0:
-            weight = np.where(is_short_K, 0.0, 1.0)
-        slots = (num - exact_K[is_short_K].sum()) * (weight / weight.sum())
-        over_K = ~is_short_K & (weight > 0) & (slots >= available_K)
-        if not over_K.any():
-            exact_K[~is_short_K] = slots[~is_short_K]
-            break
-        exact_K[over_K] = available_K[over_K]
-        is_short_K = is_short_K | over_K
-    return exact_K, is_short_K
+    left_K = np.where(is_in_K & (is_in_K.sum() > 1), np.clip(target_K - num_K, -1.0, 1.0), 0.0)
+    listed = [dict(zip(domains, values_K.tolist(), strict=True)) for values_K in (num_K, left_K)]
+    return Quotas(listed[0], {**carry, **listed[1]})

@@ -1,6 +1,6 @@
-"""Rules of the memory as functions of a table of columns: what is drawn, what is evicted, what may be drawn at all.
+"""Rules of the memory as functions of a table of columns: what is drawn, and what is evicted.
 
-    Candidates (N items, or N groups), num, a generator ──rule──> exactly min(num, N) distinct indices into the N
+    Candidates (N items, or N groups), num, a generator ──rule──> at most min(num, N) distinct indices into the N
 
 A rule is a function without parameters, or a class of `Settings` whose fields are its parameters:
 
@@ -10,10 +10,12 @@ A rule is a function without parameters, or a class of `Settings` whose fields a
         floor: float = setting(0.1, "least weight")            replay_selection_config = {"floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
-With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. A filter is called
-with each domain and its candidates; it returns one truth value, or one for each of them:
+With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. The rules here
+return all min(num, N). One that leaves candidates out returns fewer, and fresh prompts fill the slots:
 
-    def kept(domain, candidates): return candidates.reward < 0.9             replay_domains = "my_rules:kept"
+    def unsolved(candidates, num, generator):                  SELECTIONS["unsolved"] = unsolved
+        left = np.flatnonzero(candidates.reward < 0.9)
+        return left[uniform(candidates.take(left), num, generator)]
 
 An import path or "contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule.
 
@@ -24,7 +26,6 @@ Bachrach 2025, arXiv 2509.04575 section 3 (ExIt's minimum replacement: `least_di
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -33,7 +34,6 @@ import numpy as np
 
 from rllib_srl.common.rules import MISTAKES, Rules, failure
 from rllib_srl.common.setting_model import Settings, setting
-from rllib_srl.replay.selection.quotas import quotas
 
 LEARNABILITY = 3.0  # of `SRL`: weight of 4 p (1 - p) in the priority of a due item
 SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without any have weight
@@ -133,6 +133,33 @@ def tempered(log_priority_N: np.ndarray, num: int, generator: np.random.Generato
     if temperature == 0:
         return first(num, generator, -log_priority_N)
     return weighted(log_priority_N / temperature, num, generator)
+
+
+def in_turns(domain_N: np.ndarray, item_N: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return all indices in an order in which every item comes once before any comes twice, and domains take turns.
+
+    Domains, items of a domain and indices of an item are in random order. An item is of one domain.
+    """
+    item_N, place_N = (_renamed(values_N, generator) for values_N in (item_N, domain_N))
+    order_N: np.ndarray = np.lexsort((generator.random(len(item_N)), item_N))
+    place_N, round_N = place_N[order_N], _occurrences(item_N[order_N])
+    turn_N = _occurrences(place_N * (len(order_N) + 1) + round_N)  # of the domain, in the round
+    return order_N[np.lexsort((place_N, turn_N, round_N))]
+
+
+def _renamed(values_N: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return the values renamed to 0, 1, ... in random order."""
+    values, at_N = np.unique(values_N, return_inverse=True)
+    renamed_N: np.ndarray = generator.permutation(len(values))[at_N]
+    return renamed_N
+
+
+def _occurrences(values_N: np.ndarray) -> np.ndarray:
+    """Return how often each value came before: [5, 5, 3, 5] -> [0, 1, 0, 2]."""
+    order_N = np.argsort(values_N, kind="stable")
+    found_N = np.empty(len(values_N), np.int64)
+    found_N[order_N] = np.arange(len(values_N)) - np.searchsorted(values_N[order_N], values_N[order_N])
+    return found_N
 
 
 def importance_weights(log_weight_N: np.ndarray, indices: np.ndarray, beta: float) -> np.ndarray:
@@ -239,14 +266,8 @@ def recent(candidates: Candidates, num: int, generator: np.random.Generator) -> 
 
 
 def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Divide the slots equally among domains, and draw uniformly within each."""
-    domains, counts = np.unique(candidates.domain, return_counts=True)
-    available = dict(zip(domains.tolist(), counts.tolist(), strict=True))
-    parts = [np.empty(0, np.int64)]
-    for domain, count in quotas(num, dict.fromkeys(available, 1.0), available, generator).num.items():
-        inside = np.flatnonzero(candidates.domain == domain)
-        parts.append(inside[weighted(np.zeros(len(inside)), count, generator)] if count else inside[:0])
-    return np.concatenate(parts)
+    """Let domains take turns, and draw uniformly within each."""
+    return in_turns(candidates.domain, np.arange(len(candidates)), generator)[:num]
 
 
 _OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
@@ -285,43 +306,13 @@ def largest_domain(candidates: Candidates, num: int, generator: np.random.Genera
 _EVICTIONS = {"fifo": first_inserted, "mastered_first": mastered_first, "least_diverse": least_diverse}
 EVICTIONS: Rules[Any] = Rules("eviction", {**_EVICTIONS, "largest_domain": largest_domain})
 
-# --- filters --------------------------------------------------------------------------------------
-
-FILTERS: Rules[Any] = Rules("domains", {})
-
-
-def domain_filter(domains: Any) -> Any:
-    """Parse the setting `domains`: return None (all), "last", "earlier", a frozenset of names, or a function.
-
-    Raises:
-        ValueError: an invalid value, or a function that cannot be imported.
-    """
-    if domains in ("all", "last", "earlier"):
-        return None if domains == "all" else domains
-    if isinstance(domains, list | tuple) and domains and all(isinstance(d, str) for d in domains):
-        return frozenset(domains)
-    chosen = domains
-    if not callable(domains):
-        if fault := FILTERS.fault(domains):
-            if not (isinstance(domains, str) and ":" in domains):
-                registered = "".join(f", {name!r}" for name in sorted(FILTERS))
-                fault = f"expected 'all', 'last', 'earlier'{registered}, a list of names or 'module:function'"
-            raise ValueError(f"domains = {domains!r}; {fault}")
-        chosen = FILTERS.named(domains)
-    try:
-        inspect.signature(chosen).bind("domain", None)
-    except TypeError:
-        raise ValueError(f"domains = {domains!r}; expected a function of a domain and its candidates") from None
-    return chosen
-
-
 # --- calls of rules -------------------------------------------------------------------------------
 
 
 def apply(
     title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw exactly min(num, N) distinct candidates by a rule.
+    """Draw at most min(num, N) distinct candidates by a rule.
 
     Returns:
         Their indices, and the loss weight of each, in (0, 1]: 1 for items, and for a rule without `loss_weights`.
@@ -335,11 +326,12 @@ def apply(
         indices = np.asarray(rule(candidates, count, generator))
     except MISTAKES as error:
         raise failure(title, error) from error
-    distinct = np.unique(indices)
-    if len(indices) != count or len(distinct) != count or distinct[0] < 0 or distinct[-1] >= len(candidates):
+    distinct, numbers = np.unique(indices), np.arange(len(candidates))
+    if not len(distinct) == len(indices) <= count or not np.isin(distinct, numbers).all():
         raise ValueError(
             f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
-            f"expected {count} distinct ones below {len(candidates)}"
+            f"expected at most {count} distinct ones below {len(candidates)}"
         )
     loss_weights = getattr(rule, "loss_weights", None) if candidates.are_groups else None
-    return indices, np.ones(count) if loss_weights is None else loss_weights(candidates, indices)
+    indices = indices.astype(np.int64)
+    return indices, np.ones(len(indices)) if loss_weights is None else loss_weights(candidates, indices)

@@ -1,6 +1,6 @@
 """Draws items and groups from the tables: builds candidates, applies a rule, returns slots.
 
-    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> filter -> rule -> slots
+    pool of slots (at most `MOST_CANDIDATES`) -> Candidates -> rule -> slots
 
 Items (revisit, eviction) and groups (reuse) have the same columns; a group takes the columns it lacks from its item.
 Draws are functions of the rows: not of the order in which rows were added and removed, nor of when they were loaded.
@@ -14,19 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.rules import RuleError, called
 from rllib_srl.replay.history import discount
 from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.schedule.recall import Recall
-from rllib_srl.replay.selection.rules import (
-    BY_DUE,
-    DATELESS,
-    EVICTIONS,
-    SELECTIONS,
-    Candidates,
-    apply,
-    domain_filter,
-)
+from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, EVICTIONS, SELECTIONS, Candidates, apply
 from rllib_srl.replay.settings import ReplaySettings
 
 MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
@@ -40,7 +31,6 @@ class Draws:
         self._reads_recall = settings.reads_recall
         self._is_by_due = settings.selection in BY_DUE
         self._is_by_due |= settings.has_due_dates and settings.selection not in DATELESS  # a rule of the user
-        self._filter = domain_filter(settings.domains)
         chosen = {
             "items": (SELECTIONS, settings.selection, settings.selection_config),
             "groups": (SELECTIONS, settings.reuse_selection, settings.reuse_selection_config),
@@ -52,7 +42,7 @@ class Draws:
 
     def items(self, num: int, now: int, generator: np.random.Generator, without: Sequence[int] = ()) -> np.ndarray:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
-        pool_N = self.item_pool(now, self._size(num + len(without), len(self._tables)), generator)
+        pool_N = self.item_pool(now, max(num + len(without), MOST_CANDIDATES), generator)
         pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
         return self._drawn("items", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
 
@@ -63,14 +53,21 @@ class Draws:
 
         Groups whose rewards are all equal are left out if they `must_vary`.
         """
-        pool_N = self.group_pool(now, self._size(num, self._tables.num_groups), generator, must_vary)
+        pool_N = self.group_pool(now, max(num, MOST_CANDIDATES), generator, must_vary)
         return self._drawn("groups", pool_N, self.group_candidates(pool_N, now), num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the slots of `num` items to evict, fewer only if the pool has fewer."""
+        """Return the slots of at most `num` items to evict, at least one.
+
+        Raises:
+            ValueError: the rule returned none.
+        """
         slots_N = self._tables.slots()
         pool_N = slots_N[generator.choice(len(slots_N), min(MOST_CANDIDATES, len(slots_N)), replace=False)]
-        return self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+        evicted_N = self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+        if not len(evicted_N):
+            raise ValueError(f"{self._rules['eviction'][0]} returned no item; expected at least one")
+        return evicted_N
 
     # --- pools -----------------------------------------------------------------------------------
 
@@ -117,14 +114,10 @@ class Draws:
         slots_K: np.ndarray = slots_N[sample(max_num, generator, *keys_N)]
         return slots_K
 
-    def _size(self, least: int, total: int) -> int:
-        """Return the size of a pool: all, `total`, for a user's filter, which may leave few of them."""
-        return total if callable(self._filter) else max(least, MOST_CANDIDATES)
-
     def _is_in_domains(self, are_groups: bool = False) -> np.ndarray:
         """Return whether each item row is of a domain whose items, or groups, may be drawn; free rows may be of any."""
-        chosen, names = self._filter, self._tables.domains
-        if chosen is None or callable(chosen):
+        chosen, names = self._settings.domains, self._tables.domains
+        if chosen == "all":
             return np.ones(len(self._tables.items), bool)
         if chosen == "last":
             chosen = names[-2:][:1]
@@ -181,31 +174,13 @@ class Draws:
             columns["posterior_mean"] = alpha_N / (alpha_N + beta_N)
         return columns
 
-    # --- filter and rule -------------------------------------------------------------------------
-
-    def _kept(self, candidates: Candidates) -> np.ndarray:
-        """Return whether a user's filter keeps each candidate, bool [N]; all without one."""
-        is_kept_N = np.full(len(candidates), not callable(self._filter))
-        for domain in np.unique(candidates.domain).tolist() if callable(self._filter) else ():
-            inside = np.flatnonzero(candidates.domain == domain)
-            answer = np.asarray(called("domains", self._filter, self._tables.domains[domain], candidates.take(inside)))
-            if answer.dtype != bool or answer.shape not in ((), inside.shape):
-                raise RuleError(
-                    f"domains returned {answer.dtype} of shape {answer.shape}; expected True or False, or one for each "
-                    f"of {len(inside)} candidates"
-                )
-            is_kept_N[inside] = answer
-        return is_kept_N
-
     def _drawn(
         self, kind: str, pool_N: np.ndarray, candidates: Candidates, num: int, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots that the rule of `kind` draws of those that the filter keeps, and their loss weights."""
+        """Return the slots that the rule of `kind` draws, and their loss weights."""
         if num < 1:
             return np.empty(0, np.int64), np.empty(0)
         title, rule = self._rules[kind]
-        if kind != "eviction" and not (is_kept_N := self._kept(candidates)).all():
-            pool_N, candidates = pool_N[is_kept_N], candidates.take(np.flatnonzero(is_kept_N))
         indices, weight_N = apply(title, rule, candidates, num, generator)
         return pool_N[indices], weight_N
 
