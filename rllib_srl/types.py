@@ -284,7 +284,6 @@ class GroupMeta:
     origin: str
     ref: Any  # a Ray ObjectRef of the Group, a `ListedRef`, or the Group itself in one process
     num_turns_G: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    weight: float = 1.0  # importance weight of a drawn group's loss; below 1 only for rules with importance weights
     pass_reward: float | None = None  # as `Group.pass_reward`
     has_reward_G: np.ndarray | None = None  # as `Group.has_reward_G`; None: all
     history: History | None = None  # of a stored group without the group itself, for the baseline from history
@@ -298,13 +297,12 @@ class GroupMeta:
         return self.is_success_G(RIGHT)
 
     @classmethod
-    def of(cls, group: Group, ref: Any, weight: float = 1.0) -> GroupMeta:
+    def of(cls, group: Group, ref: Any) -> GroupMeta:
         """Build the metadata of `group`.
 
         Args:
             group: the group.
             ref: reference through which the group can be fetched.
-            weight: importance weight of its loss.
         """
         return cls(
             group_id=group.group_id,
@@ -318,7 +316,6 @@ class GroupMeta:
             origin=group.origin,
             ref=ref,
             num_turns_G=group.num_turns_G(),
-            weight=weight,
             pass_reward=group.pass_reward,
             has_reward_G=group.has_reward_G if group.is_unpaid else None,
         )

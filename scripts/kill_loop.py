@@ -70,7 +70,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 2:
             return [encode(one.group) for one in buffer.draw_groups(3, now, name)]
         case 3:
-            return buffer.drop(sorted(buffer.drawn)[:1], name)
+            return buffer.drop(sorted(buffer.tables.group_ids.values())[:1], name)
     numbers = generator.choice(60, 4, replace=False).tolist()
     return [vars(visit) for visit in buffer.add([a_group(number, now, generator) for number in numbers], now, name)]
 

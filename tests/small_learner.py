@@ -107,7 +107,6 @@ def update(
     played: Sequence[Group],
     reused: Sequence[Group] = (),
     advantages: Sequence[np.ndarray] | None = None,
-    weights: Sequence[float] = (),
     **scales: Any,
 ) -> tuple[list[dict[str, np.ndarray]], dict[str, float]]:
     """Train a learner group once; return the gradients of each learner and the statistics.
@@ -117,12 +116,10 @@ def update(
         played: groups of this iteration.
         reused: stored groups.
         advantages: of all groups, played ones first; None: those of `advantages_of`.
-        weights: importance weights of the reused groups; () are all 1.
         scales: further arguments of `build_shards`.
     """
     metas = [GroupMeta.of(one, ray.put(one)) for one in played]
-    weighted = zip(reused, weights or [1.0] * len(reused), strict=True)
-    metas += [replace(GroupMeta.of(one, ray.put(one), weight), origin="reuse") for one, weight in weighted]
+    metas += [replace(GroupMeta.of(one, ray.put(one)), origin="reuse") for one in reused]
     advantages = [advantages_of(one) for one in (*played, *reused)] if advantages is None else advantages
     num_epochs, num_shards = group.config.num_epochs, max(1, group.config.num_learners)
     shards = build_shards(metas, advantages, num_shards, 30, **scales)

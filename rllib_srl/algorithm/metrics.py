@@ -143,7 +143,6 @@ class Report:
             **shares_of(memory.counts),
             "revisit_share_intended": memory.revisit_fraction,
             "reuse_share_intended": memory.reuse_fraction,
-            "reuse_weight_mean": float(np.mean([group.weight for group in reused])) if reused else float("nan"),
             "revisit_pass_rate": float(np.mean(revisits)) if revisits else float("nan"),
         }
         if memory.settings.reads_recall:

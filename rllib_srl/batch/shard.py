@@ -154,7 +154,7 @@ def build_shards(
             [advantages[p] for p in part],
             fetch_timeout_s,
             origins=[groups[p].origin for p in part],
-            scales=[scales[p] * groups[p].weight for p in part],
+            scales=[scales[p] for p in part],
             num_tokens=num_tokens[False],
             num_reused_tokens=num_tokens[True],
         )

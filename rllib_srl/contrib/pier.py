@@ -1,11 +1,11 @@
 """PIER: failures first, old certain successes last.
 
-    replay_reuse_selection = "contrib.pier"; parameters in replay_reuse_selection_config = {"alpha": 1.0, "beta": 0.5}
+    replay_reuse_selection = "contrib.pier"; parameters in replay_reuse_selection_config = {"alpha": 1.0}
 
 Draws with probability p ** alpha, p = 1 - r (b ** (1 - c) - 1) / (b - 1) in [0, 2], where
 c = weight u / max u + (1 - weight) (1 - k / max k), u the uncertainty and k the order of insertion from the oldest.
-Differences from the source: the policy's mean -log-prob is the uncertainty, and 2 pass_rate - 1 the novice's reward r
-(0 before the first visit).
+Differences from the source: the policy's mean -log-prob is the uncertainty, 2 pass_rate - 1 the novice's reward r
+(0 before the first visit), and the loss has no importance weights.
 
 Source: Luijkx et al. 2025, arXiv 2508.05310 (PIER).
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_srl.common.setting_model import Settings, setting
-from rllib_srl.replay.selection.rules import Candidates, importance_weights, weighted
+from rllib_srl.replay.selection.rules import Candidates, weighted
 
 
 class PIER(Settings):
@@ -24,15 +24,10 @@ class PIER(Settings):
     weight: float = setting(0.5, "of uncertainty against age, in [0, 1]", ge=0, le=1)
     base: float = setting(10.0, "base b of the priority, above 1", gt=1)
     alpha: float = setting(1.5, "exponent of the priority", ge=0)
-    beta: float = setting(1.0, "exponent of the importance weights of reused groups, in [0, 1]", ge=0, le=1)
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         """Draw `num` of the candidates."""
         return weighted(self.log_weight(candidates), num, generator)
-
-    def loss_weights(self, candidates: Candidates, indices: np.ndarray) -> np.ndarray:
-        """Return the importance weights of drawn candidates."""
-        return importance_weights(self.log_weight(candidates), indices, self.beta)
 
     def log_weight(self, candidates: Candidates) -> np.ndarray:
         """Return alpha log p of each candidate."""

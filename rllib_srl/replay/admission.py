@@ -121,54 +121,34 @@ def degenerate_G(group: Group, most: float | None) -> np.ndarray:
     False for episodes of fewer than `MIN_TOKENS` policy-written tokens, and for all if `most` is None.
     """
     is_degenerate_G = np.zeros(group.size, bool)
-    judged_S = np.flatnonzero(group.num_loss_tokens_G() >= MIN_TOKENS) if most is not None else np.empty(0, np.int64)
-    if len(judged_S):
-        spans = [slice(group.offsets[g], group.offsets[g + 1]) for g in judged_S]
-        streams = [group.token_ids_N[span][group.loss_mask_N[span]] for span in spans]
-        most_S = np.maximum(most_common(streams), longest_loops(streams, MAX_PERIOD))
-        is_degenerate_G[judged_S] = most_S > most * np.array([len(ids) for ids in streams])
+    for g in range(group.size if most is not None else 0):
+        ids_T = group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]]
+        if len(ids_T) >= MIN_TOKENS:
+            num = max(most_common(ids_T), longest_loop(ids_T, MAX_PERIOD))
+            is_degenerate_G[g] = num > most * len(ids_T)
     return is_degenerate_G
 
 
-def most_common(streams: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the count of the most frequent id of each stream, [S]; 0 for an empty stream."""
-    most_S = np.zeros(len(streams), np.int64)
-    ids_N, stream_N = _end_to_end(streams)
-    order_N = np.lexsort((ids_N, stream_N))
-    ids_N, stream_N = ids_N[order_N], stream_N[order_N]
-    last_R = np.flatnonzero((np.diff(ids_N, append=0) != 0) | (np.diff(stream_N, append=-1) != 0))
-    np.maximum.at(most_S, stream_N[last_R], np.diff(last_R, prepend=-1))
-    return most_S
+def most_common(ids_T: np.ndarray) -> int:
+    """Return the count of the most frequent id, 0 without any."""
+    return int(np.unique(ids_T, return_counts=True)[1].max(initial=0))
 
 
-def longest_loops(streams: Sequence[np.ndarray], max_period: int) -> np.ndarray:
-    """Return the length in tokens of each stream's longest loop of at least three copies, [S]; 0 for none.
+def longest_loop(ids_T: np.ndarray, max_period: int) -> int:
+    """Return the length in tokens of the longest loop of at least three copies, 0 for none.
 
-    In a loop of period p, ids[t] = ids[t - p] for all but its first p tokens. Time: O(tokens * max_period).
-
-    Args:
-        streams: token ids.
-        max_period: longest period that is searched, in tokens, >= 1.
+    In a loop of period p <= `max_period`, ids[t] = ids[t - p] for all but its first p tokens. Time: O(T * max_period).
     """
-    longest_S = np.zeros(len(streams), np.int64)
-    num = min(max_period, max(map(len, streams), default=0) // _MIN_REPEATS)
+    num = min(max_period, len(ids_T) // _MIN_REPEATS)
     if num < 1:
-        return longest_S
-    ids_N, stream_N = _end_to_end(streams)
-    # Ids are made unique to their stream, and -1 pads the start, so that no match crosses a stream's boundary.
-    ids_N = np.unique(ids_N, return_inverse=True)[1] * len(streams) + stream_N
-    earlier_M = np.concatenate([np.full(num, -1), ids_N])
-    same_M = np.flatnonzero(sliding_window_view(earlier_M, len(ids_N))[:num] == ids_N)  # row i: num - i tokens earlier
-    last_R = np.flatnonzero(np.diff(same_M, append=-1) != 1)  # a row's first token never matches, so runs end there
-    num_R, period_R = np.diff(last_R, prepend=-1), num - same_M[last_R] // len(ids_N)
-    is_loop_R = num_R >= (_MIN_REPEATS - 1) * period_R
-    np.maximum.at(longest_S, stream_N[same_M[last_R] % len(ids_N)][is_loop_R], (num_R + period_R)[is_loop_R])
-    return longest_S
-
-
-def _end_to_end(streams: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return all ids concatenated, and the stream number of each."""
-    return np.concatenate(streams), np.repeat(np.arange(len(streams)), [len(ids) for ids in streams])
+        return 0
+    padded_T = np.concatenate([np.full(num, -1), ids_T])
+    same_PT = sliding_window_view(padded_T, len(ids_T))[:num] == ids_T  # row i: as the token num - i earlier
+    at_T, period_P = np.arange(len(ids_T)), num - np.arange(num)
+    differs_PT = np.maximum.accumulate(np.where(same_PT, -1, at_T), axis=1)  # the last place where it was another
+    run_P = (at_T - differs_PT).max(axis=1)
+    is_loop_P = run_P >= (_MIN_REPEATS - 1) * period_P
+    return int((run_P + period_P)[is_loop_P].max(initial=0))
 
 
 # --- secrets --------------------------------------------------------------------------------------

@@ -46,13 +46,12 @@ class Drawn(NamedTuple):
     """A group drawn to be reused."""
 
     group: Group
-    weight: float = 1.0  # of its loss, by the rule
     history: History | None = None  # of its prompt without the group, where the baseline is one from history
 
     @property
     def meta(self) -> GroupMeta:
         """Return the metadata of the group, without a reference to it."""
-        return replace(GroupMeta.of(self.group, None, self.weight), history=self.history)
+        return replace(GroupMeta.of(self.group, None), history=self.history)
 
 
 class SRLReplayBuffer:
@@ -128,7 +127,6 @@ class SRLReplayBuffer:
         for name, values in state.get("generators", {}).items():
             self.generators[name].bit_generator.state = values
         self.counts: Counter[str] = Counter(state.get("counts", {}))
-        self.drawn: dict[str, int] = state.get("drawn", {})  # id of each group of the last draw -> its seq
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
         self._make_tracker(state)
@@ -195,7 +193,6 @@ class SRLReplayBuffer:
             "items": self.tables.header,
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
             "counts": dict(self.counts),
-            "drawn": self.drawn,
             "domain_statistics": {name: list(sums) for name, sums in self.domain_statistics.sums.items()},
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
@@ -258,33 +255,28 @@ class SRLReplayBuffer:
         drawn = list[Drawn]()
 
         def work() -> list[Any]:
-            slots, weight_N = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
+            slots = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
             self.tables.update_groups(slots, uses=self.tables.groups["uses"][slots] + 1)
             seqs = self.tables.groups["seq"][slots].tolist()
-            answer = [[seq, weight, None] for seq, weight in zip(seqs, weight_N.tolist(), strict=True)]
-            drawn.extend(self._stored_groups(answer))
-            if version is not None:
-                histories = [self._without(one.group, at, version) for one, at in zip(drawn, slots, strict=True)]
-                drawn[:] = [one._replace(history=past) for one, past in zip(drawn, histories, strict=True)]
-                answer = [[seq, weight, list(past)] for (seq, weight, _), past in zip(answer, histories, strict=True)]
-            self.drawn = {one.group.group_id: seq for one, seq in zip(drawn, seqs, strict=True)}
+            for seq, at in zip(seqs, slots, strict=True):
+                group = self._stored_group(seq, "reuse")
+                drawn.append(Drawn(group, None if version is None else self._without(group, at, version)))
             self.counts["num_reuses"] += len(drawn)
             self.intake.count_by_domain("num_reuses", [one.group.prompt for one in drawn])
-            return answer
+            return [[seq, one.history] for seq, one in zip(seqs, drawn, strict=True)]
 
         answer = self._once(request, work)
-        return drawn or list(self._stored_groups(answer))
+        return drawn or [
+            Drawn(self._stored_group(seq, "reuse"), None if past is None else History(*past)) for seq, past in answer
+        ]
 
     def _without(self, group: Group, at: int, version: int) -> History:
         row, mean = self.tables.groups[at], self.domain_statistics.mean(group.prompt.domain)
         item = self.tables.items[row["slot"]]
         return history_of(item, version, self.settings.history_half_life, mean, group, row)
 
-    def _stored_groups(self, answer: Sequence[Sequence[Any]]) -> Iterator[Drawn]:
-        """Yield the groups of an answer to `draw_groups`: seq, weight and history of each."""
-        for seq, weight, past in answer:
-            history = None if past is None else History(*past)
-            yield Drawn(decode(self.store.payload(seq), str(seq), "reuse"), weight, history)
+    def _stored_group(self, seq: int, origin: str) -> Group:
+        return decode(self.store.payload(seq), str(seq), origin)
 
     # --- targets ---------------------------------------------------------------------------------
 
@@ -331,7 +323,7 @@ class SRLReplayBuffer:
         return [self._retained(seq, episode) for seq, episode in self._once(request, work)]
 
     def _retained(self, seq: int, episode: int) -> Group:
-        group = part_of(decode(self.store.payload(seq), str(seq), "retain"), [episode])
+        group = part_of(self._stored_group(seq, "retain"), [episode])
         return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
 
     # --- ratings ----------------------------------------------------------------------------
@@ -380,16 +372,14 @@ class SRLReplayBuffer:
     # --- removing --------------------------------------------------------------------------------
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
-        """Remove groups of the last draw that the learner found too far from its policy; return their number."""
+        """Remove groups that the learner found too far from its policy; return their number."""
 
         def work() -> int:
-            seqs = [self.drawn.pop(group_id) for group_id in group_ids if group_id in self.drawn]
-            groups_N = self.tables.group_slots()
-            drifted = groups_N[np.isin(self.tables.groups["seq"][groups_N], seqs)].tolist()  # some may be gone
-            for at in drifted:
+            places = [at for name in group_ids if (at := self.tables.group_at(name)) is not None]  # some may be gone
+            for at in places:
                 self.tables.remove_group(at)
-            self.counts["num_dropped_drifted"] += len(drifted)
-            return len(drifted)
+            self.counts["num_dropped_drifted"] += len(places)
+            return len(places)
 
         return self._once(request, work)
 

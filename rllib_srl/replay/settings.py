@@ -111,7 +111,7 @@ class ReplaySettings(Settings):
         {}, "parameters of the rule for revisits: temperature (srl), alpha and by (per)", _BY_NAME
     )
     reuse_selection_config: dict[str, Any] = setting(
-        {}, "parameters of the rule for reuse: temperature (srl), alpha, beta and by (per)", _BY_NAME
+        {}, "parameters of the rule for reuse: temperature (srl), alpha and by (per)", _BY_NAME
     )
     domains: Annotated[Any, by(_fault_of_domains)] = setting(
         "all", 'domains replayed: "all", "last" (second newest), "earlier" (all but the newest), or a list of names'

@@ -122,17 +122,11 @@ class Store(Database):
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self.put("meta", [("position", str(self.position + 1))])
-            self._db.execute("COMMIT")
-        except BaseException as error:
-            self._written = {}
-            with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
-                self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise self.error_of(error, self.path, f"commit {self.position + 1}") from error
-            raise
+            with self._transaction():
+                yield
+                self.put("meta", [("position", str(self.position + 1))])
+        except sqlite3.Error as error:
+            raise self.error_of(error, self.path, f"commit {self.position + 1}") from error
         self.position += 1
 
     def put(self, table: str, rows: Collection[Sequence[Any]]) -> None:

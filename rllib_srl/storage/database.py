@@ -14,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class Database:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # after some errors SQLite has rolled back already
+            with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
                 self._db.execute("ROLLBACK")
             raise
 

@@ -183,18 +183,6 @@ def test_what_the_policy_itself_wrote_is_reused_as_if_played(learners, learner):
     assert stats["reuse/drift"] < 1e-5 and stats["reuse/clip_fraction"] == 0 and stats["num_tokens"] == 0
 
 
-def test_importance_weights_scale_the_gradient_of_each_reused_group(learners, learner):
-    """With weights w the reused gradient is w1 g1 + w2 g2, g being those of one group with all others weighing 0."""
-    learner.config.replay_max_logp_gap = None
-    plain = gradient(learners, GROUPS, STORED)
-    ones = gradient(learners, GROUPS, STORED, weights=(1.0, 1.0))
-    assert all(np.array_equal(plain[name], ones[name]) for name in plain)
-    first, second = (gradient(learners, [], STORED, weights=weights) for weights in ((1.0, 0.0), (0.0, 1.0)))
-    mixed = gradient(learners, [], STORED, weights=(0.5, 0.2))
-    assert relative_gap(mixed, {name: 0.5 * first[name] + 0.2 * second[name] for name in first}) < 1e-5
-    assert relative_gap(mixed, gradient(learners, [], STORED)) > 0.1
-
-
 def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner):
     learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tests.replay.groups import a_buffer, a_group, a_prompt, everything, play
+from tests.replay.groups import a_buffer, everything, play
 from tests.replay.validity import check_valid
 
 VARIANTS = {
@@ -69,13 +68,3 @@ def test_opening_fails_whole_and_can_be_tried_again(tmp_path, monkeypatch):
         with pytest.raises(TypeError):
             a_buffer(tmp_path, run="a")
     assert len(a_buffer(tmp_path, run="a")) == 8  # the lock is free
-
-
-def test_the_same_seed_draws_the_same_and_another_one_does_not(tmp_path):
-    def drawn(seed):
-        buffer = a_buffer(seed=seed)
-        buffer.add([a_group(a_prompt(i)) for i in range(40)], 1)
-        return [prompt.prompt_id for prompt in buffer.draw_prompts(8, 3)]
-
-    assert drawn(1) == drawn(1) != drawn(2)
-    assert not np.array_equal(sorted(drawn(1)), drawn(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from rllib_srl.replay.metrics import counts_of, shares_of
@@ -31,9 +30,3 @@ def test_groups_signal_and_tokens_are_counted_by_origin():
 
 
 WHATS = ("groups", "signal", "tokens", "generated")
-
-
-def test_nothing_counted_is_all_zeros_and_no_share():
-    counts = counts_of([], [])
-    assert len(counts) == 12 and set(counts.values()) == {0}
-    assert len(shares_of(counts)) == 6 and all(math.isnan(share) for share in shares_of(counts).values())

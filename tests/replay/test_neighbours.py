@@ -37,23 +37,13 @@ def test_a_sort_gives_the_same_answers(ids, seed, by_faiss):
     stored, queries, excluded = unit(generator, len(ids)), unit(generator, 3), [0, 1, -1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "NUMPY_UP_TO", -1 if by_faiss else 100)
+        patch.setattr(neighbours, "_MOST_SIMILARITIES", 30)  # blocks of one to three queries
         found, similarity = nearest(queries, ids_N, stored, 5, excluded)
     for q, query in enumerate(queries.astype(np.float64)):
         pairs = sorted((-float(v.astype(np.float64) @ query), i) for i, v in zip(ids_N.tolist(), stored))
         expected = [(i, -minus) for minus, i in pairs if i != excluded[q]][:5]
         assert found[q].tolist() == [i for i, _ in expected] + [-1] * (5 - len(expected))
         assert similarity[q][: len(expected)] == pytest.approx([s for _, s in expected], abs=1e-12)
-
-
-def test_numpy_and_faiss_find_the_same(monkeypatch):
-    generator, ids_N = np.random.default_rng(3), np.arange(3000)
-    vectors, queries = unit(generator, 3000, 64), unit(generator, 50, 64)
-    expected = nearest(queries, ids_N, vectors, 8)
-    monkeypatch.setattr(neighbours, "_MOST_SIMILARITIES", 1000)  # blocks of one query
-    for limit in (10_000, 100):  # numpy, faiss
-        monkeypatch.setattr(neighbours, "NUMPY_UP_TO", limit)
-        found = nearest(queries, ids_N, vectors, 8)
-        assert np.array_equal(found[0], expected[0]) and np.array_equal(found[1], expected[1])
 
 
 # --- on a GPU: with a stand-in for faiss's functions, since none is here ---------------------------

@@ -38,10 +38,10 @@ def operations(buffer: SRLReplayBuffer) -> None:
         order = np.argsort([(int(tables.items["key"][slot]) * (now + 7)) % 1009 for slot in tables.slots()])
         return tables.slots()[order[:num]]
 
-    def groups(num: int, now: int, *_: Any, **__: Any) -> tuple[np.ndarray, np.ndarray]:
+    def groups(num: int, now: int, *_: Any, **__: Any) -> np.ndarray:
         held = np.flatnonzero((tables.groups["size"] > 0) & (tables.groups["born"] < now))
-        drawn = held[np.argsort(tables.groups["seq"][held])][now % 3 :: 5][:num]
-        return drawn, np.ones(len(drawn))
+        drawn: np.ndarray = held[np.argsort(tables.groups["seq"][held])][now % 3 :: 5][:num]
+        return drawn
 
     buffer.draws.items, buffer.draws.groups = items, groups  # type: ignore[method-assign, assignment]
     for now in range(1, 17):

@@ -203,7 +203,7 @@ RULES = [(table, name) for table in (SELECTIONS, EVICTIONS) for name in table.ow
 @given(num=st.integers(0, 14), num_candidates=st.integers(0, 12), seed=st.integers(0, 99), are_groups=st.booleans())
 def test_a_batch_is_full_distinct_and_seeded(table, name, num, num_candidates, seed, are_groups):
     candidates, rule = some(num_candidates, seed, are_groups), table.make(name, {})
-    draws = [apply(name, rule, candidates, num, generator(seed))[0] for _ in range(2)]
+    draws = [apply(name, rule, candidates, num, generator(seed)) for _ in range(2)]
     assert len(draws[0]) == len(np.unique(draws[0])) == min(num, num_candidates)
     assert set(draws[0]) <= set(range(num_candidates))
     np.testing.assert_array_equal(draws[0], draws[1])
@@ -216,7 +216,7 @@ def test_a_users_rule_is_held_to_the_contract():
     error = "selection 'mine' returned 3 indices, 1 of them distinct; expected at most 3 distinct ones below 5"
     with pytest.raises(ValueError, match=error):
         apply("selection 'mine'", mine, Candidates(5), 3, generator())
-    assert apply("selection 'mine'", mine, Candidates(5), 1, generator())[0].tolist() == [0]
+    assert apply("selection 'mine'", mine, Candidates(5), 1, generator()).tolist() == [0]
     for wrong in ([0, 1, 2, 3], [5], [-1], [0.5]):
         with pytest.raises(ValueError, match="expected at most 3 distinct ones below 5"):
             apply("selection 'mine'", lambda *_, wrong=wrong: wrong, Candidates(5), 3, generator())
@@ -242,17 +242,6 @@ def test_a_rule_that_leaves_candidates_out_draws_fewer():
 
 
 # Parameters
-
-
-@pytest.mark.parametrize("rule", [SRL, PER])
-def test_parameters_have_ranges_and_all_errors_are_named_at_once(rule):
-    names = [name for name, value in vars(rule()).items() if isinstance(value, float)]
-    for bad in (-1, float("nan"), "much", True):
-        with pytest.raises(ValueError) as caught:
-            rule(**dict.fromkeys(names, bad))
-        assert all(f"{name} = {bad!r}; expected" in str(caught.value) for name in names)
-    with pytest.raises(ValueError, match="by = 'nll'; expected one of 'abs_advantage', 'reward'"):
-        PER(by="nll")
 
 
 class Newest(Settings):

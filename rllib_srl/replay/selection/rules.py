@@ -10,8 +10,7 @@ A rule is a function without parameters, or a class of `Settings` whose fields a
         floor: float = setting(0.1, "least weight")            replay_selection_config = {"floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
-With a method `loss_weights(candidates, indices)` it also weighs the loss of drawn groups, in (0, 1]. The rules here
-return all min(num, N). One that leaves candidates out returns fewer, and fresh prompts fill the slots:
+The rules here return all min(num, N). One that leaves candidates out returns fewer, and fresh prompts fill the slots:
 
     def unsolved(candidates, num, generator):                  SELECTIONS["unsolved"] = unsolved
         left = np.flatnonzero(candidates.reward < 0.9)
@@ -20,7 +19,7 @@ return all min(num, N). One that leaves candidates out returns fewer, and fresh 
 An import path or "contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule.
 
 Sources: Kool et al. 2019, arXiv 1903.06059 section 2.3 (`weighted`: the num largest of log w + Gumbel noise); Schaul et
-al. 2016, arXiv 1511.05952 (priorities, importance weights); arXiv 2601.02648 (p(1 - p) for problems); Jiang, Lupu and
+al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(1 - p) for problems); Jiang, Lupu and
 Bachrach 2025, arXiv 2509.04575 section 3 (ExIt's minimum replacement: `least_diverse`).
 """
 
@@ -162,20 +161,6 @@ def _occurrences(values_N: np.ndarray) -> np.ndarray:
     return found_N
 
 
-def importance_weights(log_weight_N: np.ndarray, indices: np.ndarray, beta: float) -> np.ndarray:
-    """Return (N P_i) ** -beta / max_j (N P_j) ** -beta of candidates that `weighted` has drawn, in (0, 1].
-
-    The maximum is over all candidates of positive probability P; a candidate of probability 0, drawn to fill a batch,
-    has weight 1. Difference from the source: beta is constant, not annealed.
-    """
-    is_possible_N = np.isfinite(log_weight_N)
-    if not is_possible_N.any():
-        return np.ones(len(indices))
-    above_K: np.ndarray = log_weight_N[indices] - log_weight_N[is_possible_N].min()
-    weight_K: np.ndarray = np.exp(-beta * np.maximum(above_K, 0.0))
-    return weight_K
-
-
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -218,22 +203,19 @@ class SRL(Settings):
 class PER(Settings):
     """Prioritised replay: draw in proportion to (priority + 1e-6) ** alpha, the mean |advantage| for the TD error.
 
-    Differences from the source: draws are without replacement and not stratified over a sum tree; beta is constant.
+    Differences from the source: draws are without replacement and not stratified over a sum tree; the loss has no
+    importance weights.
 
     Sources: Schaul et al. 2016, arXiv 1511.05952 section 3.3; with |A|: Wang et al. 2025, arXiv 2504.08837.
     """
 
     alpha: float = setting(0.6, "exponent of the priority", ge=0)
-    beta: float = setting(0.4, "exponent of the importance weights of reused groups; 0: none", ge=0, le=1)
     by: Literal["abs_advantage", "reward"] = setting(
         "abs_advantage", 'priority: "abs_advantage", or "reward" such as the grade by a rubric'
     )
 
     def __call__(self, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
         return weighted(self.log_weight(candidates), num, generator)
-
-    def loss_weights(self, candidates: Candidates, indices: np.ndarray) -> np.ndarray:
-        return importance_weights(self.log_weight(candidates), indices, self.beta)
 
     def log_weight(self, candidates: Candidates) -> np.ndarray:
         log_weight_N: np.ndarray = self.alpha * np.log(np.abs(getattr(candidates, self.by)) + PER_EPSILON)
@@ -309,19 +291,14 @@ EVICTIONS: Rules[Any] = Rules("eviction", {**_EVICTIONS, "largest_domain": large
 # --- calls of rules -------------------------------------------------------------------------------
 
 
-def apply(
-    title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw at most min(num, N) distinct candidates by a rule.
-
-    Returns:
-        Their indices, and the loss weight of each, in (0, 1]: 1 for items, and for a rule without `loss_weights`.
+def apply(title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Return the indices of at most min(num, N) distinct candidates that a rule draws.
 
     Raises:
         ValueError: a rule that breaks its contract or raises an exception; the message begins with `title`.
     """
     if not (count := min(num, len(candidates))):
-        return np.empty(0, np.int64), np.empty(0)
+        return np.empty(0, np.int64)
     try:
         indices = np.asarray(rule(candidates, count, generator))
     except MISTAKES as error:
@@ -332,6 +309,4 @@ def apply(
             f"{title} returned {len(indices)} indices, {len(distinct)} of them distinct; "
             f"expected at most {count} distinct ones below {len(candidates)}"
         )
-    loss_weights = getattr(rule, "loss_weights", None) if candidates.are_groups else None
-    indices = indices.astype(np.int64)
-    return indices, np.ones(len(indices)) if loss_weights is None else loss_weights(candidates, indices)
+    return indices.astype(np.int64)

@@ -44,12 +44,10 @@ class Draws:
         """Return the slots of `num` items to revisit, none of `without`; fewer only if fewer may be played."""
         pool_N = self.item_pool(now, max(num + len(without), MOST_CANDIDATES), generator)
         pool_N = pool_N[~np.isin(pool_N, np.array(without, pool_N.dtype))]
-        return self._drawn("items", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+        return self._drawn("items", pool_N, self.item_candidates(pool_N, now), num, generator)
 
-    def groups(
-        self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots of `num` groups to reuse and their loss weights, fewer only if fewer may be reused.
+    def groups(self, num: int, now: int, generator: np.random.Generator, must_vary: bool = True) -> np.ndarray:
+        """Return the slots of `num` groups to reuse, fewer only if fewer may be reused.
 
         Groups whose rewards are all equal are left out if they `must_vary`.
         """
@@ -64,7 +62,7 @@ class Draws:
         """
         slots_N = self._tables.slots()
         pool_N = slots_N[generator.choice(len(slots_N), min(MOST_CANDIDATES, len(slots_N)), replace=False)]
-        evicted_N = self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)[0]
+        evicted_N = self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)
         if not len(evicted_N):
             raise ValueError(f"{self._rules['eviction'][0]} returned no item; expected at least one")
         return evicted_N
@@ -176,13 +174,11 @@ class Draws:
 
     def _drawn(
         self, kind: str, pool_N: np.ndarray, candidates: Candidates, num: int, generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots that the rule of `kind` draws, and their loss weights."""
-        if num < 1:
-            return np.empty(0, np.int64), np.empty(0)
+    ) -> np.ndarray:
+        """Return the slots that the rule of `kind` draws."""
         title, rule = self._rules[kind]
-        indices, weight_N = apply(title, rule, candidates, num, generator)
-        return pool_N[indices], weight_N
+        slots_N: np.ndarray = pool_N[apply(title, rule, candidates, max(0, num), generator)]
+        return slots_N
 
 
 def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.ndarray:
