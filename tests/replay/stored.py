@@ -1,4 +1,4 @@
-"""Groups and rows for the tests of what is stored."""
+"""Rows for the tests of what is stored."""
 
 from __future__ import annotations
 
@@ -9,27 +9,8 @@ import numpy as np
 from rllib_srl.replay.items import GROUP, ITEM
 from rllib_srl.replay.payloads import compact_json, encode, prompt_fields
 from rllib_srl.replay.store import Store
-from rllib_srl.types import Group, Prompt, StopReason
-
-
-def a_group(index: int = 0, num_tokens: int = 6, **fields) -> Group:
-    """Return a group of two episodes whose every number depends on `index`."""
-    generator = np.random.default_rng(index)
-    mask_N = generator.random(2 * num_tokens) < 0.5
-    mask_N[[0, num_tokens]] = False
-    values = {
-        "group_id": f"g{index}",
-        "prompt": Prompt("world", f"p{index}", "sums", ("first", "zweite ✓")),
-        "token_ids_N": generator.integers(0, 1 << 31, 2 * num_tokens, dtype=np.int32),
-        "loss_mask_N": mask_N,
-        "behaviour_logp_N": np.where(mask_N, -generator.random(2 * num_tokens), 0).astype(np.float32),
-        "offsets": np.array([0, num_tokens, 2 * num_tokens]),
-        "rewards_G": generator.random(2, dtype=np.float32),
-        "versions_G2": np.array([[index, index], [index, index + 1]]),
-        "stop_reasons": (StopReason.TERMINATED, StopReason.OUT_OF_TOKENS),
-        "extra": {"turns": [["a", "b"], []], "can_iterate": True},
-    }
-    return Group(**{**values, **fields})
+from rllib_srl.types import Group, Prompt
+from tests.replay.groups import a_group
 
 
 def assert_same(one: Group, other: Group) -> None:
@@ -62,7 +43,7 @@ def commit(store: Store, index: int, **parts: Any) -> None:
     """Commit a new item, its vector, group and target, an answered request and two states; `parts` replace some."""
     values: dict[str, Any] = {
         "item": an_item(2**64 - 1 - index, index / 3),
-        "payload": encode(a_group(index)),
+        "payload": encode(a_group(index, index)),
         "answer": {"stored": [index, None, 0.1]},
         "generator": np.random.default_rng(index).bit_generator.state,
     }

@@ -1,4 +1,4 @@
-"""SRLReplayBuffer: its calls, and that each happens once or not at all.
+"""SRLReplayBuffer: its calls; that each happens once or not at all is shown by test_buffer_twin.
 
 The source system's five defects (a diversity that has no bound and is flat, intervals that compound, successes that
 shorten, batches that are short, numbers that are never refreshed and state that is lost) are
@@ -11,18 +11,13 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from rllib_srl.replay.items import key_of
-from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from tests.replay.groups import (
     a_buffer,
     a_group,
     a_prompt,
     drawn_groups,
-    everything,
-    journalled,
-    rewards_of,
 )
 from tests.replay.stored import assert_same
 from tests.replay.validity import check_valid
@@ -64,65 +59,6 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
     assert drawn.origin == "reuse" and row_of(buffer, group.prompt)["version"] == 5
 
 
-# --- once or not at all ---------------------------------------------------------------------------
-
-CALLS = {
-    "add": lambda buffer, name: buffer.add(played(range(8, 20), 5), 5, name),
-    "draw_prompts": lambda buffer, name: buffer.draw_prompts(3, 5, name),
-    "draw_groups": lambda buffer, name: drawn_groups(buffer, 3, 5, name),
-    "rate_answers": lambda buffer, name: buffer.rate_answers([rating()], "file", 1, 5, name),
-    "drop": lambda buffer, name: buffer.drop([*sorted(buffer.tables.group_ids.values())[1:4], "unknown"], name),
-}
-
-
-def rating():
-    """Return a person's rating of the first answer that `begun` has stored."""
-    group = a_group(0, 1, 0, rewards_of(a_prompt(0), 1), num_turns=2)
-    return RatedGroup(group.group_id, group.prompt.key, (RatedAnswer(0, fingerprint(group, 0), 0.25),))
-
-
-def played(indices, now, **group):
-    return [a_group(i, now, i, rewards_of(a_prompt(i), now), **group) for i in indices]
-
-
-ON_GROUP = "tests.replay.test_on_group:continued"
-TIGHT = {"capacity": 30, "on_group": ON_GROUP}
-
-
-def begun(directory=None, **given):
-    """Return a buffer with a past: items, some in the schedule, groups drawn."""
-    buffer = a_buffer(directory, run="a", **{**TIGHT, **given})
-    buffer.add(played(range(12), 1, num_turns=2), 1)
-    buffer.draw_prompts(4, 2)
-    drawn_groups(buffer, 4, 3)
-    return buffer
-
-
-def plain(answer):
-    if isinstance(answer, list):
-        return [plain(one) for one in answer]
-    is_plain = hasattr(answer, "prompt_id") or hasattr(answer, "refused")
-    return vars(answer) if is_plain else getattr(answer, "group_id", answer)
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_a_repeated_request_is_answered_the_same_and_changes_nothing(call, tmp_path):
-    buffer = begun(tmp_path)
-    answer = plain(CALLS[call](buffer, f"5.{call}"))
-    assert answer
-    state, stored = everything(buffer), journalled(buffer)
-    assert plain(CALLS[call](buffer, f"5.{call}")) == answer
-    assert (everything(buffer), journalled(buffer)) == (state, stored)
-    buffer.close()
-    buffer = a_buffer(tmp_path, run="a", **TIGHT)
-    assert plain(CALLS[call](buffer, f"5.{call}")) == answer
-    assert (everything(buffer), journalled(buffer)) == (state, stored)
-    CALLS[call](buffer, f"6.{call}")  # another one is done
-    assert journalled(buffer)["position"] == stored["position"] + 1
-    assert everything(buffer) != state or call in ("drop", "rate_answers")  # nothing is left to do
-    check_valid(buffer)
-
-
 # --- what learners say -----------------------------------------------------------------
 
 
@@ -153,7 +89,11 @@ def test_a_batch_is_drawn_in_parts_without_what_it_has():
 
 
 def test_stats_name_every_count_from_the_beginning():
-    empty, later = a_buffer().stats(0), begun().stats(5)
+    buffer = a_buffer(on_group="tests.replay.test_on_group:continued")
+    empty = buffer.stats(0)
+    buffer.add([a_group(i, 1, i, num_turns=2) for i in range(12)], 1)
+    drawn_groups(buffer, 4, 3)
+    later = buffer.stats(5)
     assert set(empty) == {name for name in later if not name.startswith("domains/")}
     assert all(isinstance(value, int | float) for value in later.values())
     zeros = Counter(name for name, value in empty.items() if value == 0)

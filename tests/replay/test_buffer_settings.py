@@ -1,14 +1,10 @@
-"""Settings of the memory: domains by all their names, bad values, and draws beyond the pool of candidates."""
+"""Settings of the memory: domains by all their names, and bad values."""
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.selection import sampler
 from rllib_srl.replay.settings import ReplaySettings
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
 
@@ -78,24 +74,3 @@ def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
         SRLReplayBuffer(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
-
-
-@pytest.mark.parametrize(("selection", "spacing"), [("uniform", "none"), ("uniform", "fsrs"), ("fifo", "none")])
-def test_uniform_draws_are_uniform_beyond_the_pool_of_candidates(selection, spacing, monkeypatch):
-    """Of 24 items a pool holds 6, visited in different iterations; `fifo` plays the one that waited longest."""
-    monkeypatch.setattr(sampler, "MOST_CANDIDATES", 6)
-    buffer = a_buffer(selection=selection, spacing=spacing)
-    buffer.add([a_group(a_prompt(i, "sums"), 1, i) for i in range(24)], 1)
-    for now in range(2, 8):
-        prompts = buffer.draw_prompts(5, now)
-        buffer.add([a_group(prompt, now, 30 * now + i) for i, prompt in enumerate(prompts)], now)
-    slots = buffer.tables.slots()
-    assert len(slots) == 24
-    generator, counts = np.random.default_rng(0), Counter()
-    for _ in range(1200):
-        counts[int(buffer.draws.items(1, 40, generator)[0])] += 1
-    if selection == "fifo":
-        last = buffer.tables.items["last_review"][slots]
-        assert {*counts} <= {*slots[last == last.min()].tolist()}
-    else:
-        assert len(counts) == 24 and max(abs(count - 50) for count in counts.values()) < 4 * 7  # each 1 / 24

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from rllib_srl.replay.client import COUNTS, ReplayClient
@@ -44,24 +42,6 @@ def played(memory, indices, now, **fields):
     visits = memory.add(metas(indices, now, **fields), now)
     memory.stats(now)
     return visits
-
-
-# --- shares ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_shares_are_exact_over_many_iterations(start):
-    memory = start(revisit_fraction=0.3, reuse_fraction=0.2, max_uses=99, capacity=1000)
-    num, fresh = Counter(), iter(range(1000))
-    for now in range(1, 42):
-        revisits = [int(prompt.prompt_id[1:]) for prompt in memory.draw_prompts(7, now)]
-        played(memory, [*revisits, *(next(fresh) for _ in range(7 - len(revisits)))], now)
-        reused = memory.draw_groups(7, now)
-        assert len(set(revisits)) == len(revisits) and len({g.group_id for g in reused}) == len(reused)
-        num.update(revisits=len(revisits), reused=len(reused))
-    # 40 iterations of due and 41 of sample have 2 items: .3 * 7 * 40 = 84, 7 / 4 * 41 = 71.75, less the first draw
-    owed, short = memory.counts["num_reuses_owed"], memory.counts["num_reuses_short"]
-    assert num["revisits"] == 84 and num["reused"] == owed - short and owed == 71 and short <= 1
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -115,27 +95,6 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
 
 
 # --- states ---------------------------------------------------------------------------------------
-
-
-def test_a_memory_goes_on_from_state_and_snapshots(start, tmp_path):
-    memory = start(revisit_fraction=0.3, reuse_fraction=0.3)
-    for now in range(1, 5):
-        memory.draw_prompts(5, now)
-        played(memory, range(5 * now, 5 * now + 5), now)
-        memory.draw_groups(5, now)
-    state = memory.get_state()
-    memory.snapshot(tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["snapshot.db"]
-    again = start(revisit_fraction=0.3, reuse_fraction=0.3)
-    again.set_state(state)
-    assert again.restore(tmp_path / "copy") == 0 and again.num_items == memory.num_items == 20
-    for now in range(5, 9):
-        pairs = [(one.draw_prompts(5, now), [g.group_id for g in one.draw_groups(5, now)]) for one in (memory, again)]
-        assert pairs[0] == pairs[1]
-        for one in (memory, again):
-            played(one, range(5 * now, 5 * now + 5), now)
-    stats = [{k: repr(v) for k, v in one.stats(9).items() if k not in OF_THE_PROCESS} for one in (memory, again)]
-    assert stats[0] == stats[1]
 
 
 def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):

@@ -134,19 +134,6 @@ def test_rows_are_small():
         assert dtype.itemsize == size == sum(dtype[name].itemsize for name in dtype.names), "no gaps"
 
 
-def test_what_changed_is_named_until_it_is_committed():
-    tables = Tables()
-    for number in range(3):
-        add_group(tables, add(tables, number), size=2)
-    tables.committed()
-    tables.update([1], reps=1)
-    tables.remove_item(2)
-    group, _ = add_group(tables, 0, size=3)
-    assert tables.changed_items() == [(1, tables.items[1].tobytes(), prompt(1), None)]
-    assert tables.changed_groups() == [(3, tables.groups[group].tobytes(), "g3")]
-    assert (tables.removed_slots, tables.removed_groups) == ([2], [2])
-
-
 def test_misuse_is_refused_and_changes_nothing():
     tables = Tables()
     slot = add(tables, 0)

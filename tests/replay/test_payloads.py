@@ -10,7 +10,8 @@ from safetensors.numpy import load
 
 from rllib_srl.replay.payloads import decode, decode_target, encode, encode_target
 from rllib_srl.types import Group, Prompt, StopReason, Target
-from tests.replay.stored import a_group, assert_same
+from tests.replay.groups import a_group
+from tests.replay.stored import assert_same
 
 TEXT = st.text(max_size=8)
 JSON = st.recursive(
@@ -52,7 +53,7 @@ def test_a_group_comes_back_as_it_was(group):
 
 
 def test_the_bytes_are_those_of_safetensors():
-    group = a_group(num_tokens=3)
+    group = a_group(1, rewards=(1.0, 0.0))
     payload = encode(group)
     arrays = load(payload)
     assert sorted(arrays) == sorted(
@@ -60,8 +61,8 @@ def test_the_bytes_are_those_of_safetensors():
     )
     for name, array in arrays.items():
         assert array.dtype == getattr(group, name).dtype and array.tolist() == getattr(group, name).tolist()
-    # 6 ids: 24 bytes; 6 of the mask; 6 log-probs: 24; 3 offsets: 24; 2 rewards: 8; 2 x 2 versions: 32
-    assert len(payload) == 8 + int.from_bytes(payload[:8], "little") + 24 + 6 + 24 + 24 + 8 + 32
+    # 20 ids: 80 bytes; 20 of the mask; 20 log-probs: 80; 3 offsets: 24; 2 rewards: 8; 2 x 2 versions: 32
+    assert len(payload) == 8 + int.from_bytes(payload[:8], "little") + 80 + 20 + 80 + 24 + 8 + 32
 
 
 def test_what_is_not_a_whole_payload_is_refused_and_named():
@@ -75,7 +76,9 @@ def test_what_is_not_a_whole_payload_is_refused_and_named():
 
 def test_what_cannot_be_stored_is_named_all_at_once():
     group = a_group(
-        loss_mask_N=np.zeros(12, np.int8),
+        1,
+        group_id="g0",
+        loss_mask_N=np.zeros(40, np.int8),
         rewards_G=np.array(["a", "b"]),
         extra={"a": [1, (2,)], 3: {}, "c": np.float32(1)},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -189,27 +189,5 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
     apply(buffer, rated(group, {1: None, 3: None}), position=2)
     assert drawn_groups(buffer, 1, 2) == [] and item(buffer)["history_count"] == 0
-    check_valid(buffer)
-    buffer.close()
-
-
-# --- restarts, the driver --------------------------------------------------------------------------
-
-
-def test_a_reopened_buffer_has_its_ratings_and_a_restored_one_those_of_the_snapshot(tmp_path):
-    group = a_group(0, (0, 0, 0, 0), 1)
-    buffer = by_hand(tmp_path / "live")
-    buffer.add([group], 1)
-    apply(buffer, rated(group, {0: 1.0}))
-    buffer.snapshot(tmp_path / "snapshot")
-    apply(buffer, rated(group, {0: 0.5}), position=7)
-    state = asdict(buffer.rated)
-    buffer.close()
-    buffer = by_hand(tmp_path / "live")
-    assert vars(buffer.rated) == state and buffer.rated.position == 7
-    assert buffer.restore(tmp_path / "snapshot") == 0
-    assert buffer.rated.position == 1 and stored(buffer)[0].rewards_G.tolist() == [1, 0, 0, 0]
-    assert apply(buffer, rated(group, {0: 0.5}), position=7)["num_changed"] == 1
-    assert stored(buffer)[0].rewards_G.tolist() == [0.5, 0, 0, 0]
     check_valid(buffer)
     buffer.close()

@@ -19,7 +19,8 @@ from rllib_srl.replay import store as module
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, holder_of
-from tests.replay.stored import a_group, a_row, an_item, assert_same, commit, prompt_at, put_item
+from tests.replay.groups import a_group
+from tests.replay.stored import a_row, an_item, assert_same, commit, prompt_at, put_item
 from tests.replay.validity import content
 
 REPO = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ def test_three_visits_by_hand(tmp_path):
         assert tables.targets == {(0, 1): 7, (2, 1): 7} and store.target(2, 1) == b"\2" * 7
         assert state["generator"] == np.random.default_rng(1).bit_generator.state
         assert tables.vectors[1].tolist() == [[0] * 3, [7] * 3]
-        assert_same(decode(store.payload(2)), a_group(2))
+        assert_same(decode(store.payload(2)), a_group(2, 2))
         assert store.answer("2.add") == {"stored": [2, None, 0.1]} and store.answer("3.add") is None
         for absent in (lambda: store.payload(7), lambda: store.target(1, 1)):
             with pytest.raises(StoreError, match="does not hold"):

@@ -105,44 +105,6 @@ def test_a_wrong_target_changes_nothing():
     check_valid(buffer)
 
 
-# --- removing -------------------------------------------------------------------------------------
-
-
-def marked(number: int, domain: str, now: int) -> Group:
-    """Return a group whose prompt and tokens can be found in a file."""
-    group = a_group(a_prompt(f"mark{number}", domain, (f"secret{number}",)), now, number)
-    return a_group(group.prompt, now, number, token_ids_N=group.token_ids_N + 1_000_000 * (number + 1))
-
-
-@pytest.mark.parametrize("embedding", [None, "ngram"])
-def test_what_is_removed_is_in_no_file(tmp_path, embedding):
-    buffer = a_buffer(tmp_path, run="r", embedding=embedding)
-    groups = [marked(i, "ab"[i % 2], 1 + i) for i in range(6)]
-    for now, group in enumerate(groups, 1):
-        buffer.add([group], now, f"{now}.add")
-        buffer.add_targets([target_of(group, 0, now)], now, f"{now}.targets")
-    buffer.draw_prompts(6, 9, "9.draw_prompts")
-    buffer.draw_groups(6, 9, "9.draw_groups")
-    traces = [
-        (b"secret%d" % i, group.token_ids_N[:8].tobytes(), group.prompt.key.encode()) for i, group in enumerate(groups)
-    ]
-
-    def found() -> set[int]:
-        files = [path.read_bytes() for path in tmp_path.iterdir()]
-        return {i for i, marks in enumerate(traces) if any(mark in file for mark in marks for file in files)}
-
-    assert found() == {0, 1, 2, 3, 4, 5}
-    assert buffer.remove([groups[4].prompt.key, "0" * 16]) == 1 and found() == {0, 1, 2, 3, 5}
-    assert buffer.remove(before=2) == 1 and found() == {1, 2, 3, 5}
-    assert buffer.remove(domain="b") == 3 and found() == {2}
-    assert buffer.remove(domain="unknown") == 0
-    assert [one.prompt for one in buffer.draw_targets(9, 10)] == [groups[2].prompt]
-    assert [prompt.prompt_id for prompt in buffer.draw_prompts(9, 30)] == ["pmark2"]
-    check_valid(buffer)
-    buffer.close()
-    assert found() == {2}
-
-
 # --- draws of places ------------------------------------------------------------------------------
 
 
