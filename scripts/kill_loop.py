@@ -33,7 +33,7 @@ if __name__ == "__main__":
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.payloads import encode
 from rllib_srl.types import Group, Prompt, StopReason
-from tests.replay.validity import check_valid, content
+from scripts.memory_laws import check_valid, content
 
 LONGEST_LIFE_S = 0.15
 SETTINGS: dict[str, Any] = {"capacity": 30, "admit": None, "max_uses": 99}

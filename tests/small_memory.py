@@ -18,7 +18,7 @@ from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import Group, GroupMeta, Prompt
-from tests.replay.validity import check_tables, check_valid
+from scripts.memory_laws import check_tables, check_valid
 from tests.small_worlds import small_config
 
 # Every part of the schedule on, all of which is off by default.

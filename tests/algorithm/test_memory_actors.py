@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from rllib_srl.replay.reading import reading
 from rllib_srl.replay.store import holder_of
-from tests.replay.validity import content
+from scripts.memory_laws import content
 from tests.small_memory import check_memory, go, memory_config, stored_of, watched, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]

@@ -104,19 +104,6 @@ def test_each_side_is_divided_by_its_own_tokens():
     assert shard.is_reused_P.tolist() == [False] * 3 + [True] * 2
 
 
-def test_an_importance_weight_scales_its_own_group_and_no_other():
-    groups = metas(GROUPS, STORED)
-    groups[-2] = replace(groups[-2], weight=0.25)
-    for rule in ("token_mean", "sequence_mean"):
-        arguments = (groups, [advantages_of(g.ref) for g in groups], 1, 30, rule)
-        (shard,) = build_shards(*arguments)
-        (plain,) = build_shards([replace(g, weight=1.0) for g in groups], *arguments[1:])
-        for at in (0, 1, 2, 4):
-            assert np.array_equal(shard.scales[at], plain.scales[at])
-        assert np.array_equal(shard.scales[3], 0.25 * plain.scales[3])
-    assert shard.num_reused_tokens == 24
-
-
 def test_shards_know_the_whole_batch_and_reuse_moves_no_played_group():
     plain, both = shards_of(GROUPS, [], 2), shards_of(GROUPS, STORED[:1], 2)
     assert [shard.num_reused_tokens for shard in both] == [8, 8]

@@ -16,7 +16,7 @@ import pytest
 from rllib_srl.replay import store
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.reading import reading
-from tests.replay.validity import check_tables, check_valid
+from scripts.memory_laws import check_tables, check_valid
 from tests.small_buffer import a_group, by_hand, cells, said
 
 

@@ -13,7 +13,7 @@ from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta
-from tests.replay.validity import check_valid
+from scripts.memory_laws import check_valid
 from tests.small_buffer import a_group
 
 GROUPS = [a_group(number, (0.0, 0.0), 1) for number in range(4)]

@@ -13,7 +13,7 @@ import numpy as np
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
 from rllib_srl.types import Group, Prompt, StopReason
-from tests.replay.validity import content
+from scripts.memory_laws import content
 
 
 def a_prompt(index: int | str, domain: str = "sums", history: tuple[str, ...] = (), step: str = "") -> Prompt:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from rllib_srl.replay.items import key_of
+from scripts.memory_laws import check_valid
 from tests.replay.groups import (
     a_buffer,
     a_group,
@@ -20,7 +21,6 @@ from tests.replay.groups import (
     drawn_groups,
 )
 from tests.replay.stored import assert_same
-from tests.replay.validity import check_valid
 
 
 def row_of(buffer, prompt):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, everything, play
-from tests.replay.validity import check_valid
 
 VARIANTS = {
     "default": {"reuse_selection": "uniform", "selection": "uniform", "spacing": "none"},

@@ -29,8 +29,8 @@ from hypothesis.stateful import (
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.store import StoreError
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
-from tests.replay.validity import check_valid
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
 WORLDS = {

@@ -7,8 +7,8 @@ import pytest
 from rllib_srl.replay.client import COUNTS, ReplayClient
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group
-from tests.replay.validity import check_valid
 
 OF_THE_PROCESS = {"busy_s", "num_bytes_in_memory", "num_read_back", "num_spilled"}
 HALF = {"revisit_fraction": 0.5, "reuse_fraction": 0.5}

@@ -15,8 +15,8 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.diversity.tracker import diversity, novelty
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import StoreError
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt
-from tests.replay.validity import check_valid
 
 NAN = np.nan
 

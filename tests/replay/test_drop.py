@@ -14,8 +14,8 @@ from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_own
 from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import Group, Prompt, Target
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group
-from tests.replay.validity import check_valid
 from tests.small_buffer import said
 
 CHECKPOINTS = ("checkpoint_000002", "checkpoint_000004")

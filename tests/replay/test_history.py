@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.items import key_of
 from rllib_srl.types import History
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt
-from tests.replay.validity import check_valid
 
 FIELDS = ("history_sum", "history_count", "num_silent")
 

@@ -10,8 +10,8 @@ import pytest
 
 from rllib_srl.replay.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
-from tests.replay.validity import check_valid
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
 

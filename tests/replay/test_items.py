@@ -10,7 +10,7 @@ from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.sampler import Draws, sample
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
-from tests.replay.validity import content
+from scripts.memory_laws import content
 
 DOMAINS = ("sums", "products", "proofs")
 

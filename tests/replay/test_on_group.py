@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group
-from tests.replay.validity import check_valid
 
 SEEN = []
 

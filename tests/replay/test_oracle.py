@@ -13,8 +13,8 @@ from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.items import key_of
 from rllib_srl.replay.schedule.recall import grades_of
 from rllib_srl.types import Prompt
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group, a_prompt, rewards_of
-from tests.replay.validity import check_valid
 
 RECORDED = Path(__file__).with_name("data") / "item_statistics.json"
 NAMES = (

@@ -11,8 +11,8 @@ import pytest
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.types import Group, GroupMeta
+from scripts.memory_laws import check_valid
 from tests.replay.groups import drawn_groups
-from tests.replay.validity import check_valid
 from tests.small_buffer import a_group, by_hand
 
 

@@ -15,9 +15,9 @@ from rllib_srl.replay.rllib import RLlibReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, ListedRef
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_group, a_prompt
 from tests.replay.stored import assert_same
-from tests.replay.validity import check_valid
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from rllib_srl.replay import store as module
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, holder_of
+from scripts.memory_laws import content
 from tests.replay.groups import a_group
 from tests.replay.stored import a_row, an_item, assert_same, commit, prompt_at, put_item
-from tests.replay.validity import content
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.replay.targets import draw_targets, surplus_targets
 from rllib_srl.types import TARGET, Group, Prompt, Target
+from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
-from tests.replay.validity import check_valid
 
 
 def target_of(group: Group, episode: int, num: float = 0.0, k: int = 2) -> Target:

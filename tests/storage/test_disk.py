@@ -21,9 +21,9 @@ from rllib_srl.replay.store import holder_of
 from rllib_srl.storage import checkpoints
 from rllib_srl.storage.disk import DiskFull, append, is_full, writing
 from rllib_srl.storage.event_file import EventFile
+from scripts.memory_laws import check_valid
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
-from tests.replay.validity import check_valid
 from tests.storage.small_disk import Disk, Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
