@@ -121,7 +121,9 @@ def degenerate_G(group: Group, most: float | None) -> np.ndarray:
     False for episodes of fewer than `MIN_TOKENS` policy-written tokens, and for all if `most` is None.
     """
     is_degenerate_G = np.zeros(group.size, bool)
-    for g in range(group.size if most is not None else 0):
+    if most is None:
+        return is_degenerate_G
+    for g in range(group.size):
         ids_T = group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]]
         if len(ids_T) >= MIN_TOKENS:
             num = max(most_common(ids_T), longest_loop(ids_T, MAX_PERIOD))

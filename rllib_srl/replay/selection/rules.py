@@ -143,7 +143,8 @@ def in_turns(domain_N: np.ndarray, item_N: np.ndarray, generator: np.random.Gene
     order_N: np.ndarray = np.lexsort((generator.random(len(item_N)), item_N))
     place_N, round_N = place_N[order_N], _occurrences(item_N[order_N])
     turn_N = _occurrences(place_N * (len(order_N) + 1) + round_N)  # of the domain, in the round
-    return order_N[np.lexsort((place_N, turn_N, round_N))]
+    in_turns_N: np.ndarray = order_N[np.lexsort((place_N, turn_N, round_N))]
+    return in_turns_N
 
 
 def _renamed(values_N: np.ndarray, generator: np.random.Generator) -> np.ndarray:
