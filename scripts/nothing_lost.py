@@ -182,7 +182,7 @@ class Model:
         self._log.close()
 
     def processes(self, kind: str) -> list[psutil.Process]:
-        """Return the processes of a kind; of vLLM's server also those that it has started.
+        """Return the processes of a kind; of vLLM's server also those that compute, not a compiler or a tracker.
 
         Raises:
             NotServed: `srl serve` has ended by itself.
@@ -196,7 +196,7 @@ class Model:
             with suppress(psutil.NoSuchProcess):
                 if OF_KIND[kind] in one.cmdline():
                     inside = one.children(recursive=True) if kind == "server" else []
-                    found += [one, *(other for other in inside if "resource_tracker" not in " ".join(other.cmdline()))]
+                    found += [one, *(other for other in inside if "vllm" in " ".join(other.cmdline()).lower())]
         return [one for one in found if is_alive(one)]
 
     def kill(self, kind: str) -> float:
@@ -204,11 +204,9 @@ class Model:
         self._wait(lambda: bool(self.processes(kind)), f"there is no process to kill ({kind})")
         time.sleep(self.rng.uniform(0, LONGEST_WAIT_S))
         self._wait(lambda: bool(self.processes(kind)), f"there is no process to kill ({kind})")
-        victims = self.processes(kind)
-        victim, family = self.rng.choice(victims), psutil.Process(self.served.process.pid).children(recursive=True)
-        begun = time.monotonic()
-        with suppress(psutil.NoSuchProcess):
-            victim.kill()
+        victims, family = self.processes(kind), psutil.Process(self.served.process.pid).children(recursive=True)
+        victim, begun = self.rng.choice(victims), time.monotonic()
+        victim.kill()
         if kind == "gateway":
             self.served.process.wait(GONE_S)
             left = [one for one in psutil.wait_procs(family, GONE_S)[1] if is_alive(one)]

@@ -128,10 +128,9 @@ class Terminal(Dialogue):
             return
         (turn,) = self._engine.generate([prompt], self._sampling)
         ids = turn.token_ids.tolist()
-        self._ids, self._num_shown = [*prompt, *ids], 0
+        self._ids = [*prompt, *ids]
         said = ids[: len(ids) - (ids[-1] in self._sampling.end_ids)]
-        self._show(self._tokenizer.decode(said, skip_special_tokens=True).rstrip("\n"))
-        self._write("\n")
+        self._show(self._tokenizer.decode(said, skip_special_tokens=True))
         if turn.reason != "stop":
             self._note(f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)")
 

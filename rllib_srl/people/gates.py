@@ -1,7 +1,7 @@
 """Gates: tests that decide whether a trained model may replace the model it was trained from.
 
     answers to the same held-out prompts, before and after ──paired_change──> Change
-    Change, KL, counts ──gate──> Verdict(outcome, reason)
+    Change, KL, counts ──gate──> Verdict(is_passed, reason)
 
     sanity, drift    numbers are finite, and the policy has not moved too far
     kept             harm is excluded in a domain; a result that is inconclusive does not pass
@@ -16,20 +16,11 @@ Berger 1982, Technometrics 24 (tests that must all pass).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
 Key = TypeVar("Key")
-
-
-class Outcome(StrEnum):
-    """Outcome of a gate. Invariant: in order of severity."""
-
-    PASSED = "passed"
-    BAD = "bad"
-    HARMFUL = "harmful"
 
 
 @dataclass(frozen=True)
@@ -37,14 +28,13 @@ class Verdict:
     """Outcome of one gate with its reason; `domain` is "" for a gate that concerns no single domain."""
 
     gate: str
-    outcome: Outcome
+    is_passed: bool
     reason: str
     domain: str = ""
 
-    @property
-    def is_passed(self) -> bool:
-        """Return whether the gate passed."""
-        return self.outcome is Outcome.PASSED
+    def __str__(self) -> str:
+        """Return the line of a gate that did not pass."""
+        return f"{self.gate} {self.domain}".rstrip() + f": {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -158,15 +148,13 @@ def paired_score(num: int, num_lost: int, num_gained: int, difference: float) ->
 
 def sanity(num_nonfinite: int) -> Verdict:
     """Test that no log-prob and no gradient was not finite."""
-    if num_nonfinite:
-        return Verdict("sanity", Outcome.BAD, f"{num_nonfinite} log-probs or gradients were not finite")
-    return Verdict("sanity", Outcome.PASSED, "all numbers finite")
+    text = f"{num_nonfinite} log-probs or gradients were not finite" if num_nonfinite else "all numbers finite"
+    return Verdict("sanity", not num_nonfinite, text)
 
 
 def drift(kl: float, max_kl: float) -> Verdict:
     """Test the policy's KL divergence from the old model, nats per token."""
-    text = f"KL {kl:.3g} nats per token; limit {max_kl:g}"
-    return Verdict("drift", Outcome.PASSED if kl <= max_kl else Outcome.BAD, text)
+    return Verdict("drift", kl <= max_kl, f"KL {kl:.3g} nats per token; limit {max_kl:g}")
 
 
 def kept(domain: str, change: Change, max_drop: float) -> Verdict:
@@ -179,7 +167,7 @@ def kept(domain: str, change: Change, max_drop: float) -> Verdict:
     """
     is_shown = change.low > -max_drop
     text = f"{change}; a drop of {100 * max_drop:g} points {'is' if is_shown else 'is not'} excluded"
-    return Verdict("kept", Outcome.PASSED if is_shown else Outcome.BAD, text, domain)
+    return Verdict("kept", is_shown, text, domain)
 
 
 def least_prompts(max_drop: float, confidence: float) -> int:
@@ -195,18 +183,3 @@ def least_prompts(max_drop: float, confidence: float) -> int:
 
     z = float(stats.norm.ppf((1 + confidence) / 2))
     return math.floor(z**2 * (1 - max_drop) / max_drop) + 1
-
-
-def verdicts_of(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return verdicts as JSON types."""
-    return [asdict(verdict) for verdict in verdicts]
-
-
-def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a line for each gate that did not pass."""
-    return [f"{v.gate} {v.domain}".rstrip() + f": {v.reason}" for v in verdicts if not v.is_passed]
-
-
-def changes_of(changes: Mapping[str, Change]) -> dict[str, dict[str, Any]]:
-    """Return changes by domain as JSON types."""
-    return {domain: {"change": change.change, **asdict(change)} for domain, change in changes.items()}

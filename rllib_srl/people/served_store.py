@@ -2,7 +2,7 @@
 
     DIR/served.db   conversations                 redacted, with the tokens of their answers
                     answers, ratings, raters      as in every file of ratings (`rating_store.py`)
-                    versions, uses, changes       each version with its parent, the ratings that trained it, its states
+                    versions, uses                each version with its parent, and the ratings that trained it
 
     begin ─> training ─> candidate ─> active ─> superseded ─> active (its child was rolled back)
                 │            │           └────> rolled_back
@@ -11,22 +11,27 @@
 Version 0 is the model that was given. It has no row, cannot be rejected, and is active while no other version is.
 
 A version is *stale* if a rating that it was trained on has changed, or its parent was rolled back, before it was
-active; its ratings are free. An active version whose ratings change is served on, and listed with their number. A
-rating is used up by the version that was trained on it, whatever became of that version, until it is changed.
+active; its ratings are free. A rating is used up by the version that was trained on it, whatever became of that
+version, until it is changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rllib_srl.people.conversation import Conversation, Tokens
 from rllib_srl.people.rating import TAKEN_BACK, Rating
 from rllib_srl.people.rating_store import RatingStore
+
+Result = TypeVar("Result")
 
 FILE = "served.db"  # in the directory of a served model
 TRAINING, CANDIDATE, ACTIVE, SUPERSEDED = "training", "candidate", "active", "superseded"
@@ -45,21 +50,17 @@ CREATE TABLE conversations (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL, at TEXT NOT NULL,
     messages TEXT NOT NULL, answer TEXT NOT NULL, finish_reason TEXT NOT NULL, tokens TEXT, untrainable TEXT NOT NULL);
 CREATE TABLE versions (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, parent INTEGER NOT NULL, state TEXT NOT NULL, begun_at TEXT NOT NULL,
-    changed_at TEXT NOT NULL, settings TEXT NOT NULL, metrics TEXT NOT NULL, files TEXT NOT NULL, reason TEXT NOT NULL);
+    number INTEGER PRIMARY KEY AUTOINCREMENT, parent INTEGER NOT NULL, state TEXT NOT NULL, changed_at TEXT NOT NULL,
+    settings TEXT NOT NULL, metrics TEXT NOT NULL, files TEXT NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE uses (
     version INTEGER NOT NULL REFERENCES versions, answer TEXT NOT NULL, value TEXT NOT NULL,
     PRIMARY KEY (version, answer)) WITHOUT ROWID;
-CREATE TABLE changes (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, version INTEGER NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL,
-    reason TEXT NOT NULL);
 CREATE INDEX uses_by_answer ON uses (answer, value);
 CREATE UNIQUE INDEX one_active ON versions (state) WHERE state = 'active';
 CREATE UNIQUE INDEX one_training ON versions (state) WHERE state = 'training';
 """
 _OF_CONVERSATION = ("id", "version", "at", "messages", "answer", "finish_reason", "tokens", "untrainable")
-_OF_VERSION = ("number", "parent", "state", "begun_at", "changed_at", "settings", "metrics", "files", "reason")
-_AT_ONCE = 100  # conversations that a search reads at once
+_OF_VERSION = ("number", "parent", "state", "changed_at", "settings", "metrics", "files", "reason")
 _TODAY = "(SELECT a.id, a.group_id, r.value, r.seq FROM answers a JOIN ratings r ON r.seq = a.newest)"
 _FREE = f"""
 SELECT t.id, t.value FROM {_TODAY} t
@@ -68,7 +69,6 @@ WHERE t.value != '{TAKEN_BACK}' AND NOT EXISTS (
     WHERE u.answer = t.id AND u.value = t.value AND v.state != '{STALE}'
 ) AND EXISTS (SELECT 1 FROM conversations c WHERE c.id = t.group_id AND c.tokens IS NOT NULL)
 ORDER BY t.seq"""
-_STALE = f"SELECT u.version, count(*) FROM uses u JOIN {_TODAY} t ON t.id = u.answer WHERE t.value != u.value"
 _WITHDRAWN = f"""
 SELECT u.answer, u.value FROM uses u JOIN versions v ON v.number = u.version GROUP BY u.answer, u.value
 HAVING sum(v.state = '{ROLLED_BACK}') > 0 AND sum(v.state NOT IN ('{ROLLED_BACK}', '{REJECTED}', '{STALE}')) = 0"""
@@ -76,19 +76,15 @@ _REMEMBERED = """
 WITH RECURSIVE line (number) AS (
     SELECT ? UNION ALL SELECT v.parent FROM versions v JOIN line ON v.number = line.number)
 SELECT u.answer, u.value, max(u.version) FROM uses u JOIN line ON u.version = line.number GROUP BY u.answer"""
+_SEARCH = f"""
+SELECT seq, {", ".join(_OF_CONVERSATION)} FROM conversations
+WHERE seq < ? AND (instr(lower(answer), lower(?)) OR EXISTS (
+    SELECT 1 FROM json_each(messages) WHERE instr(lower(json_extract(value, '$.content')), lower(?))))
+ORDER BY seq DESC LIMIT ?"""
 
 
 class LineageError(RuntimeError):
     """A version cannot change so; the message says why."""
-
-
-@dataclass(frozen=True)
-class Hits:
-    """Conversations that a search has found, the newest first."""
-
-    conversations: Sequence[Conversation]
-    before: int | None  # where the search goes on; None: at the end
-    is_cut: bool  # it stopped for its time
 
 
 @dataclass(frozen=True)
@@ -98,8 +94,7 @@ class Version:
     number: int
     parent: int  # 0: the model that was given
     state: str
-    begun_at: str  # UTC, ISO 8601
-    changed_at: str
+    changed_at: str  # UTC, ISO 8601
     settings: Mapping[str, Any]
     metrics: Mapping[str, Any]
     files: Mapping[str, str]  # name -> SHA-256 in hex
@@ -114,10 +109,15 @@ class ServedStore(RatingStore):
     """
 
     tables, content = RatingStore.tables + _TABLES, "conversations, ratings and versions"
-    _free: tuple[list[int], dict[str, str]] = ([], {})  # `seen` and free ratings of the last call
+    _free: tuple[int, dict[str, str]] = (-1, {})  # `num_changes` and free ratings of the last call
 
     def __enter__(self) -> ServedStore:
         return self
+
+    @property
+    def num_changes(self) -> int:
+        """Return a number that differs whenever this process has changed something."""
+        return self._db.total_changes
 
     # --- conversations -----------------------------------------------------------------------------
 
@@ -141,62 +141,38 @@ class ServedStore(RatingStore):
         """Return the number of conversations."""
         return int(self._read("SELECT count(*) FROM conversations")[0][0])
 
-    def search(self, text: str, before: int | None, most: int, limit_s: float) -> Hits:
-        """Return the newest conversations in which a text occurs, in any case; all have "".
+    def search(self, text: str, before: int | None, most: int) -> tuple[list[Conversation], int | None]:
+        """Return the newest conversations in which a text occurs, and where to go on; None: at the end.
 
         Args:
-            text: in a message or the answer.
-            before: a former `Hits.before`, to go on; None: from the newest one.
+            text: in a message or the answer; A to Z match a to z, and "" is in all.
+            before: where a former search ended; None: from the newest one.
             most: number of conversations to find.
-            limit_s: after which the search stops.
         """
-        found: list[Conversation] = []
-        deadline, wanted, at = time.monotonic() + limit_s, text.casefold(), before
-        query = f"SELECT seq, {', '.join(_OF_CONVERSATION)} FROM conversations WHERE ? IS NULL OR seq < ?"
-        while rows := self._read(f"{query} ORDER BY seq DESC LIMIT ?", at, at, _AT_ONCE):
-            for at, *row in rows:
-                one = _conversation(row)
-                said = [str(message["content"]) for message in one.messages]
-                if any(wanted in part.casefold() for part in (*said, one.answer)):
-                    found.append(one)
-                    if len(found) == most:
-                        return Hits(found, at, False)
-            if time.monotonic() > deadline:
-                return Hits(found, at, True)
-        return Hits(found, None, False)
+        rows = self._read(_SEARCH, 2**62 if before is None else before, text, text, most)
+        return [_conversation(row) for _, *row in rows], rows[-1][0] if len(rows) == most else None
 
     # --- changing versions -------------------------------------------------------------------------
 
     def begin(self, uses: Mapping[str, str], settings: Mapping[str, Any]) -> Version:
-        """Begin a version whose parent is the active one.
+        """Begin a version whose parent is the active one; none is in training.
 
         Args:
             uses: answer id -> value of the rating that it is trained on.
             settings: of its training.
-
-        Raises:
-            LineageError: there are no ratings, or another version is in training.
         """
-        if not uses:
-            raise LineageError("a version needs ratings to train on; expected at least one")
-        if (other := self.in_training()) is not None:
-            raise LineageError(f"version {other.number} is in training; expected none")
-        now = _now()
         with self._explained("beginning a version"), self._transaction():
-            row = (self._active_number(), TRAINING, now, now, json.dumps(dict(settings)), "{}", "{}", "")
+            row = (self._active_number(), TRAINING, _now(), json.dumps(dict(settings)), "{}", "{}", "")
             insert = f"INSERT INTO versions ({', '.join(_OF_VERSION[1:])}) VALUES ({', '.join('?' * len(row))})"
             number = int(self._db.execute(insert, row).lastrowid or 0)
             used = [(number, answer, value) for answer, value in uses.items()]
             self._db.executemany("INSERT INTO uses VALUES (?, ?, ?)", used)
-            self._note(number, TRAINING, "")
         return self.version(number)
 
     def finish(self, number: int, files: Mapping[str, str], metrics: Mapping[str, Any]) -> Version:
         """Make a version in training a candidate, with the checksums of its files."""
         with self._explained("finishing a version"), self._transaction():
-            self._change(number, CANDIDATE, "")
-            texts = (json.dumps(dict(files)), json.dumps(dict(metrics)), number)
-            self._db.execute("UPDATE versions SET files = ?, metrics = ? WHERE number = ?", texts)
+            self._change(number, CANDIDATE, "", files=files, metrics=metrics)
         return self.version(number)
 
     def reject(
@@ -204,10 +180,8 @@ class ServedStore(RatingStore):
     ) -> None:
         """Reject a version that is not active; a stale one leaves its ratings free."""
         with self._explained("rejecting a version"), self._transaction():
-            self._change(number, STALE if is_stale else REJECTED, reason)
-            if metrics is not None:
-                text = json.dumps(dict(metrics))
-                self._db.execute("UPDATE versions SET metrics = ? WHERE number = ?", (text, number))
+            about = {} if metrics is None else {"metrics": metrics}
+            self._change(number, STALE if is_stale else REJECTED, reason, **about)
 
     def activate(self, number: int, reason: str = "it passed all gates") -> None:
         """Make a candidate the active version, and the active one superseded.
@@ -223,23 +197,18 @@ class ServedStore(RatingStore):
                 self._change(active, SUPERSEDED, f"version {number} follows")
             self._change(number, ACTIVE, reason)
 
-    def roll_back(self, reason: str, number: int | None = None) -> dict[str, Any]:
+    def roll_back(self, reason: str) -> dict[str, Any]:
         """Roll the active version back to its parent; what is being trained from it becomes stale.
-
-        Args:
-            reason: why.
-            number: of the version that is meant; None: the active one.
 
         Returns:
             `rolled_back`, `active`: numbers of both; `withdrawn_ratings`: ids of answers whose ratings only the first
             had used.
 
         Raises:
-            LineageError: no trained version is active, or another one than was meant.
+            LineageError: no trained version is active.
         """
         with self._explained("rolling back"), self._transaction():
             active = self._active_number()
-            self.check_active(number)
             if not active:
                 raise LineageError("the model that was given is active; expected a trained version to roll back")
             parent = self.version(active).parent
@@ -253,19 +222,6 @@ class ServedStore(RatingStore):
         return {"rolled_back": active, "active": parent, "withdrawn_ratings": withdrawn}
 
     # --- reading versions --------------------------------------------------------------------------
-
-    def check_active(self, number: int | None) -> None:
-        """Check that a version is the active one; None: any.
-
-        Raises:
-            LineageError: it is not.
-        """
-        if number is not None and (active := self._active_number()) != number:
-            raise LineageError(f"version {number} is not active, version {active} is; nothing was rolled back")
-
-    def seen(self) -> list[int]:
-        """Return two numbers, of which one differs whenever a version or a rating has changed."""
-        return [int(self._read("SELECT ifnull(max(seq), 0) FROM changes")[0][0]), self.newest_change()]
 
     def version(self, number: int) -> Version:
         """Return a version.
@@ -282,33 +238,25 @@ class ServedStore(RatingStore):
         """Return all versions, the oldest first."""
         return self._versions("ORDER BY number")
 
+    def in_state(self, state: str) -> list[Version]:
+        """Return the versions in a state; at most one is active, and one in training."""
+        return self._versions("WHERE state = ?", state)
+
     def active(self) -> Version | None:
         """Return the active version; None: the model that was given."""
-        return next(iter(self._versions("WHERE state = ?", ACTIVE)), None)
+        return next(iter(self.in_state(ACTIVE)), None)
 
     def in_training(self) -> Version | None:
         """Return the version in training, None if there is none."""
-        return next(iter(self._versions("WHERE state = ?", TRAINING)), None)
-
-    def candidates(self) -> list[Version]:
-        """Return the versions that are neither active nor rejected yet."""
-        return self._versions("WHERE state = ?", CANDIDATE)
+        return next(iter(self.in_state(TRAINING)), None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all versions with their history, and the number of their ratings, changed and withdrawn ones too."""
+        """Return all versions with the number of their ratings, and of those that were withdrawn."""
         used = dict(self._read("SELECT version, count(*) FROM uses GROUP BY version"))
-        stale = dict(self._read(f"{_STALE} GROUP BY u.version"))
         query = f"SELECT u.version, count(*) FROM uses u JOIN ({_WITHDRAWN}) w USING (answer, value) GROUP BY u.version"
-        withdrawn = dict(self._read(query))
-        history = "SELECT state, at, reason FROM changes WHERE version = ? ORDER BY seq"
+        gone = dict(self._read(query))
         return [
-            {
-                **vars(one),
-                "num_ratings": used.get(one.number, 0),
-                "num_stale_ratings": stale.get(one.number, 0),
-                "num_withdrawn_ratings": withdrawn.get(one.number, 0),
-                "history": self._read(history, one.number),
-            }
+            {**vars(one), "num_ratings": used.get(one.number, 0), "num_withdrawn_ratings": gone.get(one.number, 0)}
             for one in self.versions()
         ]
 
@@ -317,10 +265,10 @@ class ServedStore(RatingStore):
     def free_ratings(self) -> dict[str, str]:
         """Return the ratings that can be trained on and are not used up: answer id -> value, in their order.
 
-        They are read again only after a change: the page asks every two seconds.
+        They are read again only after a change: the training asks all the time.
         """
-        if self._free[0] != (seen := self.seen()):
-            self._free = (seen, dict(self._read(_FREE)))
+        if self._free[0] != (now := self.num_changes):
+            self._free = (now, dict(self._read(_FREE)))
         return dict(self._free[1])
 
     def uses(self, number: int) -> dict[str, str]:
@@ -336,10 +284,6 @@ class ServedStore(RatingStore):
         today = dict(self._read(f"SELECT id, value FROM {_TODAY}"))
         return [answer for answer, value in uses.items() if today.get(answer, value) != value]
 
-    def versions_against(self, answer_id: str) -> list[int]:
-        """Return the versions that were trained on another rating of an answer than that of today."""
-        return [number for number, _ in self._read(f"{_STALE} AND u.answer = ? GROUP BY u.version", answer_id)]
-
     def rated(self, number: int) -> list[tuple[Conversation, Rating]]:
         """Return the conversations that a version is trained on, with their ratings of today."""
         pairs = [(self.find(answer.rpartition("/")[0]), self.of_answer(answer)) for answer in self.uses(number)]
@@ -348,27 +292,50 @@ class ServedStore(RatingStore):
     # --- rows --------------------------------------------------------------------------------------
 
     def _active_number(self) -> int:
-        found = self._db.execute("SELECT number FROM versions WHERE state = ?", (ACTIVE,)).fetchone()
-        return int(found[0]) if found else 0
+        active = self.active()
+        return active.number if active else 0
 
-    def _change(self, number: int, state: str, reason: str) -> None:
+    def _change(self, number: int, state: str, reason: str, **about: Mapping[str, Any]) -> None:
+        """Set the state of a version, and columns that hold JSON."""
         before = self.version(number).state
         if state not in _AFTER[before]:
             after = " or ".join(_AFTER[before]) or "nothing else"
             raise LineageError(f"version {number} is {before}; it can become {after}, not {state}")
-        changed = (state, _now(), reason, number)
-        self._db.execute("UPDATE versions SET state = ?, changed_at = ?, reason = ? WHERE number = ?", changed)
-        self._note(number, state, reason)
-
-    def _note(self, number: int, state: str, reason: str) -> None:
-        insert = "INSERT INTO changes (version, state, at, reason) VALUES (?, ?, ?, ?)"
-        self._db.execute(insert, (number, state, _now(), reason))
+        values = {"state": state, "changed_at": _now(), "reason": reason}
+        values |= {name: json.dumps(dict(value)) for name, value in about.items()}
+        columns = ", ".join(f"{name} = ?" for name in values)
+        self._db.execute(f"UPDATE versions SET {columns} WHERE number = ?", (*values.values(), number))
 
     def _versions(self, rest: str, *values: Any) -> list[Version]:
         rows = self._read(f"SELECT {', '.join(_OF_VERSION)} FROM versions {rest}", *values)
         named = [dict(zip(_OF_VERSION, row, strict=True)) for row in rows]
         of_json = ("settings", "metrics", "files")
         return [Version(**one | {name: json.loads(one[name]) for name in of_json}) for one in named]
+
+
+class StoreThread:
+    """An open store in a thread of its own, so that the event loop never waits for a disk.
+
+    `await db.run(db.store.find, "chatcmpl-...")`. Invariant: methods of `store` are called in the thread alone.
+    """
+
+    def __init__(self, directory: Path, scheme: str = "") -> None:
+        """Open the store of a served model's directory, as `RatingStore` does."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        try:
+            self.store = self._thread.submit(ServedStore, directory / FILE, scheme).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
+
+    def close(self) -> None:
+        """Close the store, after what is under way."""
+        self._thread.submit(self.store.close).result()
+        self._thread.shutdown()
 
 
 def _conversation(values: Sequence[Any]) -> Conversation:

@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.people.conversation import HAS_SECRET, Conversation, Tokens
 from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import FILE, LineageError, ServedStore
+from rllib_srl.people.served_store import CANDIDATE, FILE, LineageError, ServedStore
 
 TOKENS = Tokens([1, 2], [3, 4], [-0.5, -0.1])
 FILES = {"adapter_model.safetensors": "ab" * 32}
@@ -83,18 +83,13 @@ def test_a_version_is_trained_activated_and_followed(store):
     store.activate(second)
     assert [(one.number, one.state) for one in store.versions()] == [(1, "superseded"), (2, "active")]
     assert store.active().files == FILES and store.active().metrics == {"kl": 0.1}
-    assert [state for state, _, _ in store.rows()[0]["history"]] == ["training", "candidate", "active", "superseded"]
 
 
 def test_rolling_back_restores_the_parent_and_withdraws_what_only_the_child_used(store):
     store.activate(candidate(store, {"a/0": "good", "b/0": "good"}))
     store.activate(candidate(store, {"b/0": "good", "c/0": "bad"}))
     begun = store.begin({"d/0": "good"}, {})
-    seen = store.seen()
-    with pytest.raises(LineageError, match="version 1 is not active, version 2 is; nothing was rolled back"):
-        store.roll_back("", 1)
-    assert store.seen() == seen
-    assert store.roll_back("rude", 2) == {"rolled_back": 2, "active": 1, "withdrawn_ratings": ["c/0"]}
+    assert store.roll_back("rude") == {"rolled_back": 2, "active": 1, "withdrawn_ratings": ["c/0"]}
     assert store.active().number == 1 and store.version(2).reason == "rude"
     assert store.version(begun.number).state == "stale"  # it was trained from version 2
     assert store.roll_back("") == {"rolled_back": 1, "active": 0, "withdrawn_ratings": ["a/0", "b/0"]}
@@ -116,8 +111,6 @@ def test_a_version_remembers_what_its_ancestors_were_trained_on(store):
     [
         (lambda store: store.activate(1), "is training; it can become candidate or rejected or stale, not active"),
         (lambda store: store.activate(7), "version = 7; expected one that srl versions lists"),
-        (lambda store: store.begin({"b/0": "bad"}, {}), "version 1 is in training; expected none"),
-        (lambda store: store.begin({}, {}), "needs ratings to train on"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(store, change, message):
@@ -169,7 +162,7 @@ class Twin:
 
 def change(store, rng, answers):
     """Make one random change."""
-    in_training, candidates, active = store.in_training(), store.candidates(), store.active()
+    in_training, candidates, active = store.in_training(), store.in_state(CANDIDATE), store.active()
     what = rng.choice(["log", "rate", "rate", "rate", "begin", "end", "end", "back"])
     if what == "log" or not answers:
         no = {} if rng.random() < 0.8 else {"tokens": None, "untrainable": "temperature"}
@@ -202,9 +195,7 @@ def test_random_histories_agree_with_plain_python(store, seed):
         for row in rows:
             number, changed = row["number"], twin.changed(row["number"])
             assert sorted(store.changed(store.uses(number))) == sorted(changed)
-            assert (row["num_ratings"], row["num_stale_ratings"]) == (len(twin.uses[number]), len(changed))
+            assert row["num_ratings"] == len(twin.uses[number])
             assert row["num_withdrawn_ratings"] == twin.withdrawn(number)
-            for name in changed:
-                assert number in store.versions_against(name)
-        most = max(most, sum(row["num_stale_ratings"] > 0 and row["num_withdrawn_ratings"] > 0 for row in rows))
+            most = max(most, row["num_withdrawn_ratings"] * len(changed))
     assert most > 0

@@ -83,11 +83,10 @@ class ServedDialogue(Dialogue):
         said = [*self._messages, {"role": "user", "content": message}]
         body = {"model": "policy", "messages": said, **self._sampling}
         reply = ask(self._where, "/chat/completions", TIMEOUT_S, body)
-        (choice,), self._newest, self._num_shown = reply["choices"], reply["id"], 0
+        (choice,), self._newest = reply["choices"], reply["id"]
         text = choice["message"]["content"] or ""
         self._messages = [*said, {"role": "assistant", "content": text}]
-        self._show(text.rstrip("\n"))
-        self._write("\n")
+        self._show(text)
         if choice["finish_reason"] == "length":
             self._note("cut off (--max-tokens)")
 

@@ -57,7 +57,8 @@ def stored_figures(store: ServedStore) -> dict[str, Any]:
     """Return what the store says of ratings and versions; it belongs to its thread."""
     since = datetime.now(UTC) - timedelta(seconds=RATE_S)
     rewards, versions, active = store.rewards(), store.versions(), store.active()
-    verdicts = Counter(f"{one['gate']} {one['outcome']}" for row in versions for one in row.metrics.get("verdicts", ()))
+    verdicts = [one for row in versions for one in row.metrics.get("verdicts", ())]
+    gates = Counter(f"{one['gate']} {'passed' if one['is_passed'] else 'failed'}" for one in verdicts)
     reached = [row.number for row in versions if row.state in (ACTIVE, SUPERSEDED)]
     return {
         "ratings": {
@@ -69,7 +70,7 @@ def stored_figures(store: ServedStore) -> dict[str, Any]:
             "active": active.number if active else 0,
             "states": dict(Counter(row.state for row in versions)),
             "ratings_until": {str(number): len(store.remembered(number)) for number in reached},
-            "gates": dict(verdicts),
+            "gates": dict(gates),
         },
     }
 

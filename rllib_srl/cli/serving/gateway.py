@@ -40,7 +40,6 @@ from starlette.routing import Route
 from rllib_srl.cli.serving.figures import Meter, prometheus_text, stored_figures
 from rllib_srl.cli.serving.job import FileError
 from rllib_srl.cli.serving.serving import NotReady, Serving
-from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Collected, Sampling, ServedRequest, event, events_of, forwarded
 from rllib_srl.cli.serving.vllm_server import ServerError
@@ -53,7 +52,7 @@ from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.conversation import Conversation
 from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import LineageError
+from rllib_srl.people.served_store import LineageError, StoreThread
 from rllib_srl.storage.disk import DiskFull
 from rllib_srl.storage.event_file import EventFile
 
@@ -61,7 +60,6 @@ MAX_UNDER_WAY = 64  # answers at the same time; further requests get 429
 MAX_NAME = 100  # characters of a rater's name
 MOST_FOUND = 20  # conversations at once
 RECORD_S = 60.0  # between two records of the figures for TensorBoard
-SEARCH_S = 0.2  # most time of a search; answers that are to be logged wait for it
 PAGE = Path(__file__).with_name("page")
 PAGE_FILES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 NO_TOKEN = (
@@ -123,7 +121,7 @@ class Gateway:
         self._doing: set[asyncio.Task[Any]] = set()  # rollbacks; the event loop alone would not keep them
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models", lambda _: JSONResponse(web.MODELS), methods=["GET"]),
             Route("/v1/conversations", self._conversations, methods=["GET"]),
             Route("/v1/conversations/{id}", self._conversation, methods=["GET"]),
             Route("/v1/conversations/{id}/rating", self._rate, methods=["PUT"]),
@@ -147,9 +145,6 @@ class Gateway:
         return Response(self._files[name], media_type=PAGE_FILES[name])
 
     # --- answers -----------------------------------------------------------------------------------
-
-    async def _models(self, request: Request) -> Response:
-        return JSONResponse(web.MODELS)
 
     async def _chat(self, request: Request) -> Response:
         asked = read_request(await body_of(request), ServedRequest)
@@ -243,9 +238,9 @@ class Gateway:
 
     async def _conversations(self, request: Request) -> Response:
         query = fields_of(request.query_params, SearchQuery)
-        hits = await self._db.run(self._db.store.search, query.q, query.before, MOST_FOUND, SEARCH_S)
-        rows = [await self._db.run(self._shown, one) for one in hits.conversations]
-        return JSONResponse({"conversations": rows, "before": hits.before, "is_cut": hits.is_cut})
+        found, before = await self._db.run(self._db.store.search, query.q, query.before, MOST_FOUND)
+        rows = [await self._db.run(self._shown, one) for one in found]
+        return JSONResponse({"conversations": rows, "before": before})
 
     def _shown(self, conversation: Conversation) -> dict[str, Any]:
         """Return a conversation without its tokens, with its rating."""
@@ -265,12 +260,8 @@ class Gateway:
             raise RequestError(str(error)[:500], "rating") from None
 
         def rate() -> dict[str, Any]:
-            answer = found.as_answer()
-            is_new = store.rate(answer, value, body.rater)
-            rating = store.rating_of(answer)
-            facts = {"id": found.id, "rating": value, "reward": rating.reward if rating else None}
-            facts |= {"is_changed": is_new, "is_trained_on": not found.untrainable}
-            return {**facts, "stale_versions": store.versions_against(answer.answer_id)}
+            is_new = store.rate(found.as_answer(), value, body.rater)
+            return {**self._shown(found), "is_changed": is_new, "is_trained_on": not found.untrainable}
 
         return JSONResponse(await self._db.run(rate))
 
@@ -291,15 +282,11 @@ class Gateway:
         return JSONResponse({"is_paused": self._training.is_paused})
 
     async def _status(self, request: Request) -> Response:
-        facts = {"name": self._name, "is_ready": self._serving.is_ready, "active": self._serving.number}
-        facts |= await self._db.run(self._stored)
-        return JSONResponse({**facts, "training": await self._training.status()})
-
-    def _stored(self) -> dict[str, Any]:
-        """Return what the status says of the store; `changes` is another list whenever a version or a rating is."""
         store = self._db.store
-        values = SCHEMES[store.scheme].values
-        return {"num_conversations": store.num_conversations(), "changes": store.seen(), "rating_values": values}
+        facts = {"name": self._name, "is_ready": self._serving.is_ready, "active": self._serving.number}
+        facts |= {"num_changes": await self._db.run(lambda: store.num_changes)}  # of conversations, ratings, versions
+        facts |= {"rating_values": SCHEMES[store.scheme].values, "training": await self._training.status()}
+        return JSONResponse(facts)
 
     async def _figures(self, request: Request) -> Response:
         return JSONResponse(await self._measured())

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rllib_srl.people.gates import Change, Verdict
 from rllib_srl.studies.records import write_whole
 
 CONTEXT = 4096  # most tokens of a conversation
@@ -131,7 +132,7 @@ class Job(JsonFile):
     version: int = 0
     served: ServedSettings
     parent: str = ""  # directory of the parent's adapter, "" for the model itself
-    seed: int = 0
+    seed: int = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
     settings: TrainingSettings = TrainingSettings()
     keep: list[KeptDomain] = []
     answers: list[RatedTokens] = []
@@ -154,8 +155,7 @@ class Result(JsonFile):
 
     name: ClassVar[str] = "result.json"
 
-    reasons: list[str]  # of the gates that did not pass
-    verdicts: list[dict[str, Any]]
-    changes: dict[str, dict[str, Any]]
+    verdicts: list[Verdict]
+    changes: dict[str, Change]  # by domain
     metrics: dict[str, float]
     trained: dict[str, int]  # answer -> slices that trained on it

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rllib_srl.algorithm.resources import card_bytes_here
 from rllib_srl.cli.serving.card import card_share, dtype_of
@@ -33,9 +33,8 @@ from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import CONTEXT, FileError, Job, KeptDomain, ServedSettings, TrainingSettings
 from rllib_srl.cli.serving.served_directory import TOKEN, Running, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.trainer.trainer import Before, Examiner
-from rllib_srl.cli.serving.training import SEED, Training
+from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.access import Access
@@ -48,6 +47,7 @@ from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.people.rating import NAMED_SCHEMES
+from rllib_srl.people.served_store import StoreThread
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.storage.event_file import EventFile
 
@@ -55,47 +55,47 @@ MAX_TOKENS = 256  # of an answer, unless a request says otherwise
 STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 
 
-def parser_of() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+class Flags(TrainingSettings):
+    """The numbers of the command line."""
+
+    port: int = Field(default=8000, ge=0, le=65535, description="port on 127.0.0.1; 0: any")
+    train_after: int = Field(
+        default=32, ge=0, description="new ratings that start the training of a version; 0: no training"
+    )
+    temperature: float = Field(
+        default=1.0, ge=0.05, le=2, description="sampling temperature; answers sampled otherwise are not trained on"
+    )
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("model", metavar="MODEL", help="name or directory of a model")
     text = "directory of the served model"
     parser.add_argument("--out", type=local_directory, required=True, metavar="DIR", help=text)
     parser.add_argument("--keep", nargs="*", default=[], metavar="ENV", help="domains that must not be lost")
-    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0: any (default: 8000)")
-    text = "new ratings that start the training of a version; 0: no training (default: 32)"
-    parser.add_argument("--train-after", type=int, default=32, metavar="N", help=text)
     text = "values and rewards of ratings, for good (default: good and bad as binary, 1 to 5 as ordinal)"
     parser.add_argument("--scheme", choices=NAMED_SCHEMES, default="", help=text)
-    text = "sampling temperature; answers sampled otherwise are not trained on (default: 1)"
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     parser.add_argument("--max-tokens", type=int, metavar="N", help=f"tokens of an answer (default: {MAX_TOKENS})")
-    add_debug(parser)
-    group = parser.add_argument_group("training")
-    for name, field in TrainingSettings.model_fields.items():
+    for name, field in Flags.model_fields.items():
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         text = f"{field.description} (default: {field.default})"
-        kind = type(field.default)
-        group.add_argument(*flags, dest=name, type=kind, default=field.default, metavar="VALUE", help=text)
-    return parser
+        parser.add_argument(*flags, dest=name, default=field.default, metavar="VALUE", help=text)
+    add_debug(parser)
+    return parser.parse_args(argv)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    return parser_of().parse_args(argv)
-
-
-def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[KeptDomain]]:
-    """Return settings and domains of the training.
+def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
+    """Return the numbers of the command line, and the domains to keep.
 
     Raises:
         ValueError: all errors of the command line, one per line.
     """
-    settings, faults, keep = TrainingSettings(), list[str](), list[KeptDomain]()
+    flags, faults, keep = Flags(), list[str](), list[KeptDomain]()
     try:
-        settings = TrainingSettings(**{name: getattr(arguments, name) for name in TrainingSettings.model_fields})
+        flags = Flags(**{name: getattr(arguments, name) for name in Flags.model_fields})
     except ValidationError as error:
-        faults += [f"{one['loc'][0]} = {one['input']}: {one['msg']}" for one in error.errors()]
+        faults += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
     for text in arguments.keep:
         try:
             keep.append(KeptDomain(**vars(world_named(text))))
@@ -103,24 +103,19 @@ def training_of(arguments: argparse.Namespace) -> tuple[TrainingSettings, list[K
             faults.append(f"--keep: {error}")
     names = [one.domain for one in keep]
     faults += [f"--keep names the domain {name!r} twice" for name in sorted(set(names)) if names.count(name) > 1]
-    if arguments.train_after < 0:
-        faults.append(f"--train-after {arguments.train_after}; expected 0 or more")
-    if arguments.train_after and not arguments.keep:
+    if flags.train_after and not arguments.keep:
         faults.append("--keep is empty; expected an environment that must not be lost, or --train-after 0")
-    if not 0 <= arguments.port <= 65535:
-        faults.append(f"--port {arguments.port}; expected 0 to 65535")
-    if not 0.05 <= arguments.temperature <= 2:
-        faults.append(f"--temperature {arguments.temperature}; expected 0.05 to 2")
     if faults:
         raise ValueError("the server cannot start:\n" + "\n".join(f"  {fault}" for fault in faults))
-    return settings, keep
+    return flags, keep
 
 
-async def run(arguments: argparse.Namespace, served: ServedDirectory, job: Job, share: float) -> int:
+async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirectory, job: Job, share: float) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status.
 
     Args:
         arguments: of the command line.
+        flags: its numbers.
         served: the directory, locked.
         job: of any version.
         share: of the card that vLLM reserves.
@@ -136,8 +131,8 @@ async def run(arguments: argparse.Namespace, served: ServedDirectory, job: Job, 
     usual = Sampling(fixed.temperature, most, stop, end_ids, shows_tools, fixed.is_on_card)
     db = StoreThread(served.path, arguments.scheme)
     serving = Serving(server, served, db, lambda is_busy: training.on_busy(is_busy))
-    training = Training(served, db, serving, job.settings, job.keep, arguments.train_after)
-    listening = listen("127.0.0.1", arguments.port)
+    training = Training(served, db, serving, job, flags.train_after)
+    listening = listen("127.0.0.1", flags.port)
     access = Access(served.token(), port=int(listening.getsockname()[1]))
     gateway = Gateway(access, served.path.resolve().name, serving, db, training, usual)
     address = served.path / Running.name
@@ -201,23 +196,24 @@ async def _until_stopped(served: ServedDirectory, serving: Serving, training: Tr
 
 def serve(arguments: argparse.Namespace) -> int:
     """Check everything, then serve."""
-    settings, keep = training_of(arguments)
+    flags, keep = checked(arguments)
     model_dir = local_model(arguments.model)
     context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)
     if arguments.max_tokens is not None and not 1 <= arguments.max_tokens < context:
         raise ValueError(f"--max-tokens {arguments.max_tokens}; expected 1 to {context - 1}")
-    how: dict[str, Any] = {"model": str(model_dir.absolute()), "rank": settings.rank, "context": context}
-    fixed = ServedSettings(**how, temperature=arguments.temperature)
-    job = Job(served=fixed, seed=SEED, settings=settings, keep=keep)
+    how: dict[str, Any] = {"model": str(model_dir.absolute()), "rank": flags.rank, "context": context}
+    fixed = ServedSettings(**how, temperature=flags.temperature)
+    settings = TrainingSettings(**flags.model_dump(include=set(TrainingSettings.model_fields)))
+    job = Job(served=fixed, settings=settings, keep=keep)
     Examiner(job)  # its errors, now
-    share = card_share(job, card_bytes_here(), bool(arguments.train_after))
+    share = card_share(job, card_bytes_here(), bool(flags.train_after))
     job = job.model_copy(update={"served": fixed.model_copy(update={"dtype": dtype_of(share)})})
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("rllib_srl.cli.serving").setLevel(logging.INFO)
     served = ServedDirectory(arguments.out)
     served.fix_settings(job.served)
     with served.locked():
-        return asyncio.run(run(arguments, served, job, share))
+        return asyncio.run(run(arguments, flags, served, job, share))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,10 +41,6 @@ class InUse(DirectoryError):
     """Another process holds the directory."""
 
 
-class NoServer(DirectoryError):
-    """No server is ready in the directory."""
-
-
 class ServedDirectory:
     """The directory of one served model. Invariant: it is readable by its owner only."""
 
@@ -130,14 +126,14 @@ def address_of(served: ServedDirectory) -> Address:
     """Return the address of the server that runs.
 
     Raises:
-        NoServer: none is ready.
+        DirectoryError: none is ready.
     """
     try:
         found = Running.read(served.path)
         os.kill(found.pid, 0)
         return Address(found.url, served.token())
     except (FileError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
-        raise NoServer(f"the server is starting, or none runs; {AGAIN}") from None
+        raise DirectoryError(f"the server is starting, or none runs; {AGAIN}") from None
 
 
 def address_in(text: str) -> Address:
@@ -169,8 +165,7 @@ def ask(
     """Return the server's answer to a GET, or with a body to a POST, unless another `method` is given.
 
     Raises:
-        NoServer: no server is ready.
-        DirectoryError: it refuses, or does not answer; the message says why.
+        DirectoryError: no server is ready, or it refuses, or does not answer; the message says why.
     """
     at = where if isinstance(where, Address) else address_of(where)
     url = at.url + path

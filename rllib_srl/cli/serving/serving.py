@@ -20,12 +20,11 @@ from typing import Any
 from rllib_srl.cli.serving import adapter
 from rllib_srl.cli.serving.canary import Canary, check
 from rllib_srl.cli.serving.served_directory import ServedDirectory
-from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import LineageError, Version
+from rllib_srl.people.served_store import LineageError, StoreThread, Version
 
 logger = logging.getLogger(__name__)
 
@@ -126,11 +125,12 @@ class Serving:
         """
         async with self._changing:
             store = self._db.store
-            await self._db.run(store.check_active, number)
+            if number not in (None, self.number):
+                raise LineageError(f"version {number} is not active, version {self.number} is; nothing was rolled back")
             active = await self._db.run(store.active)
             if active is not None and active.parent and active.parent not in self._loaded:
                 await self._verified(await self._db.run(store.version, active.parent))
-            done = await self._db.run(store.roll_back, reason, number)
+            done = await self._db.run(store.roll_back, reason)
             await self._switch(done["active"])
             return done
 

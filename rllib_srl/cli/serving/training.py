@@ -14,31 +14,19 @@ import asyncio
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.serving.adapter import checksums
-from rllib_srl.cli.serving.job import (
-    FileError,
-    Job,
-    KeptDomain,
-    Progress,
-    RatedTokens,
-    Result,
-    ServedSettings,
-    TrainingSettings,
-)
+from rllib_srl.cli.serving.job import FileError, Job, Progress, RatedTokens, Result
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.trainer.process import UP, TrainerProcess, start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.rating import SCHEMES
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import TRAINING, LineageError, Version
+from rllib_srl.people.served_store import CANDIDATE, TRAINING, LineageError, StoreThread, Version
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +34,6 @@ POLL_S = 0.25
 AGAIN_S = 5.0  # after a full disk
 PUSH_AGAIN_S = 10.0  # after a push that failed; an engine that ends is noticed meanwhile
 QUIET_S = 0.05  # without an answer under way, before the trainer goes on
-SEED = 0  # of held-out prompts, the same ones for all versions, and of the order of the answers
 MAX_TRIES = 3  # of a trainer that fails without another slice
 LOG = "train.log"
 _LAST_WORDS = 300  # characters of a failed trainer's last line
@@ -55,32 +42,21 @@ _LAST_WORDS = 300  # characters of a failed trainer's last line
 class Training:
     """The training of one served model. Invariant: the trainer process runs only while nothing is being answered."""
 
-    def __init__(
-        self,
-        served: ServedDirectory,
-        db: StoreThread,
-        serving: Serving,
-        settings: TrainingSettings,
-        keep: Sequence[KeptDomain],
-        after: int,
-    ) -> None:
+    def __init__(self, served: ServedDirectory, db: StoreThread, serving: Serving, job: Job, after: int) -> None:
         """Prepare.
 
         Args:
             served: its directory.
             db: its store.
             serving: pushes what passes.
-            settings: of every version.
-            keep: domains that must not be lost.
+            job: of any version: model, settings, and domains that must not be lost.
             after: number of new ratings that start a version; 0: no training.
         """
-        self._served, self._db, self._serving = served, db, serving
-        self._settings, self._keep, self._after = settings, list(keep), after
-        self._fixed = ServedSettings.read(served.path)
+        self._served, self._db, self._serving, self._given, self._after = served, db, serving, job, after
+        self._settings = job.settings.model_dump() | {"keep": [one.domain for one in job.keep]}  # as the store has them
         self._trainer: TrainerProcess | None = None
         self._is_busy = False
         self._resuming: asyncio.TimerHandle | None = None
-        self._too_few_at: list[int] = []  # `ServedStore.seen` when there were too few new ratings
         self._tries, self._num_slices = 0, 0  # failures in turn without another slice, and slices at the last one
         self.is_paused, self.error = False, ""
 
@@ -134,47 +110,33 @@ class Training:
         if self.is_paused or not self._serving.is_ready:
             return
         store = self._db.store
-        for candidate in await self._db.run(store.candidates):
-            await self._push(candidate)
+        for candidate in await self._db.run(store.in_state, CANDIDATE):
+            if not await self._is_stale(candidate):
+                await self._push(candidate)
         if not self._after:
             return
-        version = await self._db.run(store.in_training) or await self._begun()
+        version = await self._db.run(store.in_training)
         if version is None:
-            return
-        if version.settings != self._about():
+            free = await self._db.run(store.free_ratings)
+            if len(free) < self._after:
+                return
+            version = await self._db.run(store.begin, free, self._settings)
+            logger.info("version %d: training on %d ratings", version.number, len(free))
+            self._tries = self._num_slices = 0
+        if version.settings != self._settings:
             await self._reject(version, "srl serve was started with other settings of training", is_stale=True)
         elif not await self._is_stale(version):
             await self._train(version)
-
-    async def _begun(self) -> Version | None:
-        """Begin a version if enough ratings are new."""
-        store = self._db.store
-        seen = await self._db.run(store.seen)
-        if seen == self._too_few_at:
-            return None
-        free = await self._db.run(store.free_ratings)
-        if len(free) < self._after:
-            self._too_few_at = seen
-            return None
-        version = await self._db.run(store.begin, free, self._about())
-        logger.info("version %d: training on %d ratings", version.number, len(free))
-        self._tries = self._num_slices = 0
-        return version
-
-    def _about(self) -> dict[str, Any]:
-        """Return the settings of a version, as the store has them."""
-        return {**self._settings.model_dump(), "keep": [one.domain for one in self._keep]}
 
     async def _train(self, version: Version) -> None:
         """Run the trainer of a version to its end; a rollback of the parent ends it before."""
         number, directory = version.number, self._served.version(version.number)
         directory.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread((await self._db.run(self._job, version)).write, directory)
+        await asyncio.to_thread((await self._db.run(self.job_of, version)).write, directory)
         (directory / UP).unlink(missing_ok=True)
         with open(os.open(directory / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            process = await asyncio.to_thread(start_trainer, directory, **how)
-        self._trainer = TrainerProcess(process, directory, on_card=self._fixed.is_on_card)
+            process = await asyncio.to_thread(start_trainer, directory, log)
+        self._trainer = TrainerProcess(process, directory, on_card=self._given.served.is_on_card)
         while process.poll() is None and await self._is_training(number):
             self._steer()  # it may have been too early
             await asyncio.sleep(POLL_S)
@@ -182,26 +144,21 @@ class Training:
         if not await self._is_training(number):
             await asyncio.to_thread(shutil.rmtree, directory, True)
             return
-        if process.returncode != 0:
-            last = await asyncio.to_thread(_last_line, directory / LOG)
-            await self._failed(version, "the trainer", f"status {process.returncode}: {last}")
-            return
         try:
-            result = await asyncio.to_thread(Result.read, directory)
-            files = await asyncio.to_thread(checksums, directory)
+            result, files = await asyncio.to_thread(_written, directory, process.returncode)
         except FileError as error:
             await self._failed(version, "the trainer", str(error))
             return
         self._tries = 0
-        if result.reasons:
-            await self._reject(version, "; ".join(result.reasons), result.model_dump(exclude={"reasons"}))
+        if reasons := [str(one) for one in result.verdicts if not one.is_passed]:
+            await self._reject(version, "; ".join(reasons), result.model_dump())
         else:
-            await self._db.run(self._db.store.finish, number, files, result.model_dump(exclude={"reasons"}))
+            await self._db.run(self._db.store.finish, number, files, result.model_dump())
 
     async def _is_training(self, number: int) -> bool:
         return (await self._db.run(self._db.store.version, number)).state == TRAINING
 
-    def _job(self, version: Version) -> Job:
+    def job_of(self, version: Version) -> Job:
         """Return the job of a version; it belongs to the thread of the store."""
         store = self._db.store
         scheme, counts = SCHEMES[store.scheme], store.rewards()
@@ -210,18 +167,15 @@ class Training:
         for one, rating in store.rated(version.number):
             assert one.tokens is not None and rating.reward is not None
             answers.append(RatedTokens(id=one.id, version=one.version, reward=rating.reward, **vars(one.tokens)))
-        return Job(
-            version=version.number,
-            served=self._fixed,
-            parent=str(self._served.version(version.parent)) if version.parent else "",
-            seed=SEED,
-            settings=self._settings,
-            keep=self._keep,
-            answers=answers,
-            level=sums / (1 + sum(counts.values())),
-            good=scheme.good,
-            changed=[name.rpartition("/")[0] for name in store.changed(store.remembered(version.parent))],
-        )
+        about = {
+            "version": version.number,
+            "parent": str(self._served.version(version.parent)) if version.parent else "",
+            "answers": answers,
+            "level": sums / (1 + sum(counts.values())),
+            "good": scheme.good,
+            "changed": [name.rpartition("/")[0] for name in store.changed(store.remembered(version.parent))],
+        }
+        return self._given.model_copy(update=about)
 
     async def _is_stale(self, version: Version) -> bool:
         """Return whether ratings of a version have changed since it was begun; such a version is rejected."""
@@ -236,10 +190,7 @@ class Training:
 
         No rating is lost.
         """
-        try:
-            num = (await self._progress(version.number)).done
-        except FileError as error:  # it does not say that there is another slice
-            num, reason = self._num_slices, f"{reason}; {error}"
+        num = (await self._progress(version.number)).done
         self._tries = self._tries + 1 if num <= self._num_slices else 1
         self._num_slices = num
         logger.warning("version %d: %s failed: %s", version.number, what, reason)
@@ -254,8 +205,6 @@ class Training:
         self.pause(True)
 
     async def _push(self, candidate: Version) -> None:
-        if await self._is_stale(candidate):
-            return
         try:
             gap = await self._serving.push(candidate)
         except (FileError, WeightSyncError) as error:
@@ -286,23 +235,25 @@ class Training:
         found |= {"error": self.error} if self.error else {}
         if (version := await self._db.run(store.in_training)) is not None:
             found["version"] = version.number
-            try:
-                found["slices"] = (await self._progress(version.number)).model_dump()
-            except FileError as error:
-                found |= {"slices": {"done": 0, "of": None}, "error": self.error or str(error)}
+            found["slices"] = (await self._progress(version.number)).model_dump()
         return found
 
     async def _progress(self, number: int) -> Progress:
-        """Return how many slices of a version are done.
-
-        Raises:
-            FileError: the file of the trainer is damaged; the next slice writes it anew.
-        """
-        directory = self._served.version(number)
-        has_any = (directory / Progress.name).exists()
-        return await asyncio.to_thread(Progress.read, directory) if has_any else Progress(done=0, of=None)
+        """Return how many slices of a version are done; none before the trainer says so in its file."""
+        try:
+            return await asyncio.to_thread(Progress.read, self._served.version(number))
+        except FileError:
+            return Progress(done=0, of=None)
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line[:_LAST_WORDS] for line in reversed(lines) if line.strip()), "no message")
+def _written(directory: Path, status: int) -> tuple[Result, dict[str, str]]:
+    """Return the result of a trainer that has ended, and the checksums of its version.
+
+    Raises:
+        FileError: it has failed, or one of its files is damaged.
+    """
+    if status:
+        lines = (directory / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line[:_LAST_WORDS] for line in reversed(lines) if line.strip()), "no message")
+        raise FileError(f"status {status}: {last}")
+    return Result.read(directory), checksums(directory)

@@ -71,8 +71,8 @@ class ServedRequest(ChatRequest):
         """Return whether calls are read from the answer, which is then streamed once it is complete."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def faults(self) -> Iterator[tuple[str, str]]:
-        """Yield a field and what is wrong with it in this combination."""
+    def faults(self, shows_tools: bool) -> Iterator[tuple[str, str]]:
+        """Yield a field and what is wrong with it in this combination, for a model that shows tools or not."""
         if self.top_logprobs and not self.logprobs:
             yield "top_logprobs", "top_logprobs is given without logprobs = true"
         form = self.response_format
@@ -80,6 +80,10 @@ class ServedRequest(ChatRequest):
             yield "response_format", "response_format; expected json_schema with type = 'json_schema', and only there"
         if self.must_call and not self.tools:
             yield "tool_choice", "tool_choice is given without tools"
+        has_calls = any(one.role == "tool" or getattr(one, "tool_calls", None) for one in self.messages)
+        if (self.tools or has_calls) and not shows_tools:
+            name = "tools" if self.tools else "messages"
+            yield name, f"{name}: the chat template of this model shows no tools to it; leave them out"
 
 
 @dataclass(frozen=True)
@@ -100,48 +104,35 @@ def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[s
     Raises:
         RequestError: fields contradict each other, or the model's chat template shows no tools.
     """
-    for name, fault in asked.faults():
+    for name, fault in asked.faults(usual.shows_tools):
         raise RequestError(fault, name)
-    has_calls = any(one.role == "tool" or getattr(one, "tool_calls", None) for one in asked.messages)
-    if (asked.tools or has_calls) and not usual.shows_tools:
-        name = "tools" if asked.tools else "messages"
-        raise RequestError(f"{name}: the chat template of this model shows no tools to it; leave them out", name)
+    trainable = {"temperature": usual.temperature, "top_p": 1.0, "top_k": 0, "n": 1, **NEUTRAL}
+    passed = {*trainable, "top_logprobs", "seed", "response_format", "tools"}
+    body: dict[str, Any] = trainable | asked.model_dump(include=passed, exclude_none=True)
+    body |= {"top_p": body["top_p"] or 1.0, "top_k": max(body["top_k"], 0)}  # 0 beside temperature = 0, and -1
+    why_not = [f"{name} = {body[name]}; expected {value}" for name, value in trainable.items() if body[name] != value]
+    edited = {"response_format": asked.has_form, "tool_choice": asked.must_call}
+    why_not += [f"{name}: the engine edits the probabilities" for name, is_edited in edited.items() if is_edited]
+    if not usual.can_seed:
+        body.pop("seed", None)
     messages = [one.model_dump(exclude_none=True) for one in asked.messages]
     for one in messages:  # content as a text, arguments of calls as the text that vLLM reads
         if isinstance(one.get("content"), list):
             one["content"] = "".join(part["text"] for part in one["content"])
         one["role"] = "system" if one["role"] == "developer" else one["role"]
-    temperature = usual.temperature if asked.temperature is None else asked.temperature
-    top_p, top_k = asked.top_p or 1.0, asked.top_k or 0
     limits = [one for one in (asked.max_tokens, asked.max_completion_tokens) if one is not None]
-    body: dict[str, Any] = {"model": model, "messages": messages, "stream": bool(asked.stream and not asked.may_call)}
-    body |= {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    body |= {name: value if (given := getattr(asked, name)) is None else given for name, value in NEUTRAL.items()}
-    body["max_tokens"] = min(limits, default=usual.max_tokens)
-    body["stop"] = list(dict.fromkeys((*usual.stop, *asked.stops())))
+    is_stream = bool(asked.stream and not asked.may_call)
+    body |= {"model": model, "messages": messages, "max_tokens": min(limits, default=usual.max_tokens)}
+    body |= {"stop": list(dict.fromkeys((*usual.stop, *asked.stops()))), "stream": is_stream}
+    body |= {"logprobs": True, "return_token_ids": True}
+    body |= {"stream_options": {"include_usage": True}} if is_stream else {}
+    if asked.tools:  # of free answers the calls are read here, as those of agents are
+        body["tool_choice"] = asked.tool_choice if asked.must_call else "none"
     if arguments := asked.template_arguments():
         body["chat_template_kwargs"] = arguments
     if usual.end_ids:
         body["stop_token_ids"] = list(usual.end_ids)
-    body |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0, "return_token_ids": True, "n": asked.n or 1}
-    if asked.seed is not None and usual.can_seed:
-        body["seed"] = asked.seed
-    if asked.has_form:
-        assert asked.response_format is not None
-        body["response_format"] = asked.response_format.model_dump(exclude_none=True)
-    if asked.tools:  # of free answers the calls are read here, as those of agents are
-        body["tools"] = [one.model_dump(exclude_none=True) for one in asked.tools]
-        body["tool_choice"] = asked.tool_choice if asked.must_call else "none"
-    if asked.stream and not asked.may_call:
-        body["stream_options"] = {"include_usage": True}
-    changed = {"temperature": (temperature, usual.temperature), "top_p": (top_p, 1.0), "top_k": (max(top_k, 0), 0)}
-    changed |= {name: (body[name], value) for name, value in NEUTRAL.items()}
-    off = [f"{name} = {value}; expected {want}" for name, (value, want) in changed.items() if value != want]
-    if asked.n and asked.n > 1:
-        off.append(f"n = {asked.n}; a conversation that is trained on has one answer")
-    off += ["response_format: the engine edits the probabilities"] if asked.has_form else []
-    off += ["tool_choice: the engine edits the probabilities"] if asked.must_call else []
-    return body, "; ".join(off)
+    return body, "; ".join(why_not)
 
 
 @dataclass

@@ -60,14 +60,13 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the versions as a table."""
     shown = [["version", "parent", "state", "since", "ratings", "gate", "reason"]]
     for row in rows:
-        state = f"{row['state']}, {row['num_stale_ratings']} stale" if row["num_stale_ratings"] else row["state"]
         used = f"{row['num_ratings']}"
         used += f", {row['num_withdrawn_ratings']} withdrawn" if row["num_withdrawn_ratings"] else ""
         changes = row["metrics"].get("changes", {})
         gate = ", ".join(f"{name} {one['before']:.3f} -> {one['after']:.3f}" for name, one in changes.items())
         which = [str(row["number"]), str(row["parent"])]
         texts = [printable(text) or "-" for text in (gate, row["reason"])]  # a reason is what a client has sent
-        shown.append([*which, state, row["changed_at"], used, *texts])
+        shown.append([*which, row["state"], row["changed_at"], used, *texts])
     print(table(shown, indent=""))
     active = next((row["number"] for row in rows if row["state"] == "active"), 0)
     print(f"version {active} is active" + ("" if active else ": the model that was given"))

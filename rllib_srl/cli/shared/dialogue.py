@@ -17,7 +17,6 @@ class Dialogue:
         """Read from `lines`; write replies to `out` and notes to `notes`."""
         self._lines, self._out, self._notes = lines, out, notes
         self._is_live = lines.isatty() and out.isatty()
-        self._num_shown = 0
 
     def run(self) -> None:
         """Talk until `/quit` or the end of input."""
@@ -49,9 +48,8 @@ class Dialogue:
         return line
 
     def _show(self, said: str) -> None:
-        """Write the part of a reply that was not shown yet."""
-        self._write(printable_lines(said[self._num_shown :]))
-        self._num_shown = max(self._num_shown, len(said))
+        """Write a reply."""
+        self._write(printable_lines(said.rstrip("\n")) + "\n")
 
     def _write(self, piece: str) -> None:
         print(piece, end="", file=self._out, flush=True)

@@ -14,15 +14,15 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import ServedSettings, TrainingSettings
+from rllib_srl.cli.serving.job import Job, ServedSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.store_thread import StoreThread
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.envs.agents.web import Server, listen
+from rllib_srl.people.served_store import StoreThread
 
 TOKEN = "a-token-of-the-tests-0123456789"
 FIXED = ServedSettings(model="small", rank=8, context=64, temperature=1.0)
@@ -150,7 +150,7 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     db, engine = StoreThread(served.path, scheme), SmallEngine(directory / "e.sock")
     parts = []
     serving = Serving(engine, served, db, lambda is_busy: parts[0].on_busy(is_busy))
-    parts.append(training := Training(served, db, serving, TrainingSettings(), [], after))
+    parts.append(training := Training(served, db, serving, Job(served=FIXED), after))
     listening = listen("127.0.0.1", 0)
     access = Access(TOKEN, port=listening.getsockname()[1])
     usual = Sampling(1.0, 16, (), (), shows_tools, False)

@@ -144,4 +144,4 @@ def test_on_a_card_a_trainer_waits_before_its_next_forward_pass(tmp_path, sleepe
     finally:
         hooks.clear()
         hooks.update(before)
-        trainer.close()
+        trainer.kill()

@@ -33,27 +33,26 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(training_module, "POLL_S", 0.01)
 
 
-def trainer_that(writes, status):
-    """Return a trainer that writes files and ends."""
+def trainer_that(writes, says):
+    """Return a trainer that writes files, and ends with a last word or without."""
 
-    def start(directory, **how):
+    def start(directory, log):
         for name, text in writes.items():
             (directory / name).write_text(text)
-        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], process_group=0, **how)
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({says!r})"], process_group=0, stderr=log)
 
     return start
 
 
 @pytest.mark.parametrize(
-    ("writes", "status", "said"),
+    ("writes", "says", "said"),
     [
-        ({"progress.json": "{"}, 1, "progress.json is damaged"),
-        ({"progress.json": '{"done": "1", "of": 2}'}, 1, "progress.json is damaged: done"),
-        ({"result.json": '{"metrics": {}}'}, 0, "result.json is damaged: reasons"),
+        ({"progress.json": "{"}, "no room", "status 1: no room"),
+        ({"result.json": '{"metrics": {}}'}, None, "result.json is damaged: verdicts"),
     ],
 )
-def test_damaged_files_of_the_trainer_pause_training_with_the_reason(tmp_path, monkeypatch, writes, status, said):
-    monkeypatch.setattr(training_module, "start_trainer", trainer_that(writes, status))
+def test_a_trainer_that_fails_pauses_training_with_the_reason(tmp_path, monkeypatch, writes, says, said):
+    monkeypatch.setattr(training_module, "start_trainer", trainer_that(writes, says))
 
     async def body(parts):
         name = (await parts.ask()).json()["id"]

@@ -42,7 +42,7 @@ def test_a_server_says_what_it_has_measured(tmp_path):
         for name, value in zip(names, ("good", "bad", "none"), strict=True):
             await parts.rate(name, rating=value)
         store = parts.db.store
-        verdicts = [{"gate": "kept", "outcome": "passed"}, {"gate": "drift", "outcome": "bad"}]
+        verdicts = [{"gate": "kept", "is_passed": True}, {"gate": "drift", "is_passed": False}]
 
         def train():
             for uses in ({"a/0": "good"}, {"b/0": "bad", "a/0": "good"}):
@@ -58,7 +58,7 @@ def test_a_server_says_what_it_has_measured(tmp_path):
         assert found["ratings"] == {"num": 2, "in_last_hour": 2, "rewards": {"0": 1, "1": 1}}
         assert found["versions"] == {
             "active": 2, "states": {"superseded": 1, "active": 1}, "ratings_until": {"1": 1, "2": 2},
-            "gates": {"kept passed": 2, "drift bad": 2},
+            "gates": {"kept passed": 2, "drift failed": 2},
         }  # fmt: skip
         text = (await parts.send("GET", "/metrics")).text
         assert 'srl_versions_ratings_until{of="2"} 2.0' in text and "srl_answers_num 4.0" in text

@@ -22,6 +22,7 @@ from rllib_srl.cli.serving.job import FileError, Job, Result
 from rllib_srl.cli.serving.serve import _until_stopped
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.conversation import HAS_SECRET
+from rllib_srl.people.gates import Change, Verdict
 from scripts.broken_requests import may_wait, request_of, with_other_bytes
 from tests.cli.serving.small_engine import TOKEN, run
 
@@ -45,12 +46,11 @@ async def candidate(parts, uses):
 def trainer_that_ends_with(about):
     """Return a trainer that writes the files of a version and a result, and ends."""
 
-    def start(directory, **how):
+    def start(directory, log):
         for name in adapter.FILES:
             (directory / name).write_text(CANARY.model_dump_json())
-        result = {"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, "reasons": []}
-        Result(**{**result, **about}).write(directory)
-        return subprocess.Popen([sys.executable, "-c", ""], process_group=0, **how)
+        Result(**{"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, **about}).write(directory)
+        return subprocess.Popen([sys.executable, "-c", ""], process_group=0)
 
     return start
 
@@ -122,8 +122,8 @@ def test_a_scheme_has_its_own_values_and_rewards(tmp_path):
         assert (await parts.rate(name, rating="bad 2", rater="ann")).json()["reward"] == -0.4
         shown = (await parts.send("GET", f"/v1/conversations/{name}")).json()
         assert (shown["rating"], shown["reward"]) == ("bad 2", -0.4)
-        version = await parts.training._begun()
-        job = await parts.db.run(parts.training._job, version)
+        version = await parts.db.run(parts.db.store.begin, {f"{name}/0": "bad 2"}, {})
+        job = await parts.db.run(parts.training.job_of, version)
         assert ([one.reward for one in job.answers], job.level) == ([-0.4], -0.2)
 
     run(tmp_path, body, scheme="hybrid", after=1)
@@ -276,8 +276,9 @@ def test_a_version_is_pushed_serves_and_is_rolled_back(tmp_path):
 
 def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on(tmp_path, monkeypatch):
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
-    change = {"change": -0.09, "num": 256, "before": 0.8, "after": 0.71}
-    about = {"reasons": ["kept compare: fell by 9.0 points", "drift: KL 2"], "changes": {"compare": change}}
+    change = Change(256, 30, 7, 0.8, 0.71, -0.12, -0.06)
+    verdicts = [Verdict("kept", False, "fell by 9.0 points", "compare"), Verdict("drift", False, "KL 2")]
+    about = {"verdicts": [Verdict("sanity", True, "all numbers finite"), *verdicts], "changes": {"compare": change}}
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", trainer_that_ends_with(about))
 
     async def body(parts):
@@ -290,7 +291,7 @@ def test_a_version_that_fails_its_gate_is_rejected_and_the_one_before_answers_on
             assert (await parts.ask()).headers["X-SRL-Version"] == "1"
         version = await parts.db.run(store.version, 2)
         assert (version.parent, version.reason) == (1, "kept compare: fell by 9.0 points; drift: KL 2")
-        assert version.metrics["changes"] == {"compare": change} and version.files == {}
+        assert version.metrics["changes"]["compare"]["after"] == 0.71 and version.files == {}
         while parts.served.version(2).exists():
             await asyncio.sleep(0.01)
         assert parts.served.version(1).exists() and parts.engine.loaded == ["v1"] and not parts.training.is_paused
@@ -314,10 +315,7 @@ def test_ratings_of_the_answers_of_a_version_that_was_rolled_back_are_trained_on
         await parts.rate(names[0], rating="bad")  # one before the rollback, one after it
         assert (await parts.send("POST", "/v1/rollback", json={"reason": "rude"})).status_code == 200
         rated = (await parts.rate(names[1], rating="2")).json()
-        assert rated == {
-            "id": names[1], "rating": "2", "reward": 0.25, "is_changed": True, "is_trained_on": True,
-            "stale_versions": [],
-        }  # fmt: skip
+        assert (rated["rating"], rated["reward"]) == ("2", 0.25) and rated["is_changed"] and rated["is_trained_on"]
         task = asyncio.create_task(parts.training.run())
         while parts.serving.number != 2:
             await asyncio.sleep(0.01)
@@ -335,9 +333,9 @@ def test_a_rollback_ends_what_is_trained_from_the_version_that_goes(tmp_path, mo
     monkeypatch.setattr("rllib_srl.cli.serving.training.POLL_S", 0.01)
     processes = []
 
-    def start(directory, **how):
+    def start(directory, log):
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        processes.append(subprocess.Popen(command, process_group=0, **how))
+        processes.append(subprocess.Popen(command, process_group=0))
         return processes[-1]
 
     monkeypatch.setattr("rllib_srl.cli.serving.training.start_trainer", start)
@@ -472,12 +470,13 @@ def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends_the_s
     run(tmp_path, body)
 
 
-def test_a_changed_rating_lists_the_version_as_stale(tmp_path):
+def test_a_rating_that_has_trained_and_is_changed_trains_again(tmp_path):
     async def body(parts):
         name = (await parts.ask()).json()["id"]
         await parts.rate(name, rating="good")
         await parts.serving.push(await candidate(parts, {f"{name}/0": "good"}))
-        assert (await parts.rate(name, rating="bad")).json()["stale_versions"] == [1]
+        assert await parts.db.run(parts.db.store.free_ratings) == {}
+        await parts.rate(name, rating="bad")
         assert await parts.db.run(parts.db.store.free_ratings) == {f"{name}/0": "bad"}
 
     run(tmp_path, body)

@@ -46,7 +46,7 @@ def run(directory, body):
 MARKED = (
     ({"stop": ["x"], "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 0}, "yes"),
     ({"seed": 3}, "yes"),
-    ({"n": 2}, "no; reason=n = 2; a conversation that is trained on has one answer"),
+    ({"n": 2}, "no; reason=n = 2; expected 1"),
     ({"response_format": {"type": "json_object"}}, "no; reason=response_format: the engine edits the probabilities"),
     ({"temperature": 0.5}, "no; reason=temperature = 0.5; expected 1.0"),
     ({"top_p": 0.5}, "no; reason=top_p = 0.5; expected 1.0"),

@@ -14,7 +14,7 @@ from tests.cli.serving.small_engine import TOKEN, run
 
 EVIL = "<script>alert(1)</script>"
 ADDRESSES = ("/", "/page.js", "/page.css", "/v1/conversations", "/v1/status", "/metrics", "/nothing")
-LOST = {"gate": "kept", "outcome": "harmful", "reason": f"fell by 9 points {EVIL}", "domain": "compare"}
+LOST = {"gate": "kept", "is_passed": False, "reason": f"fell by 9 points {EVIL}", "domain": "compare"}
 
 
 def conversation(number, question, answer="A pear.", version=0, why=""):
@@ -100,7 +100,7 @@ def test_conversations_come_newest_first_with_search_and_pages(tmp_path):
         assert (await found())["conversations"] == []
         await fill(parts)
         assert await ids("?q=") == ["4", "3", "2", "1"]
-        assert [await ids(f"?q={one}") for one in ("NAME", "hauptSTRASSE", "nosuch")] == [["4", "3", "1"], ["3"], []]
+        assert [await ids(f"?q={one}") for one in ("NAME", "HAUPTstra", "nosuch")] == [["4", "3", "1"], ["3"], []]
         newest, *_, oldest = (await found())["conversations"]
         assert (oldest["rating"], oldest["reward"], oldest["rater"]) == ("good", 1.0, "ann")
         assert (newest["rating"], newest["reward"], newest["tokens"]) == ("none", None, None)

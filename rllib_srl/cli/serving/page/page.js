@@ -3,7 +3,7 @@
 
 const POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, TIMEOUT_MS = 60000, NAME = "srl rater";
 const by = (id) => document.getElementById(id);
-const now = { status: null, seen: "", messages: [], answers: [], undo: [], answering: null, before: null, versions: [] };
+const now = { status: null, seen: null, messages: [], answers: [], undo: [], answering: null, before: null, versions: [] };
 
 if (location.search) history.replaceState(null, "", location.pathname + location.hash); // the cookie has the token
 
@@ -177,9 +177,9 @@ function press(one, word) { // a value of the scheme, or half of one such as "go
 
 async function rate(one, value, isUndo = false) {
   const before = one.rating;
-  await api(`conversations/${one.id}/rating`, { rating: value, rater: by("rater").value }, "PUT");
+  const facts = await api(`conversations/${one.id}/rating`, { rating: value, rater: by("rater").value }, "PUT");
   if (!isUndo) now.undo.push({ one, before });
-  mark(one, await api(`conversations/${one.id}`));
+  mark(one, facts);
   await look();
 }
 
@@ -223,15 +223,13 @@ async function listVersions() {
 }
 
 function showVersion(one) {
-  const stale = one.num_stale_ratings ? `, ${one.num_stale_ratings} changed since` : "";
   const withdrawn = one.num_withdrawn_ratings ? `, ${one.num_withdrawn_ratings} withdrawn` : "";
-  const head = `${one.number}: ${one.state.replace("_", " ")} · ${count(one.num_ratings, "rating")}${stale}${withdrawn}`;
-  const facts = [`parent ${one.parent}`];
+  const head = `${one.number}: ${one.state.replace("_", " ")} · ${count(one.num_ratings, "rating")}${withdrawn}`;
+  const facts = [`parent ${one.parent}`, `${one.state.replace("_", " ")} since ${when(one.changed_at)}: ${one.reason || "-"}`];
   for (const gate of one.metrics.verdicts || []) {
-    facts.push(`${gate.gate} ${gate.domain}: ${gate.outcome}${gate.reason ? `, ${gate.reason}` : ""}`);
+    facts.push(`${gate.gate} ${gate.domain}: ${gate.is_passed ? "passed" : "failed"}${gate.reason ? `, ${gate.reason}` : ""}`);
   }
   for (const [name, value] of Object.entries(one.metrics.metrics || {})) facts.push(`${name} ${Number(value).toPrecision(3)}`);
-  for (const [state, at, why] of one.history) facts.push(`${when(at)} ${state.replace("_", " ")}${why ? `: ${why}` : ""}`);
   const shown = make("details", "", { id: `version-${one.number}` });
   shown.append(make("summary", head), make("ul", "", {}, ...facts.map((fact) => make("li", fact))));
   if (one.state === "active") shown.append(rollback(one));
@@ -257,11 +255,10 @@ function rollback(one) {
 
 async function look() {
   const status = now.status = await api("status"), training = status.training;
-  const seen = JSON.stringify([status.changes, status.num_conversations]);
-  if (seen !== now.seen) {
+  if (status.num_changes !== now.seen) {
     const isAtTop = by("conversations").children.length <= 20;
     await Promise.all([listVersions(), isAtTop ? list() : null]);
-    now.seen = seen;
+    now.seen = status.num_changes;
   }
   document.title = by("title").textContent = `Served model ${status.name}`;
   by("state").textContent = status.is_ready ? `version ${status.active} answers` : "the engine is starting";

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rllib_srl.envs.kept_process import end_with, start_kept
 
@@ -28,37 +28,29 @@ UP, TURN = "ray_is_up", "turn"  # files of the version's directory: a mark of th
 PRESTARTS = "RAY_prestart_worker_first_driver"
 
 
-def start_trainer(directory: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Start the trainer of a version.
-
-    Args:
-        directory: of the version.
-        options: of `subprocess.Popen`.
+def start_trainer(directory: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the trainer of a version, whose output goes to a log.
 
     Raises:
         OSError: the process cannot be started.
         TimeoutError: the machine does not start it in time.
     """
     command = [sys.executable, "-m", __name__, str(directory.absolute()), str(os.getpid())]
-    return start_kept(command, process_group=0, **options)
-
-
-def signal_trainer(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to a trainer that has not ended, and to the processes of its Ray, which are in its process group.
-
-    If the owner is killed while they are stopped, the kernel kills the trainer, and continues and ends the others, as
-    their process group is orphaned; in a container only if its first process belongs to another session.
-    """
-    os.killpg(process.pid, number)
+    return start_kept(command, process_group=0, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 class TrainerProcess:
-    """A trainer that runs. Invariant: after `hold(True)` returned True it computes no further forward pass."""
+    """A trainer that runs. Invariant: after `hold(True)` returned True it computes no further forward pass.
+
+    Signals go to its process group, in which are also the processes of its Ray. If the owner is killed while they are
+    stopped, the kernel kills the trainer, and continues and ends the others, as their process group is orphaned; in a
+    container only if its first process belongs to another session.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path, on_card: bool) -> None:
         """Hold a trainer that was just started in the directory of its version."""
         self.process, self._up, self._is_held = process, directory / UP, False
-        self._lock = open(directory / TURN, "w") if on_card else None  # noqa: SIM115  (until `close`)
+        self._lock = open(directory / TURN, "w") if on_card else None  # noqa: SIM115  (until `kill`)
 
     def hold(self, is_held: bool) -> bool:
         """Let it wait, or go on; return False if that has to be tried again."""
@@ -70,20 +62,16 @@ class TrainerProcess:
             except BlockingIOError:  # the trainer looks at this moment
                 return False
         elif self._up.exists():
-            signal_trainer(self.process, signal.SIGSTOP if is_held else signal.SIGCONT)
+            os.killpg(self.process.pid, signal.SIGSTOP if is_held else signal.SIGCONT)
         else:
             return False
         self._is_held = is_held
         return True
 
     def kill(self) -> None:
-        """End it; its newest slice stays."""
+        """End it, and give the lock back; its newest slice stays."""
         if self.process.poll() is None:
-            signal_trainer(self.process, signal.SIGKILL)
-        self.close()
-
-    def close(self) -> None:
-        """Give the lock back, once the process has ended."""
+            os.killpg(self.process.pid, signal.SIGKILL)
         if self._lock is not None:
             self._lock.close()
 

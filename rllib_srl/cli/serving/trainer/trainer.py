@@ -29,7 +29,7 @@ from rllib_srl.engine import Sampling, canary_sequences
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.people import gates
-from rllib_srl.people.gates import Change, Verdict, changes_of, lines_of, verdicts_of
+from rllib_srl.people.gates import Change, Verdict
 from rllib_srl.types import Prompt
 
 MAX_LOST = 0.1  # largest share of held-out episodes of a domain that infrastructure may end
@@ -114,9 +114,8 @@ def train(directory: Path) -> None:
         Canary(continuations=canary_of(run, job)).write(directory)
         counts = {"num_slices": run.num_slices, "num_answers": len(job.answers), "num_trained": len(run.noted.trained)}
     Result(
-        reasons=lines_of(verdicts),
-        verdicts=verdicts_of(verdicts),
-        changes=changes_of(changes),
+        verdicts=verdicts,
+        changes=changes,
         metrics={name: value for name, value in (last | counts).items() if np.isfinite(value)},  # of no update: NaN
         trained=dict(run.noted.trained),
     ).write(directory)
