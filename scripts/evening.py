@@ -4,6 +4,8 @@
     python scripts/evening.py --out results/evening                    the tiny model, about 10 minutes on 2 cores
     python scripts/evening.py --model smollm2-135m --lr 2e-4 --rule short --out results/evening
     python scripts/evening.py --page --out results/evening             ratings, pauses, rollback by clicks on its page
+    python scripts/evening.py --latency --model smollm2-135m --lr 2e-4 --rule short --out results/latency
+                                                   1 and 2 alone, with 16 ratings and a small gate: about 5 minutes
 
     1  srl serve; 60 chats, rated by a rule (a word is good, a number or nothing is bad)
     2  a version is trained in the background, while questions go on: their latency, in turn with training paused
@@ -51,6 +53,7 @@ VERSION_S, CALL_S = 1800.0, 120.0
 GAP_S = 0.3  # between two questions of somebody who chats, at least
 READING = 2.0  # times as long as an answer took, it is read; training goes on meanwhile
 LEEWAY_S = 0.01  # by which training may delay the 95th percentile, however short answers are
+NUM_RATED = 16  # for the delay alone
 BLOCK = 12  # questions, in turn with and without training
 RATER = "rule"
 _SERVING = re.compile(r"serving (\S+)")
@@ -71,6 +74,9 @@ def is_short(question: str, answer: str) -> bool:
 def is_wrong(question: str, answer: str) -> bool:
     """Return whether the answer to a comparison is not the largest number."""
     return answer.strip() != str(max(int(number) for number in re.findall(r"\d+", question)))
+
+
+RULES = {"word": is_word, "short": is_short}
 
 
 class Hands(Protocol):
@@ -221,11 +227,34 @@ class Person:
                 return str(found[number]["state"])
         raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
 
+    def delay(self, share: float) -> tuple[list[list[str]], bool]:
+        """Return the 95th percentiles as rows, and whether training delays it by at most a share or `LEEWAY_S`."""
+        paused, going_on = self.taken[True], self.taken[False]
+        without, beside = (percentile(one, 0.95) or 0.0 for one in (paused, going_on))
+        limit = f"limit {share:+.0%}, or {1000 * LEEWAY_S:.0f} ms"
+        rows = [
+            ["p95 of an answer, training paused", f"{1000 * without:.1f} ms ({len(paused)} answers)"],
+            ["p95 of an answer, with training", f"{1000 * beside:.1f} ms ({len(going_on)} answers)"],
+            ["delay of the p95", f"{1000 * (beside - without):+.1f} ms, {beside / without - 1:+.1%}; {limit}"],
+        ]
+        return rows, beside <= max((1 + share) * without, without + LEEWAY_S)
+
+
+def latency(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool:
+    """Train one version, and print how much that delays answers; return whether it is little enough."""
+    person = Person(served, hands, random.Random(arguments.seed))
+    person.chat(question_of, RULES[arguments.rule], arguments.chats)
+    begun = time.monotonic()
+    state = person.wait_for(1)
+    rows, is_fast = person.delay(arguments.share)
+    print(table([["version 1", f"{state} after {time.monotonic() - begun:.0f} s"], *rows]))
+    return is_fast
+
 
 def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool:
     """Play the evening, print what happened; return whether all went as it should."""
     held_out = random.Random(arguments.seed + 1)
-    rule = {"word": is_word, "short": is_short}[arguments.rule]
+    rule = RULES[arguments.rule]
     person = Person(served, hands, random.Random(arguments.seed))
     before = share_good(served, held_out, rule, arguments.heldout)
     person.chat(question_of, rule, arguments.chats)
@@ -239,17 +268,13 @@ def evening(served: Served, hands: Hands, arguments: argparse.Namespace) -> bool
         print(hands.roll_back("the evening is over"))
         print(served.versions())
     back = served.call("GET", "/versions")["active"]
-    paused, going_on = person.taken[True], person.taken[False]
-    without, beside = (percentile(one, 0.95) or 0.0 for one in (paused, going_on))
-    is_fast = beside <= max((1 + arguments.share) * without, without + LEEWAY_S)
+    delayed, is_fast = person.delay(arguments.share)
     rows = [
         ["version 1, from good ratings", state],
         ["held-out answers that the rule calls good", f"{before:.3f} -> {after:.3f} of {arguments.heldout}"],
         ["version 2, from harmful ratings", harmful],
         ["active, and after the rollback", f"{active}, {back}"],
-        ["p95 of an answer, training paused", f"{1000 * without:.1f} ms ({len(paused)} answers)"],
-        ["p95 of an answer, with training", f"{1000 * beside:.1f} ms ({len(going_on)} answers)"],
-        ["delay of the p95", f"{beside / without - 1:+.1%}; limit {arguments.share:+.0%}, or {1000 * LEEWAY_S:.0f} ms"],
+        *delayed,
     ]
     print(table(rows))
     is_rejected = harmful == "rejected" and active == 1
@@ -272,12 +297,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(**help_of(__doc__))
     parser.add_argument("--model", default="tiny", help="name or directory of a model (default: tiny)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new directory of the served model")
-    parser.add_argument("--rule", choices=("word", "short"), default="word", help="what is good (default: word)")
+    parser.add_argument("--rule", choices=RULES, default="word", help="what is good (default: word)")
     parser.add_argument("--chats", type=int, default=60, help="rated chats of each half (default: 60)")
     parser.add_argument("--heldout", type=int, default=200, help="held-out questions (default: 200)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 1e-3)")
     parser.add_argument("--share", type=float, default=0.1, help="largest delay of the p95 (default: 0.1)")
     parser.add_argument("--page", action="store_true", help="rate, pause and roll back by clicks on the page")
+    text = "train one version on 16 ratings, with 80 prompts of the gate, and measure the delay alone"
+    parser.add_argument("--latency", action="store_true", help=text)
     parser.add_argument("--seed", type=int, default=0, help="of the questions (default: 0)")
     arguments = parser.parse_args()
     return run_cleanly(lambda: play(arguments), debug=False)
@@ -285,10 +312,16 @@ def main() -> int:
 
 def play(arguments: argparse.Namespace) -> int:
     """Serve, play the evening, and return the exit status."""
+    if arguments.latency:
+        arguments.chats = NUM_RATED
     flags = [arguments.model, "--keep", "compare", "--train-after", arguments.chats, "--lr", arguments.lr]
+    flags += ["--gate-prompts", 80, "--max-drop", 0.3] if arguments.latency else []
     served = Served([*flags, "--max-tokens", 24], arguments.out)
     try:
-        is_good = by_page(served, arguments) if arguments.page else evening(served, served, arguments)
+        if arguments.latency:
+            is_good = latency(served, served, arguments)
+        else:
+            is_good = by_page(served, arguments) if arguments.page else evening(served, served, arguments)
     finally:
         served.stop()
     print("the evening went as it should" if is_good else "FAILED: see the table")

@@ -108,7 +108,7 @@ class ServedStore(RatingStore):
     cannot be read or written, and `DiskFull`.
     """
 
-    tables, content = RatingStore.tables + _TABLES, "conversations, ratings and versions"
+    tables, schema, content = RatingStore.tables + _TABLES, 3, "conversations, ratings and versions"
     _free: tuple[int, dict[str, str]] = (-1, {})  # `num_changes` and free ratings of the last call
 
     def __enter__(self) -> ServedStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,18 +38,6 @@ def test_the_score_by_hand() -> None:
 def test_without_any_loss_or_gain_the_bound_is_that_of_one_proportion() -> None:
     # gap -n d, q = 0 for d > 0, variance n d (1 - d): z^2 = n d / (1 - d), so d = z^2 / (n + z^2), Wilson's bound
     assert paired_interval(100, 0, 0, 0.95) == pytest.approx((-(Z**2) / (100 + Z**2), Z**2 / (100 + Z**2)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("counts", [(60, 12, 9), (7, 7, 0), (7, 0, 7)])
-def test_the_likeliest_chance_of_a_loss_is_that_of_a_grid(counts: tuple[int, int, int]) -> None:
-    num, lost, gained = counts
-    for d in (-0.6, -0.05, 0.03, 0.4):
-        q = np.linspace(max(0.0, -d), (1 - d) / 2, 2_000_001)[1:-1]
-        logs = lost * np.log(q) + gained * np.log(q + d) + (num - lost - gained) * np.log1p(-2 * q - d)
-        best = q[np.argmax(logs)]
-        expected = (gained - lost - num * d) / math.sqrt(num * (2 * best + d - d * d))
-        assert paired_score(*counts, d) == pytest.approx(expected, rel=2e-3)
 
 
 @given(st.integers(1, 400), st.data())

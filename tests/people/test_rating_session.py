@@ -33,11 +33,6 @@ def sit(tmp_path):
         yield of
 
 
-def test_at_the_end_undo_and_quit_are_left(sit):
-    told, values = sit("1 2 3 4 good undo 5 q", num=4)
-    assert values == ["1", "2", "3", "5"] and "'good'; expected undo, quit" in told
-
-
 def ids(told: list[str]) -> list[str]:
     """Return the answers shown, in order."""
     return [line.split()[1] for text in told for line in text.split("\n") if line.startswith("── ")]

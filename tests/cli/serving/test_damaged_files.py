@@ -10,13 +10,14 @@ import sys
 
 import pytest
 
-from rllib_srl.cli.serving import training as training_module
+from rllib_srl.cli.serving import training
 from rllib_srl.cli.serving.serve import _until_stopped
 from tests.cli.serving.small_engine import run
 
 
 async def paused(parts):
-    """Serve until training is paused; return its error and what the server says about it."""
+    """Rate an answer, serve until training is paused; return its error and what the server says about it."""
+    await parts.rate((await parts.ask()).json()["id"], rating="good")
     serving = asyncio.create_task(_until_stopped(parts.served, parts.serving, parts.training, parts.gateway))
     while not parts.training.is_paused and not serving.done():
         await asyncio.sleep(0.02)
@@ -26,11 +27,6 @@ async def paused(parts):
     os.kill(os.getpid(), signal.SIGTERM)
     assert await serving == 0
     return parts.training.error, status
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    monkeypatch.setattr(training_module, "POLL_S", 0.01)
 
 
 def trainer_that(writes, says):
@@ -52,11 +48,10 @@ def trainer_that(writes, says):
     ],
 )
 def test_a_trainer_that_fails_pauses_training_with_the_reason(tmp_path, monkeypatch, writes, says, said):
-    monkeypatch.setattr(training_module, "start_trainer", trainer_that(writes, says))
+    monkeypatch.setattr(training, "POLL_S", 0.01)
+    monkeypatch.setattr(training, "start_trainer", trainer_that(writes, says))
 
     async def body(parts):
-        name = (await parts.ask()).json()["id"]
-        await parts.rate(name, rating="good")
         error, shown = await paused(parts)
         assert error.startswith("version 1: the trainer failed 3 times, ") and said in error
         assert shown["error"] == error and shown["slices"] == {"done": 0, "of": None}
@@ -71,8 +66,6 @@ def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path,
 
     async def body(parts):
         monkeypatch.setattr(parts.db.store, "rated", broken)
-        await parts.rate((await parts.ask()).json()["id"], rating="good")
-        error, _ = await paused(parts)
-        assert error == "training failed: KeyError: 'logps'"
+        assert (await paused(parts))[0] == "training failed: KeyError: 'logps'"
 
     run(tmp_path, body, after=1)

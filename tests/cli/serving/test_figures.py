@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rllib_srl.cli.serving.figures import NEWEST, Meter, percentile, prometheus_text
+from rllib_srl.cli.serving.figures import NEWEST, Meter, percentile
 from rllib_srl.storage.event_file import EventFile
 from tests.cli.serving.small_engine import run
 
@@ -25,13 +24,6 @@ def test_a_meter_knows_the_newest_answers():
     for _ in range(NEWEST):
         meter.note(0.5, 10)
     assert meter.figures() == {"num": NEWEST + 1, "latency_p50_s": 0.5, "latency_p95_s": 0.5, "tokens_per_s": 20.0}
-
-
-def test_prometheus_reads_what_is_known():
-    figures = {"answers": {"num": 2, "latency_p50_s": None}, "ratings": {"rewards": {"0": 3, "1": 5}}}
-    families = text_string_to_metric_families(prometheus_text(figures).decode())
-    found = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
-    assert found == {("srl_answers_num",): 2, ("srl_ratings_rewards", "0"): 3, ("srl_ratings_rewards", "1"): 5}
 
 
 def test_a_server_says_what_it_has_measured(tmp_path):

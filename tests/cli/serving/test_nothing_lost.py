@@ -1,4 +1,4 @@
-"""scripts/nothing_lost.py finds what is lost, and takes half a stream for no answer."""
+"""scripts/nothing_lost.py finds what is lost, and what is wrong with a reply."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import json
 
 import pytest
 
+from scripts.broken_requests import fault_of
 from scripts.nothing_lost import Cut, Ledger, lost_of, whole_of
 
 ANSWERS, VALUES = {"a": "A pear.", "b": "Red."}, {"a": "good"}
+WHOLE = {"id": "a", "choices": [{"message": {"content": "A pear."}, "finish_reason": "stop"}]}
+HALF = {"id": "a", "choices": [{"delta": {"content": "A "}, "finish_reason": None}]}
+REST = {"id": "a", "choices": [{"delta": {"content": "pear."}, "finish_reason": "stop"}]}
+END = b"data: [DONE]\n\n"
+
+
+def stream_of(*values, end=END):
+    return b"".join(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values) + end
 
 
 @pytest.mark.parametrize(
@@ -26,11 +35,24 @@ def test_what_is_lost_is_found(answers, possible, lost):
 
 
 def test_half_a_stream_is_no_answer():
-    def event(text):
-        return b"data: " + json.dumps({"id": "a", "choices": [{"delta": {"content": text}}]}).encode() + b"\n\n"
-
-    end = b"data: [DONE]\n\n"
-    assert whole_of(event("A ") + event("pear.") + end) == ("a", "A pear.")
-    for body in (b"", event("A "), event("A ") + b'data: {"error": {}}\n\n' + end):
+    assert whole_of(stream_of(HALF, REST)) == ("a", "A pear.")
+    for body in (b"", stream_of(HALF, end=b""), stream_of(HALF, {"error": {}})):
         with pytest.raises(Cut):
             whole_of(body)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_fault"),
+    [
+        (200, json.dumps(WHOLE).encode(), False),
+        (200, stream_of(HALF, REST), False),
+        (400, b'{"error": {"message": "no"}}', False),
+        (400, b"no", True),
+        (500, json.dumps(WHOLE).encode(), True),
+        (200, stream_of(HALF), True),
+        (200, stream_of(HALF, REST, end=b""), True),
+        (200, json.dumps({**WHOLE, "prompt_token_ids": [1]}).encode(), True),
+    ],
+)
+def test_a_reply_is_an_error_in_a_form_or_a_whole_answer(status, body, is_fault):
+    assert bool(fault_of(status, body)) is is_fault

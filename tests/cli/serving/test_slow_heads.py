@@ -1,4 +1,4 @@
-"""A client that never finishes the head of a request: the gateway and the endpoint for agents close its connection."""
+"""A client that never finishes the head of a request: what both servers share closes its connection."""
 
 from __future__ import annotations
 
@@ -35,12 +35,6 @@ def test_the_gateway_closes_a_connection_that_waits_for_a_head(tmp_path, monkeyp
         assert [one.count(b"200 OK") for one in found] == [0, 0, 1, 1]
 
     run(tmp_path, body)
-
-
-def test_the_endpoint_for_agents_closes_a_connection_that_waits_for_a_head(monkeypatch):
-    monkeypatch.setattr(web, "HEAD_TIMEOUT_S", HEAD_S)
-    port = int(endpoint.Endpoint().url.split(":")[2].split("/")[0])
-    assert asyncio.run(closed_after(port, b"POST /v1/chat/completions HTTP/1.1\r\n")) == b""
 
 
 def test_a_head_without_an_end_is_refused():

@@ -59,19 +59,6 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
         Job.read(tmp_path)
 
 
-def test_changed_files_are_found(tmp_path):
-    for name in adapter.FILES:
-        (tmp_path / name).write_text(name)
-    files = adapter.checksums(tmp_path)
-    adapter.verify(tmp_path, files)
-    (tmp_path / adapter.CONFIG).write_text("{}")
-    with pytest.raises(FileError, match="adapter_config.json was changed"):
-        adapter.verify(tmp_path, files)
-    (tmp_path / adapter.CANARY).unlink()
-    with pytest.raises(FileError, match="canary.json cannot be read"):
-        adapter.verify(tmp_path, files)
-
-
 def served(ids, logps, top=None):
     return ServedContinuation(ids, logps, top or [{i: p} for i, p in zip(ids, logps, strict=True)])
 
