@@ -26,9 +26,8 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import Parser, add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.display import counted
-from rllib_srl.cli.shared.json_lines import json_lines
 from rllib_srl.cli.shared.paths import local_directory
-from rllib_srl.cli.shared.run_log import METRICS
+from rllib_srl.cli.shared.run_log import METRICS, json_lines
 from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
 from rllib_srl.engine.models import SMOLLM2, TINY
 from rllib_srl.replay.admission import redact

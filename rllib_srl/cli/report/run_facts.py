@@ -3,8 +3,8 @@
     settings.yaml, metrics.jsonl ──RunFacts.read──> facts ──warnings──> lines
     transcripts.jsonl ──episodes_in──> episodes
 
-An iteration that was trained again after a resume has several lines in the files; the last one counts. An evaluation
-before the first iteration is that of iteration 0, which has no other metrics.
+Lines about the same iteration are one: an evaluation may be logged apart. One before the first iteration is that of
+iteration 0, which has no other metrics.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
-from rllib_srl.cli.shared.json_lines import json_lines
-from rllib_srl.cli.shared.run_log import METRICS
+from rllib_srl.cli.shared.run_log import METRICS, json_lines
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.cli.shared.settings import read_yaml
 from rllib_srl.types import StopReason
@@ -139,18 +138,13 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def episodes_in(directory: Path) -> tuple[list[Mapping[str, Any]], int]:
-    """Return the transcripts of a run and the number of damaged lines.
+    """Return the transcripts of a run and the number of damaged lines."""
 
-    Of an episode that was played again after a resume the newest counts.
-    """
-
-    def form(line: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    def form(line: Mapping[str, Any]) -> Mapping[str, Any]:
         if not all(isinstance(turn["text"], str) for turn in line["turns"]):
             raise ValueError("a turn without a text")
-        name = (int(line["iteration"]), str(line["group_id"]), int(line["index"]))
-        float(line["reward"]), line["env_id"], line["stop_reason"]  # raise if one is missing
-        return name, line
+        int(line["iteration"]), float(line["reward"]), line["env_id"], line["stop_reason"]  # raise if one is missing
+        return line
 
     lines = list(json_lines(directory / TRANSCRIPTS, form))
-    found = dict(filter(None, lines))
-    return [found[name] for name in sorted(found)], lines.count(None)
+    return [line for line in lines if line is not None], lines.count(None)

@@ -40,11 +40,10 @@ def card_share(job: Job, card_bytes: float | None, is_trained: bool = True) -> f
     server, trainer = needs_of(job)
     left = card_bytes * (1 - FREE) - (trainer.total if is_trained else 0.0)
     if server.total > left:
-        beside = f" and its trainer {trainer}" if is_trained else ""
+        name, beside = Path(job.served.model).name, f", its trainer {trainer}" if is_trained else ""
         raise PlacementError(
-            f"the server of {Path(job.served.model).name} needs {server}{beside} on a card of "
-            f"{card_bytes / GIB:.0f} GiB; expected a larger card, a smaller model"
-            + (", or --train-after 0" if is_trained else "")
+            f"{name} does not fit on a card of {card_bytes / GIB:.0f} GiB: its server needs {server}{beside}; expected "
+            "a larger card, a smaller model" + (", or --train-after 0" if is_trained else "")
         )
     return min(MOST, int(100 * left / card_bytes) / 100)
 
@@ -62,7 +61,8 @@ def needs_of(job: Job) -> tuple[Need, Need]:
     """
     model = job.served.model
     if (shape := ModelShape.of(Path(model))) is None:
-        raise PlacementError(f"{model}: expected a config.json with a Llama-like model's sizes, to plan for a card")
+        expected = "expected a config.json with a Llama-like model's sizes"
+        raise PlacementError(f"the memory that model {model} needs is unknown; {expected}")
     on_card = job.served.model_copy(update={"dtype": "bfloat16"})
     config = rated_config(job.model_copy(update={"served": on_card}), Path())
     trainer = learner_need(shape, config)

@@ -1,19 +1,25 @@
-"""Log the metrics of each iteration: metrics.jsonl and TensorBoard scalars, beside the transcripts.
+"""The log of a run: metrics.jsonl and TensorBoard scalars, beside the transcripts; written here, and read.
 
-    metrics.jsonl   one line per iteration: {"iteration": 3, "env_runners/episode_return_mean": 0.53, ...}, numbers only
+    metrics.jsonl       {"iteration": 3, "env_runners/episode_return_mean": 0.53, ...}     numbers only
+    transcripts.jsonl   {"iteration": 3, "env_id": "compare", "turns": [...], ...}         SRL writes it
+
+An iteration has a line of metrics, and another if it was evaluated apart (`srl quickstart`). A resumed run removes the
+lines about iterations after its checkpoint: it trains them again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rllib_srl.common.metric_names import numbers_of
-from rllib_srl.storage.disk import append
+from rllib_srl.storage.disk import append, writing
 from rllib_srl.storage.event_file import EventFile
+
+T = TypeVar("T")
 
 METRICS = "metrics.jsonl"
 # Parts of an iteration that `SRL.training_step` times.
@@ -53,7 +59,7 @@ class Iteration:
 class RunLog:
     """The log of one run's metrics.
 
-    Invariant: only appends; a resumed run continues the log.
+    Invariant: only appends.
     """
 
     def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
@@ -73,3 +79,39 @@ class RunLog:
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, iteration)
         self._writer.flush()
+
+
+def json_lines(path: Path, form: Callable[[Any], T]) -> Iterator[T | None]:
+    """Yield the lines of a file as `form` reads them, None for a damaged one; nothing if there is no file.
+
+    A last line without its end is being written, or a kill has cut it: it is left out.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                found = form(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+                found = None
+            yield found
+
+
+def keep_until(path: Path, last: int) -> int:
+    """Remove from a file of JSON lines those about iterations after `last`; return their number.
+
+    Damaged lines stay, but for a last one without its end, to which the next would be joined.
+
+    Raises:
+        DiskFull: the disk is full; the file is unchanged.
+    """
+    iterations = list(json_lines(path, lambda line: int(line["iteration"])))
+    is_kept = [number is None or number <= last for number in iterations]
+    scratch = path.with_name(f"{path.name}.new")
+    if path.is_file():
+        with writing(path), path.open("rb") as lines, scratch.open("wb") as kept:
+            kept.writelines(line for line, is_one in zip(lines, is_kept, strict=False) if is_one)
+        scratch.replace(path)
+    return is_kept.count(False)

@@ -33,9 +33,11 @@ from rllib_srl.cli.shared.settings import (
     listed,
     read_values,
     read_yaml,
+    shown,
 )
 from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
+from rllib_srl.common.setting_model import PRESET
 from rllib_srl.storage.checkpoints import (
     MANIFEST,
     PREFIX,
@@ -230,12 +232,18 @@ def settings_of(
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], algo: Any) -> None:
-    """Write every setting of a started run, including the seed and dtype that were chosen automatically."""
+    """Write every setting of a started run, including the seed and dtype that were chosen automatically.
+
+    A setting that is left to a preset stays so, with the value that the preset gives it as a comment.
+    """
     chosen = {"seed": algo.seed, "compute_dtype": algo.config.compute_dtype}
     every = {name: row.initial for name, row in flag_settings().items()} | dict(values) | chosen
     plain = {name: listed(value) for name, value in every.items() if name in all_settings() and name not in SHORTHANDS}
     text = "# All settings of this run; `srl train --config` takes this file.\n"
-    text += yaml.safe_dump(plain, sort_keys=False)
+    used = vars(algo.config.loss_settings())
+    for line in yaml.safe_dump(plain, sort_keys=False).splitlines():
+        name, _, value = line.partition(": ")
+        text += line + (f"  # {shown(used[name])}" if value == PRESET else "") + "\n"
     with writing(directory / SETTINGS_FILE):
         (directory / SETTINGS_FILE).write_text(text, encoding="utf-8")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl import SRLConfig
+from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
 from rllib_srl.cli.shared.display import Progress, showing_progress, with_interval
-from rllib_srl.cli.shared.run_log import Iteration, RunLog
+from rllib_srl.cli.shared.run_log import METRICS, Iteration, RunLog, keep_until
 from rllib_srl.cli.shared.stopping import ENDING, StopRequest
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.storage.seal_key import make_key
@@ -41,6 +42,9 @@ def started(
             if plan.checkpoint is not None:
                 algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
                 _copy_ratings(plan.checkpoint.parent, plan.directory)
+                for name in (METRICS, TRANSCRIPTS):
+                    if num := keep_until(plan.directory / name, algo.iteration):
+                        progress.note(f"removed {num} lines of {name} about iterations after {algo.iteration}")
             runs.write_settings(plan.directory, plan.values, algo)
             ENDING.last_words = partial(runs.how_to_resume, plan.directory, *words)
             yield algo, progress
