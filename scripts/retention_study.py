@@ -24,7 +24,7 @@ import numpy as np
 
 from rllib_srl.algorithm.evaluation import GREEDY
 from rllib_srl.algorithm.named import MEMORIES
-from rllib_srl.cli.shared.json_lines import json_lines
+from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting

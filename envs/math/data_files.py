@@ -185,7 +185,10 @@ def _json_lines(path: Path) -> Iterator[Any]:
             try:
                 value = parsed(text)
                 yield from value if number == 1 and isinstance(value, list) else [value]  # a list under another name
-            except (ValueError, RecursionError) as error:
+            except json.JSONDecodeError as error:
+                place = f"at column {error.colno} of line {number}"
+                yield RowFault("(row)", f"is not JSON {place} ({error.msg}); expected one object a line")
+            except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
                 yield RowFault("(row)", f"is not JSON: {error}; expected one object a line")
 
 
@@ -264,7 +267,9 @@ def _csv_row(
     if (extra := len(values) - len(names)) > 0 and any(value.strip() for value in values[len(names) :]):
         return RowFault("(row)", f"has {extra} more values than column names")
     if (num := sum(map(len, values))) > MAX_LINE_BYTES:
-        return RowFault("(row)", f"has {num} characters; expected at most {MAX_LINE_BYTES}: is a quote not closed?")
+        name, value = max(zip(names, values, strict=False), key=lambda pair: len(pair[1]))
+        size = f"has {len(value)} of the row's {num} characters; expected at most {MAX_LINE_BYTES}"
+        return RowFault(name, f"{size}: is a quote not closed?")
     row = Row(dict.fromkeys(names))
     row.update(zip(names, values, strict=False))
     row.notes = notes

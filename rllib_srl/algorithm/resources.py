@@ -123,8 +123,8 @@ def gpu_shares(
         return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
     raise PlacementError(
         f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
-        f"of each per GPU (engine_tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
-        "num_gpus_per_learner"
+        f"of each per GPU (engine_tensor_parallel_size = {tensor_parallel_size}), or the shares that each gets: "
+        "num_gpus_per_env_runner and num_gpus_per_learner"
     )
 
 
@@ -137,14 +137,14 @@ def warn_of_cpu(per_env_runner: float | None, per_learner: float | None, shares:
         shares: those in use.
     """
     if per_env_runner and per_learner is None and not shares.per_learner:
-        name, given, who, other = "num_gpus_per_env_runner", per_env_runner, "learners train", "num_gpus_per_learner"
+        name, given, who, other = "num_gpus_per_env_runner", per_env_runner, "learners", "num_gpus_per_learner"
     elif per_learner and per_env_runner is None and not shares.per_env_runner:
-        name, given, who, other = "num_gpus_per_learner", per_learner, "engines compute", "num_gpus_per_env_runner"
+        name, given, who, other = "num_gpus_per_learner", per_learner, "engines", "num_gpus_per_env_runner"
     else:
         return
     rest = f", such as {1 - given:g}" if 0 < given < 1 else ""
-    told = f"{name} = {given:g} leaves no whole GPU: the {who} on the CPU"
-    logger.warning("%s; expected %s%s, if they should not", told, other, rest)
+    reason = f"{name} = {given:g} leaves no whole GPU for the {who}, which use the CPU"
+    logger.warning("%s; to give them a GPU, set %s%s", reason, other, rest)
 
 
 def num_gpus_here() -> float:
@@ -166,9 +166,8 @@ def build_fault(num_gpus: float) -> str:
     if not num_gpus or torch.version.cuda or torch.version.hip:
         return ""
     return (
-        f"this machine declares {num_gpus:g} GPUs to Ray, but torch {torch.__version__} here is built for CPUs; "
-        "expected a build for CUDA (bash scripts/setup.sh --set gpu), or no GPUs: num_gpus_per_env_runner = 0, "
-        "num_gpus_per_learner = 0"
+        f"Ray finds {num_gpus:g} GPUs on this machine, but torch {torch.__version__} is built for CPUs; expected a "
+        "build for CUDA (bash scripts/setup.sh --set gpu), or num_gpus_per_env_runner = 0 and num_gpus_per_learner = 0"
     )
 
 

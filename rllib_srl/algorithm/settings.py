@@ -161,7 +161,10 @@ class TrainingSettings(Settings):
         1e-6, "learning rate, or a schedule [[step, rate], ...] whose steps are generated turns",
         "a number of at least 0, or a schedule [[turns, rate], ...]", is_rllib=True
     )
-    num_epochs: int = setting(1, "optimiser steps per batch", is_rllib=True, ge=1)
+    num_epochs: int = setting(
+        1, "optimiser steps per batch; with 1, clip rules act only on reused groups or with ratio_anchor bypass",
+        is_rllib=True, ge=1
+    )
     grad_clip: float | None = setting(1.0, "maximum norm of the gradient", is_rllib=True, gt=0)
     num_prompts_per_batch: int = setting(16, "number of prompts played in each iteration (P)", ge=1)
     group_size: int = setting(

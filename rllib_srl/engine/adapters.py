@@ -79,7 +79,8 @@ def check_targets(model: torch.nn.Module, spec: AdapterSpec) -> None:
     """
     own = {name.rsplit(".", 1)[-1] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
     if missing := sorted(set(spec.targets) - own):
-        raise ValueError(f"lora_targets = {list(spec.targets)}; {missing} are none of the model's layers {sorted(own)}")
+        expected = f"the model has no layers {missing}, expected some of {sorted(own)}"
+        raise ValueError(f"lora_targets = {list(spec.targets)}; {expected}")
 
 
 def adapter_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.storage.disk import writing
+from rllib_srl.storage.disk import DiskFull, writing
 from rllib_srl.storage.seal_key import VARIABLE, key_id, key_place, read_key
 
 MANIFEST = "manifest.json"
@@ -64,9 +64,12 @@ def written_whole(path: Path) -> Iterator[None]:
     try:
         with writing(path):
             yield
-    except BaseException:
+    except BaseException as error:
         if is_new:
             shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, DiskFull) and (earlier := checkpoints_in(path.parent)):
+            size = sum(file.stat().st_size for file in _files(earlier[-1]))
+            error.add_note(f"the checkpoint before, {earlier[-1].name}, has {size / 2**20:,.1f} MiB")
         raise
 
 

@@ -31,13 +31,13 @@ def memory_directory(run: Path, local: str | None) -> Path:
     if local is None:
         if link.is_symlink() and not link.exists():
             raise ValueError(
-                f"replay_local_directory = None, and the memory is at {link.readlink()}, which does not "
+                f"replay_local_directory = None, but the memory of this run is in {link.readlink()}, which does not "
                 "exist on this machine; expected a local directory, as at the start of the run"
             )
         return link
     if link.exists() and not link.is_symlink():
         raise ValueError(
-            f"replay_local_directory = {local!r}, and the memory is in {link}; expected None, as at the "
+            f"replay_local_directory = {local!r}, but the memory of this run is in {link}; expected None, as at the "
             "start of the run"
         )
     if link.exists() and link.resolve().parent == Path(local).resolve():
@@ -50,5 +50,5 @@ def memory_directory(run: Path, local: str | None) -> Path:
         scratch.symlink_to(made.resolve())
         scratch.replace(link)
     except OSError as error:
-        raise ValueError(f"replay_local_directory = {local!r}; it cannot be used: {error}") from error
+        raise ValueError(f"replay_local_directory = {local!r} cannot be used: {error}") from error
     return made.resolve()

@@ -128,7 +128,7 @@ class WeightSync:
                 self.healthy = before
                 raise error from second
             self._sent = None
-            logger.warning("the engines have the learner's weights, as the test shows; rounding gives %s", self.healthy)
+            logger.warning("the engines passed: they have the learner's weights; rounding gives %s", self.healthy)
 
     def _test(self, ids: Sequence[int], version: int, is_same: bool) -> None:
         """Run the self-test on runners, all at the same time; they then hold the weights of `version`.

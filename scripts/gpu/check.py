@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.shared.json_lines import json_lines
+from rllib_srl.cli.shared.run_log import json_lines
 
 CALL_S = 360.0  # of a call; a step that does not fit into what is left waits for the next one
 LIMIT_S = 590.0  # of a step of call 3

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_srl.cli.shared.cluster import message_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
-from rllib_srl.cli.shared.run_log import Iteration, RunLog
+from rllib_srl.cli.shared.run_log import Iteration, RunLog, keep_until
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
 from tests.waiting import wait_until
@@ -110,6 +110,16 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
     assert {"learners/default_policy/kl", "config/lr", "experiment"}.isdisjoint(first)
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
+
+
+def test_a_resumed_run_removes_what_it_trains_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert keep_until(path, 2) == 0 and not path.exists()
+    lines = [b'{"iteration": 0}\n', b"damaged\n", b'{"iteration": 2}\n', b'{"iteration": 3}\n', b'{"iteration": 2}\n']
+    path.write_bytes(b"".join(lines) + b'{"iteration": 2')  # a kill has cut the last one
+    assert keep_until(path, 2) == 1
+    assert path.read_bytes().splitlines(keepends=True) == [*lines[:3], lines[4]]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_several_logs_of_a_run_share_its_event_file(tmp_path: Path) -> None:

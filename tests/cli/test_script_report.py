@@ -47,8 +47,8 @@ def run(tmp_path: Path) -> Path:
     rows = [
         row(1, 0.0, **evaluation(0.8, a=0.9, b=0.7)),
         row(2, 0.25, num_empty_batches=1.0, **{f"{LEARNER}/entropy": 0.5, f"{LEARNER}/kl": 0.0}),
-        row(3, 0.9),  # trained again after a resume
-        row(3, 0.5, **evaluation(0.6, a=0.4, b=0.8)),
+        row(3, 0.5),
+        {"iteration": 3, **evaluation(0.6, a=0.4, b=0.8)},  # evaluated apart
         row(4, 0.75, num_empty_batches=2.0, **{"replay/num_items": 12.0, "replay/revisit_share_prompts": 0.25}),
     ]
     text = "".join(json.dumps(one) + "\n" for one in rows) + '{"iteration": 5, "env'
@@ -69,19 +69,14 @@ def test_an_iteration_counts_once_and_a_cut_line_not_at_all(run: Path) -> None:
 
 
 def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
+    broken = [{"iteration": 1}, [], {**episode(1, 0, 1.0), "turns": [{"role": "x", "text": 3}]}, episode(1, 0, 0.5)]
+    (tmp_path / "transcripts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in broken) + '{"iteration": 9')
+    assert episodes_in(tmp_path) == ([broken[3]], 3)
     bad = '{x}\n[1]\n{"a": 1}\n{"iteration": 1e999}\n{"iteration": 1, "a": "b"}\n'
     (tmp_path / "metrics.jsonl").write_text(bad + '{"iteration": 7, "a": 2}\n{"iteration": 8}\n')
     facts = RunFacts.read(tmp_path)
     assert facts.iterations.tolist() == [7, 8] and facts.columns["a"][0] == 2 and math.isnan(facts.columns["a"][1])
     assert next(facts.warnings()) == "metrics.jsonl has 5 damaged lines, which are left out"
-
-
-def test_of_an_episode_played_again_the_newest_counts(tmp_path: Path) -> None:
-    bad = [{"iteration": 1}, [], {**episode(1, 0, 1.0), "turns": [{"role": "x", "text": 3}]}]
-    lines = [*bad, episode(1, 0, 1.0), episode(1, 1, 0.0), episode(1, 0, 0.5)]
-    (tmp_path / "transcripts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"iteration": 9')
-    episodes, num_damaged = episodes_in(tmp_path)
-    assert [one["reward"] for one in episodes] == [0.5, 0.0] and num_damaged == 3
 
 
 def test_a_long_line_is_drawn_as_means(run: Path) -> None:

@@ -50,6 +50,7 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
     written = yaml.safe_load((trained / "settings.yaml").read_text())
     assert (written["env_config"], written["lr"], written["seed"]) == ({"num_shots": 0}, 3e-4, 5)
     assert (written["kl_coeff"], written["entropy_coeff"]) == ("preset", 0.0)  # defaults
+    assert "\nkl_coeff: preset  # 0.0\n" in (trained / "settings.yaml").read_text()
     assert iterations_of(trained) == [1, 2]
 
 
@@ -58,8 +59,11 @@ def test_a_run_leaves_what_the_help_promises(trained: Path) -> None:
 def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = tmp_path / "model"
     flags = ["--iterations", "3", "--lr", "1e-4", "--export", str(model), "--debug"]
+    with (copied / "metrics.jsonl").open("a") as lost:  # after the checkpoint, by a run that was killed
+        lost.write('{"iteration": 3}\n{"iter')
     assert train.main(["--resume", str(copied), *flags]) == 0
-    assert "iteration 3/3" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "removed 1 lines of metrics.jsonl about iterations after 2" in shown and "iteration 3/3" in shown
     assert iterations_of(copied) == [1, 2, 3]
     assert names_in(copied) >= {"checkpoint_000002", "checkpoint_000003"}
     assert yaml.safe_load((copied / "settings.yaml").read_text())["lr"] == 1e-4

@@ -41,7 +41,7 @@ def disk(request, tmp_path):
         pytest.skip("no mount; the same tests run with a limit to the size of files")
 
 
-def fails_on_a_full(disk: Disk, name: str, action) -> None:
+def fails_on_a_full(disk: Disk, name: str, action) -> DiskFull:
     """Do something on a full disk: it is refused in one line with the path, and room is made again."""
     disk.fill()
     try:
@@ -50,6 +50,7 @@ def fails_on_a_full(disk: Disk, name: str, action) -> None:
     finally:
         disk.free()
     assert re.match(MESSAGE.format(name), str(caught.value)), str(caught.value)
+    return caught.value
 
 
 def a_buffer(directory: Path) -> SRLReplayBuffer:
@@ -163,7 +164,8 @@ def write_checkpoint(place: Path, num_bytes: int = 100_000) -> None:
 
 def test_a_checkpoint_without_room_is_gone_and_the_earlier_ones_stand(disk):
     write_checkpoint(disk.path / "checkpoint_000001")
-    fails_on_a_full(disk, "checkpoint_000002", lambda: write_checkpoint(disk.path / "checkpoint_000002"))
+    error = fails_on_a_full(disk, "checkpoint_000002", lambda: write_checkpoint(disk.path / "checkpoint_000002"))
+    assert error.__notes__ == ["the checkpoint before, checkpoint_000001, has 0.1 MiB"]
     assert sorted(path.name for path in disk.path.glob("*point*")) == ["checkpoint_000001"]
     checkpoints.verify_sealed(disk.path / "checkpoint_000001")
     write_checkpoint(disk.path / "checkpoint_000002")

@@ -43,7 +43,7 @@ def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
     share, left = card_share(job, 24 * GIB), 0.97 - trainer.total / (24 * GIB)
     assert 0 <= left - share < 0.01 and server.total < share * 24 * GIB
     assert card_share(job, 24 * GIB, is_trained=False) == 0.9 and card_share(job, None) == 0
-    with pytest.raises(PlacementError, match=r"needs .* GiB .*and its trainer .*card of 16 GiB.*--train-after 0"):
+    with pytest.raises(PlacementError, match=r"on a card of 16 GiB: its server needs .*its trainer .*--train-after 0"):
         card_share(job, 16 * GIB)
 
 
