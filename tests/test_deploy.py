@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rllib_srl.cli.train import parse
+from rllib_srl.cli import train
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def pods_of(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_the_job_resumes_from_the_shared_volume(job: dict[str, Any]) -> None:
     command, action, *words = shlex.split(job["entrypoint"])
-    arguments = parse(words)
+    arguments = train.main.parse(words)
     assert (command, action, arguments.resume, job["backoffLimit"]) == ("srl", "train", "auto", 3)
     for pod in pods_of(job):
         (container,) = pod["containers"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +26,9 @@ import numpy as np
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
-from rllib_srl.cli.shared.cluster import command, run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of
+from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import printable, printable_lines
-from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
@@ -47,18 +45,6 @@ NUM_MEASURED = 5000  # prompts whose tokens are counted
 NUM_GRADED = 200  # right answers, and wrong ones
 NUM_EXAMPLES = 3  # of what needs a look
 _RULE = "─" * 12
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )  # fmt: skip
-    add_debug(parser)
-    add_settings(parser, without=("iterations",))
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    return arguments
 
 
 @dataclass
@@ -260,7 +246,5 @@ def _short(text: str, most: int = 70) -> str:
     return line if len(line) <= most else f"{line[:most]}..."
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: check_data(arguments), arguments.debug)
+USAGE = "%(prog)s --data FILE [--reward FUNCTION] [--model MODEL] [--SETTING VALUE ...]"
+main = Program(__doc__, lambda parser: None, check_data, usage=USAGE, without=("iterations",))

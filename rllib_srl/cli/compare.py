@@ -20,12 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rllib_srl.cli.evaluate import checkpoint_named, report, started
+from rllib_srl.cli.evaluate import TRUST, WITHOUT, checkpoint_named, report, started
 from rllib_srl.cli.shared import runs
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
-from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
+from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import SettingsError, all_settings, build_config, check, given_settings
 from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
@@ -91,19 +89,13 @@ class Comparison:
         return [(a, b) for a, b in self.pairs if a.domain == domain and (a.is_right, b.is_right) == wanted]
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s A B [--json FILE] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     for name in ("A", "B"):
         parser.add_argument(name.lower(), metavar=name, help="a checkpoint, a run's directory, or a model")
     text = 'write everything to FILE as JSON, all flipped prompts included; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
-    add_flags_of_played_runs(parser)
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    return arguments
+    add_trust(parser, TRUST)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -227,7 +219,5 @@ def as_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: compare(arguments), arguments.debug)
+USAGE = "%(prog)s A B [--json FILE] [--SETTING VALUE ...]"
+main = Program(__doc__, add_flags, compare, usage=USAGE, without=WITHOUT, verbose=LIBRARIES)

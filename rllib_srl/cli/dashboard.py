@@ -26,9 +26,8 @@ from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.shared.access import Access, Guard
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
-from rllib_srl.cli.shared.paths import local_directory, missing
+from rllib_srl.cli.shared.command_line import local_directory, missing
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
 from rllib_srl.envs.agents.web import Server, listen
@@ -42,15 +41,11 @@ REFRESH_S = 20  # charts take a second
 NUM_TRANSCRIPTS = 6
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run")
     parser.add_argument("--host", default=HOST, metavar="ADDRESS", help="to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port_number, default=PORT, help="0: a free one (default: %(default)s)")
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    return arguments
 
 
 def port_number(text: str) -> int:
@@ -121,7 +116,4 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: serve(arguments), arguments.debug)
+main = Program(__doc__, add_flags, serve)

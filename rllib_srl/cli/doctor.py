@@ -17,11 +17,8 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from collections.abc import Sequence
 
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
+from rllib_srl.cli.shared.flags import LIBRARIES, Program
 
 
 def _gpus(text: str) -> tuple[int, float]:
@@ -32,21 +29,12 @@ def _gpus(text: str) -> tuple[int, float]:
     return int(found[1]), float(found[2])
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s [--env ENV | --data FILE | --config YAML] [--model MODEL] [--gpus NxGIB] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     text = "GPUs to plan for, such as 4x80 (default: those here)"
     parser.add_argument("--gpus", type=_gpus, metavar="NxGIB", help=text)
     text = "name or directory of a model that `srl serve` would serve and train"
     parser.add_argument("--serve", metavar="MODEL", help=text)
-    add_verbose(parser)
-    add_debug(parser)
-    add_settings(parser, without=("iterations",))
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,9 +64,5 @@ def run(arguments: argparse.Namespace) -> int:
     return int(num_failures > 0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    from rllib_srl.cli.shared.cluster import run_cleanly
-
-    return run_cleanly(lambda: run(arguments), arguments.debug)
+USAGE = "%(prog)s [--env ENV | --data FILE | --config YAML] [--model MODEL] [--gpus NxGIB] [--SETTING VALUE ...]"
+main = Program(__doc__, add_flags, run, usage=USAGE, without=("iterations",), verbose=LIBRARIES)

@@ -20,9 +20,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import printable, printable_lines
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.common.environments import WorldError, check_world, known_worlds, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.rollout.replies import Reply, reset, step
@@ -31,18 +30,14 @@ from rllib_srl.types import Prompt
 TURN_MARK = "> "
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
     parser.add_argument("--env-config", type=json_object, default={}, metavar="JSON", help="its settings")
     parser.add_argument("--split", choices=SPLITS, default="train")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the order of prompts (default: 0)")
     parser.add_argument("--prompt-id", metavar="ID", help="play only this prompt")
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    return arguments
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -124,14 +119,8 @@ def wanted_prompts(env: Any, arguments: argparse.Namespace) -> Iterator[str]:
         yield from prompts_of(env, arguments.split, arguments.seed)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    return run_cleanly(lambda: run(argv), debug="--debug" in (sys.argv if argv is None else argv))
-
-
-def run(argv: list[str] | None = None, lines: TextIO | None = None) -> int:
+def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     """Play until the input ends."""
-    arguments = parse(argv)
     if arguments.env is None:
         print("\n".join(known_worlds()))
         return 0
@@ -149,3 +138,5 @@ def run(argv: list[str] | None = None, lines: TextIO | None = None) -> int:
         env.close()
     return 0
 
+
+main = Program(__doc__, add_flags, run)

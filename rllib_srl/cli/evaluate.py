@@ -23,25 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
-from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly, start_ray
-from rllib_srl.cli.shared.command_line import help_of
+from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
+from rllib_srl.cli.shared.command_line import missing
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
-from rllib_srl.cli.shared.flags import Parser, add_flags_of_played_runs, with_underscores
-from rllib_srl.cli.shared.paths import missing
+from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.storage.checkpoints import CheckpointError, checkpoints_in, verify_sealed
 
+TRUST = "use the reward functions that the settings of someone else's run name; they are code"
+WITHOUT = ("iterations", "model")  # settings that the run or the model decides
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    usage = "%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]"
-    parser = Parser(usage=usage, **help_of(__doc__))
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
-    add_flags_of_played_runs(parser)
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    return arguments
+    add_trust(parser, TRUST)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -160,8 +158,6 @@ def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "mean reward", f"{figures['reward']:.3f}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: evaluate(arguments), arguments.debug)
+USAGE = "%(prog)s CHECKPOINT|DIR|MODEL [--json FILE] [--SETTING VALUE ...]"
+main = Program(__doc__, add_flags, evaluate, usage=USAGE, without=WITHOUT, verbose=LIBRARIES)
 

@@ -23,10 +23,9 @@ import yaml
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import Parser, add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.command_line import local_directory
 from rllib_srl.cli.shared.display import counted
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.run_log import METRICS, json_lines
 from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
 from rllib_srl.engine.models import SMOLLM2, TINY
@@ -41,15 +40,10 @@ SOURCES = ("env", "env_config", "worlds", "mixture", "stream")  # settings under
 NOT_SHOWN = ("model", "seal_key_file", "check_resources", "checkpoints_kept", "num_transcripts", *SOURCES)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("run", type=local_directory, metavar="RUN", help="the directory of a run, or a checkpoint")
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
-    add_verbose(parser, "transformers")
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    return arguments
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -153,7 +147,4 @@ def publishable(value: Any) -> Any:
     return value
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: export(arguments), arguments.debug)
+main = Program(__doc__, add_flags, export, verbose="transformers")

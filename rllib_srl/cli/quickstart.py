@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rllib_srl import SRLConfig
 from rllib_srl.cli.shared import baselines, runs
-from rllib_srl.cli.shared.cluster import command, run_cleanly, tensorboard
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.cluster import command, tensorboard
+from rllib_srl.cli.shared.command_line import integer_from, local_directory
 from rllib_srl.cli.shared.display import duration, rounded, table, with_interval
-from rllib_srl.cli.shared.flags import Parser
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.flags import LIBRARIES, Program
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import stop_between_iterations
@@ -47,37 +42,16 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a quick-start. Invariant: `status` is 0, or it was stopped and has no `after`."""
-
-    status: int  # exit status
-    iterations: Sequence[Iteration]
-    checkpoint: Path
-    before: dict[str, Any]
-    after: dict[str, Any]
-    baselines: Sequence[tuple[str, str]]
-    start_s: float
-    training_s: float  # with both evaluations
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
-    for name, kind in (("seed", int), ("iterations", int), ("engine", str), ("model", str)):
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    for name, kind in (("seed", int), ("iterations", integer_from(1)), ("engine", str), ("model", str)):
         parser.add_argument(f"--{name}", type=kind, default=SETTINGS[name], help="(default: %(default)s)")
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
-    add_verbose(parser)
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    if arguments.iterations < 1:
-        parser.error(f"--iterations = {arguments.iterations}; expected at least 1")
-    return arguments
 
 
 def quickstart(arguments: argparse.Namespace) -> int:
-    """Train, evaluate, print."""
+    """Evaluate, train, evaluate again, save, and print a table."""
     names = ("seed", "iterations", "engine", "model")
     values = {**SETTINGS, **{name: getattr(arguments, name) for name in names}}
     if values["engine"] == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -89,20 +63,10 @@ def quickstart(arguments: argparse.Namespace) -> int:
     config = build_config({**values, "log_directory": str(out)})
     check(config)
     print("Computing in bfloat16." if config.compute_dtype == "bfloat16" else "No bf16 support: computing in fp32.")
-    outcome = measured(config, plan, arguments.verbose)
-    if outcome.status:
-        print(f"stopped; {runs.how_to_resume(out)}")
-    else:
-        print("\n".join(lines_of(outcome, plan, config)))
-    return outcome.status
-
-
-def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
-    """Evaluate, train, evaluate, save."""
-    last, begun = plan.values["iterations"], time.perf_counter()
-    with started(config, plan, last, verbose) as (algo, progress):
+    begun = time.perf_counter()
+    with started(config, plan, values["iterations"], arguments.verbose) as (algo, progress):
         start_s = time.perf_counter() - begun
-        log = RunLog(plan.directory, algo.report.writer)
+        log = RunLog(out, algo.report.writer)
 
         def evaluated(when: str) -> dict[str, Any]:
             progress.begin(f"playing {config.evaluation_duration} held-out prompts {when} training ...")
@@ -112,41 +76,37 @@ def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
 
         before = evaluated("before")
         with stop_between_iterations(progress.note) as request:
-            iterations = train_until(algo, last, plan.directory, progress, request)
-            checkpoint = runs.save(algo, plan.directory)
-        after = {} if request.is_made else evaluated("after")
-        prompts = algo.source.heldout(config.evaluation_duration)
-        rows = list(baselines.rows_of(baselines.baselines(config, prompts, algo.seed)))
-        training_s = time.perf_counter() - begun - start_s
-    return Outcome(request.status, iterations, checkpoint, before, after, rows, start_s, training_s)
-
-
-def lines_of(outcome: Outcome, plan: runs.RunPlan, config: SRLConfig) -> Iterator[str]:
-    """Yield the lines of the closing table."""
-    values, played = plan.values, outcome.iterations
+            iterations = train_until(algo, values["iterations"], out, progress, request)
+            checkpoint = runs.save(algo, out)
+        if request.is_made:
+            progress.end()
+            print(f"stopped; {runs.how_to_resume(out)}")
+            return request.status
+        after = evaluated("after")
+        of_baselines = baselines.baselines(config, algo.source.heldout(config.evaluation_duration), algo.seed)
+        spent = f"start {duration(start_s)}, training and evaluation {duration(time.perf_counter() - begun - start_s)}"
     worlds = ", ".join(config.world_configs())
-    yield f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}"
-    yield f"held-out accuracy, greedy, {outcome.after['num_prompts']} prompts, 95 % interval"
-    yield table([("before", accuracy(outcome.before)), ("after", accuracy(outcome.after)), *outcome.baselines])
-    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in played)}"
-    if memory := played[-1].memory:
+    print(f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}")
+    print(f"held-out accuracy, greedy, {after['num_prompts']} prompts, 95 % interval")
+    print(table([("before", accuracy(before)), ("after", accuracy(after)), *baselines.rows_of(of_baselines)]))
+    print(*lines_of(iterations, spent), sep="\n")
+    shown = {"report page": command("report", out), "TensorBoard": tensorboard(out)}
+    shown |= {"memory": command("memory", "list", out)}
+    print("files\n" + table([("checkpoint", str(checkpoint)), *shown.items()]))
+    return 0
+
+
+def lines_of(iterations: Sequence[Iteration], spent: str) -> Iterator[str]:
+    """Yield what happened in training: rewards, revisits and time."""
+    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in iterations)}"
+    if memory := iterations[-1].memory:
         fresh, revisits = (
-            int(sum(one.memory[f"num_groups_{origin}"] for one in played)) for origin in ("fresh", "revisit")
+            int(sum(one.memory[f"num_groups_{origin}"] for one in iterations)) for origin in ("fresh", "revisit")
         )
         played_again = f"{revisits} of {fresh + revisits} prompts played were revisited"
         yield f"memory  {memory['num_items']:.0f} prompts; {played_again}"
-    tokens, rollout_s = sum(i.num_tokens for i in played), sum(i.seconds_by_part["rollout"] for i in played)
-    spans = f"start {duration(outcome.start_s)}, training and evaluation {duration(outcome.training_s)}"
-    yield f"time  {spans}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
-    yield "files"
-    yield table(
-        [
-            ("checkpoint", str(outcome.checkpoint)),
-            ("report page", command("report", plan.directory)),
-            ("TensorBoard", tensorboard(plan.directory)),
-            ("memory", command("memory", "list", plan.directory)),
-        ]
-    )
+    tokens, rollout_s = sum(i.num_tokens for i in iterations), sum(i.seconds_by_part["rollout"] for i in iterations)
+    yield f"time  {spent}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
 
 
 def accuracy(results: dict[str, Any]) -> str:
@@ -154,7 +114,4 @@ def accuracy(results: dict[str, Any]) -> str:
     return with_interval(results["accuracy"], results["accuracy_low"], results["accuracy_high"])
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: quickstart(arguments), arguments.debug)
+main = Program(__doc__, add_flags, quickstart, verbose=LIBRARIES)

@@ -14,25 +14,19 @@ loses a learner or its driver starts again from its newest checkpoint (max_failu
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rllib_srl.cli.shared.cluster import command, run_cleanly, tensorboard
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.flags import Parser, add_settings, add_trust, with_underscores
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.cluster import command, tensorboard
+from rllib_srl.cli.shared.command_line import local_directory
+from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import build_config, check, given_settings, run_settings
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 
 AUTO = "auto"
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s [--config YAML] [--out DIR] [--resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
     parser.add_argument(
@@ -44,16 +38,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="resume from a checkpoint, or from the newest one of a run (default: --out); auto: start if it has none",
     )
     parser.add_argument("--again", type=local_directory, help=argparse.SUPPRESS)  # the supervisor gives it
-    add_trust(parser)
+    text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
+    add_trust(parser, text)
     text = "write the trained model to a Hugging Face directory"
     parser.add_argument("--export", type=local_directory, metavar="DIR", help=text)
-    add_verbose(parser)
-    add_debug(parser)
-    add_settings(parser)
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    if arguments.resume in (False, AUTO) and arguments.out is None:
-        parser.error("--resume; expected a checkpoint or the directory of a run, as its value or as --out")
-    return arguments
+
+
+def fault_of(arguments: argparse.Namespace) -> str:
+    """Return what is missing."""
+    has_place = arguments.resume not in (False, AUTO) or arguments.out is not None
+    return "" if has_place else "--resume; expected a checkpoint or the directory of a run, as its value or as --out"
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -98,7 +92,5 @@ def train(arguments: argparse.Namespace) -> int:
         return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: train(arguments), arguments.debug)
+USAGE = "%(prog)s [--config YAML] [--out DIR] [--resume [CHECKPOINT|DIR]] [--SETTING VALUE ...]"
+main = Program(__doc__, add_flags, train, usage=USAGE, without=(), verbose=LIBRARIES, fault=fault_of)

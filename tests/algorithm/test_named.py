@@ -28,7 +28,7 @@ def test_a_name_is_valid_and_the_same_in_python_in_tune_and_as_a_flag(method, na
     assert faults_of(made) == [] and warnings_of(made) == []
     key = "replay" if method == "replay" else "algorithm"
     assert values_of(config().update_from_dict({key: name})) == values_of(made)
-    flags = given_settings(train.parse(["--env", "compare", "--model", "tiny", f"--{key}", name]))
+    flags = given_settings(train.main.parse(["--env", "compare", "--model", "tiny", f"--{key}", name]))
     assert key not in flags and values_of(build_config(flags)) == values_of(made)
 
 
@@ -68,7 +68,7 @@ def test_an_unknown_name_is_one_line():
     with pytest.raises(ValueError, match="^replay = 7; expected one of 'none', 'uniform', 'balanced', 'srl'$"):
         SRLConfig().update_from_dict({"replay": 7})
     with pytest.raises(SettingsError, match="algorithm = 'dappo'; expected one of 'grpo', .*; did you mean 'dapo'"):
-        given_settings(train.parse(["--algorithm", "dappo"]))
+        given_settings(train.main.parse(["--algorithm", "dappo"]))
 
 
 def test_settings_of_a_config_object_are_taken_as_they_are():

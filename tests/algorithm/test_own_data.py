@@ -154,7 +154,7 @@ def test_a_reward_must_end_before_the_step(tmp_path: Path) -> None:
 
 
 def given(*argv: str) -> dict:
-    return given_settings(train.parse(list(argv)))
+    return given_settings(train.main.parse(list(argv)))
 
 
 def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:

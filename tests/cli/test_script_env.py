@@ -13,7 +13,7 @@ REGISTERS = ["rllib_srl.envs.games.registers:Registers", "--env-config", '{"num_
 
 
 def said(capsys, argv, typed=""):
-    assert env.run(argv, io.StringIO(typed)) == 0
+    assert env.run(env.main.parse(argv), io.StringIO(typed)) == 0
     return capsys.readouterr().out
 
 

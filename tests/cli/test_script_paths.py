@@ -28,5 +28,5 @@ def test_a_uri_is_refused_and_no_folder_is_named_after_it(tmp_path, monkeypatch,
 
 
 def test_a_file_uri_is_the_path_it_names(tmp_path: Path) -> None:
-    assert train.parse([*RUN, "--out", f"file://{tmp_path}/a%20b"]).out == tmp_path / "a b"
-    assert train.parse([*RUN, "--out", "results/first"]).out == Path("results/first")
+    assert train.main.parse([*RUN, "--out", f"file://{tmp_path}/a%20b"]).out == tmp_path / "a b"
+    assert train.main.parse([*RUN, "--out", "results/first"]).out == Path("results/first")

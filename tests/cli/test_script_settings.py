@@ -16,12 +16,12 @@ from scripts import settings_doc
 
 
 def given(*argv: str) -> dict:
-    return given_settings(train.parse(list(argv)))
+    return given_settings(train.main.parse(list(argv)))
 
 
 def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as stop:
-        train.parse(["--help-all"])
+        train.main.parse(["--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0
     for name in {*SETTINGS} - {"log_directory"}:
@@ -98,7 +98,7 @@ def test_unknown_flags_are_refused_with_what_to_use(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("number", ["-1e-5", "-.5"])
 def test_a_negative_number_is_a_value(number: str) -> None:
-    parsed = train.parse(["--lr", number, "--seed", "3"])
+    parsed = train.main.parse(["--lr", number, "--seed", "3"])
     assert (parsed.lr, parsed.seed) == (number, "3")
 
 

@@ -93,10 +93,10 @@ import sys, yaml
 from pathlib import Path
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.cli.shared.settings import build_config, expanded, given_settings, read_values, read_yaml
-from rllib_srl.cli.train import parse
+from rllib_srl.cli import train
 from rllib_srl.losses.policy import CLIP_RULES
 file, *words = sys.argv[1:]
-values = given_settings(parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
+values = given_settings(train.main.parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
 Path(file).write_text(yaml.safe_dump(values))
 config = build_config(values)
 print(faults_of(config), CLIP_RULES.named(config.clip_rule)(21, None))

@@ -13,14 +13,12 @@ come from finished ones.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
-from rllib_srl.cli.shared.paths import local_directory, missing
+from rllib_srl.cli.shared.command_line import integer_from, local_directory, missing
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.storage.disk import writing
@@ -31,17 +29,11 @@ from rllib_srl.studies.report.study_page import page_of
 NAME = "report.html"
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
-    parser.add_argument("--transcripts", type=int, default=6, metavar="N", help="episodes of a run (default: 6)")
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    if arguments.transcripts < 0:
-        parser.error(f"--transcripts {arguments.transcripts}; expected at least 0")
-    return arguments
+    parser.add_argument("--transcripts", type=integer_from(0), default=6, metavar="N", help="of a run (default: 6)")
 
 
 def page_in(directory: Path, num_transcripts: int) -> Page:
@@ -72,7 +64,4 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: run(arguments), arguments.debug)
+main = Program(__doc__, add_flags, run)

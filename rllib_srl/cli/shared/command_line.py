@@ -1,13 +1,15 @@
-"""What the parsers of all commands have in common."""
+"""What the parsers of all commands have in common, and the paths in their arguments."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.common.foreign_names import in_place_of, nearest
+from rllib_srl.storage.local_paths import local_path
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -59,3 +61,33 @@ def add_verbose(parser: argparse.ArgumentParser, libraries: str = "Ray, RLlib, v
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Add `--debug`, which `run_cleanly` reads."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def integer_from(least: int) -> Callable[[str], int]:
+    """Return an argparse type: integers of at least `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least {least}")
+        return int(text)
+
+    return read
+
+
+def local_directory(text: str) -> Path:
+    """Return `text` as a local path; an argparse type.
+
+    Raises:
+        ArgumentTypeError: `text` is a URI.
+    """
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def missing(path: Path) -> str:
+    """Return "does not exist", and the nearest name in the same directory if there is one."""
+    parent = path.absolute().parent
+    near = nearest(path.name, [one.name for one in parent.iterdir()]) if parent.is_dir() else ""
+    return "does not exist" + (f"; did you mean {path.with_name(near)}?" if near else "")

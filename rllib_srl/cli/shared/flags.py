@@ -1,17 +1,23 @@
-"""Flags of commands that take the settings of a run: one for each setting, and `--help` and `--help-all` about them.
+"""The frame of a command: its flags, those of the settings of a run if it takes them, its work, and its errors.
 
+    main = Program(__doc__, add_flags, train, without=())       the last line of a command's module
+    main(["--lr", "2e-5"])                                      the exit status
+
+A command that takes settings has a flag for each, `--config`, and `--help-all`, which shows those that `--help` omits.
 This module and what it imports load neither Ray nor torch, so that `srl train --help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared import command_line
-from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose
+from rllib_srl.cli.shared.cluster import run_cleanly
+from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose, help_of
 from rllib_srl.cli.shared.settings import (
     ALL_PARTS,
     NOT_A_FLAG,
@@ -24,6 +30,7 @@ from rllib_srl.cli.shared.settings import (
     shown,
 )
 
+LIBRARIES = "Ray, RLlib, vLLM and transformers"
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
     *("algorithm", "replay", "data", "reward", "env", "env_config", "model", "loss", "engine"),
@@ -32,7 +39,56 @@ USED_MOST = (
 )
 
 
-def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+class Program:
+    """A command. Invariant: calling it prints errors, and returns the exit status or exits with 2."""
+
+    def __init__(
+        self,
+        doc: str | None,
+        add_flags: Callable[[argparse.ArgumentParser], object],
+        run: Callable[[argparse.Namespace], int],
+        *,
+        usage: str | None = None,
+        without: Sequence[str] | None = None,
+        verbose: str = "",
+        fault: Callable[[argparse.Namespace], str] = lambda arguments: "",
+    ) -> None:
+        """Describe the command.
+
+        Args:
+            doc: its help: the docstring of its module.
+            add_flags: adds its own flags to a parser.
+            run: does its work.
+            usage: its flags in short; None: all of them.
+            without: settings that it does not take; None: it takes none.
+            verbose: libraries whose output `--verbose` shows; "": no such flag.
+            fault: returns what is wrong with arguments together, "" if nothing is.
+        """
+        self._doc, self._usage, self._add_flags, self._run, self._fault = doc, usage, add_flags, run, fault
+        self._without, self._verbose = without, verbose
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Read the command line."""
+        takes_settings = self._without is not None
+        parser = (Parser if takes_settings else command_line.Parser)(usage=self._usage, **help_of(self._doc))
+        self._add_flags(parser)
+        if self._verbose:
+            add_verbose(parser, self._verbose)
+        add_debug(parser)
+        if self._without is not None:
+            add_settings(parser, self._without)
+        arguments: argparse.Namespace = parser.parse_args(with_underscores(argv) if takes_settings else argv)
+        if fault := self._fault(arguments):
+            parser.error(fault)
+        return arguments
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command with some arguments, by default those of this process."""
+        arguments = self.parse(sys.argv[1:] if argv is None else argv)
+        return run_cleanly(lambda: self._run(arguments), arguments.debug)
+
+
+def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add `--config`, a flag for each setting and `--help-all`; a flag that is not given leaves no attribute."""
     parser.add_argument("--config", metavar="YAML", type=Path, help="file with the settings below; flags override it")
     text = "show all settings and exit"
@@ -66,18 +122,8 @@ class HelpAll(argparse.Action):
         parser.exit()
 
 
-def add_flags_of_played_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of commands that play the held-out prompts of finished runs or of models."""
-    text = "use the reward functions that the settings of someone else's run name; they are code"
-    parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
-    add_verbose(parser)
-    add_debug(parser)
-    add_settings(parser, without=("iterations", "model"))
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add `--trust-checkpoint`."""
-    text = "with --resume: accept a checkpoint of another user or machine, or an old one; its pickles can run any code"
+def add_trust(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add `--trust-checkpoint` with a help text."""
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 

@@ -23,7 +23,7 @@ import yaml
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.paths import missing
+from rllib_srl.cli.shared.command_line import missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import (
     SHORTHANDS,

@@ -16,12 +16,10 @@ the memory; others hold for both.
 from __future__ import annotations
 
 import argparse
-import sys
 
-from rllib_srl.cli.shared.cluster import command, run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
-from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.command_line import integer_from, local_directory
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import given_settings
 from rllib_srl.cli.tuning import study as study_run
@@ -35,39 +33,28 @@ SEEDS = (1, 2)
 WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] "
-        "[--SETTING VALUE ...]\n       %(prog)s --resume DIR",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     text = f"environments (ENV, ENV#NAME={{settings}}) or files of questions (default: those of the stream {STREAM})"
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help=text)
     text = f"seeds of each arm (default: {' '.join(map(str, SEEDS))})"
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help=text)
     text = f"generated tokens of a task (default: {STAGE_TOKENS})"
-    parser.add_argument("--tokens", type=_count, metavar="N", help=text)
+    parser.add_argument("--tokens", type=integer_from(1), metavar="N", help=text)
     parser.add_argument("--short", action="store_true", help="two tasks, one seed, a few iterations")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="new directory (default: under results/)")
     parser.add_argument("--resume", type=local_directory, metavar="DIR", help="resume a stream; takes no settings")
-    add_verbose(parser, "Ray, Tune, vLLM and transformers")
-    add_debug(parser)
-    add_settings(parser, without=WITHOUT)
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    changed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
-    if arguments.resume is not None and (given := [name for name in changed if name not in BESIDE]):
-        parser.error(f"--resume DIR keeps all settings; expected no others, not {', '.join(given)}")
-    for seed in arguments.seeds or ():
-        if seed < 0 or arguments.seeds.count(seed) > 1:
-            parser.error(f"--seeds {' '.join(map(str, arguments.seeds))}; expected different integers of at least 0")
-    return arguments
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least 1")
-    return int(text)
+def fault_of(arguments: argparse.Namespace) -> str:
+    """Return what is wrong with the flags together."""
+    others = [name for name, value in vars(arguments).items() if value and name not in BESIDE]
+    if arguments.resume and others:
+        return f"--resume DIR keeps all settings; expected no others, not {', '.join(others)}"
+    seeds = arguments.seeds or ()
+    if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
+        return f"--seeds {' '.join(map(str, seeds))}; expected different integers of at least 0"
+    return ""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: run(arguments), arguments.debug)
+USAGE = "%(prog)s [--tasks TASK ...] [--seeds N ...] [--tokens N] [--out DIR] [--short] [--SETTING VALUE ...]\n"
+USAGE += "       %(prog)s --resume DIR"
+main = Program(
+    __doc__, add_flags, run, usage=USAGE, without=WITHOUT, verbose=study_run.LIBRARIES, fault=fault_of
+)

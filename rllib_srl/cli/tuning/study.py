@@ -38,6 +38,7 @@ from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
 SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
+LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows
 CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"  # Tune's logs would be megabytes per trial
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}

@@ -17,16 +17,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from rllib_srl import tune_configs
-from rllib_srl.cli.shared.cluster import command, run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.cluster import command
+from rllib_srl.cli.shared.command_line import local_directory
 from rllib_srl.cli.shared.display import table
-from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
-from rllib_srl.cli.shared.paths import local_directory
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import given_settings
 from rllib_srl.cli.tuning import study as study_run
@@ -35,13 +33,8 @@ from rllib_srl.common.foreign_names import nearest
 from rllib_srl.studies.study import Study
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] "
-        "[--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
     default = Path("results/tune")
     text = "directory of the results (default: %(default)s)"
@@ -50,11 +43,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="arms to run (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds to run (default: all)")
     parser.add_argument("--short", action="store_true", help="two arms, two seeds, two short stages: a minute or two")
-    add_verbose(parser, "Ray, Tune, vLLM and transformers")
-    add_debug(parser)
-    add_settings(parser)
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
-    return arguments
 
 
 def studies() -> dict[str, str]:
@@ -100,8 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
     return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: run(arguments), arguments.debug)
+USAGE = "%(prog)s [STUDY] [--storage DIR] [--resume] [--arms ARM ...] [--seeds N ...] [--short] [--SETTING VALUE ...]"
+main = Program(__doc__, add_flags, run, usage=USAGE, without=(), verbose=study_run.LIBRARIES)
 
