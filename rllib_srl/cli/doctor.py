@@ -1,6 +1,6 @@
-"""Check a machine, or a run before it starts: packages, what fits onto GPUs, settings, grading.
+"""Check a machine, or a run before it starts: resources, what fits onto GPUs, settings, grading.
 
-    srl doctor                                         this machine: resources, packages, what fits onto its GPUs
+    srl doctor                                         this machine: resources, what fits onto its GPUs
     srl doctor --env compare --model smollm2-135m      the run that `srl train` with the same flags would start
     srl doctor --model DIR --gpus 4x80                 a model on four GPUs of 80 GiB, from any machine
     srl doctor --model DIR --gpus 1x24 --micro-batch-tokens 2048 --max-episode-tokens 4096
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif number:
         found.add(diagnosis.of_gpus(given, number, gib, places_all=bool(arguments.gpus)))
     if not arguments.gpus and not arguments.serve:
-        found.add(diagnosis.of_packages())
+        found.add(diagnosis.of_package())
         if any(given.get(name) for name in ("env", "worlds", "stream")):
             if found.add(diagnosis.of_settings(config := build_config(given))):
                 found.add(diagnosis.of_environments(config))

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
-from rllib_srl.cli.shared.cluster import hushed_stderr, start_ray
 from rllib_srl.cli.shared.command_line import missing
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
+from rllib_srl.cli.shared.training import built
 from rllib_srl.storage.checkpoints import CheckpointError, checkpoints_in, verify_sealed
 
 TRUST = "use the reward functions that the settings of someone else's run name; they are code"
@@ -126,17 +126,10 @@ def started(
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}
         config = build_config({**values, **changed})
         check(config)
-        progress.begin("starting Ray ...")
-        start_ray(verbose)
-        with hushed_stderr(verbose):
-            algo = config.build_algo()
-        try:
+        with built(config, verbose, progress) as algo:
             if checkpoint:
                 algo.restore_weights(checkpoint)
             yield algo
-        finally:
-            progress.end()
-            algo.stop()
 
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -54,5 +54,5 @@ def test_directories(name: str, tmp_path: Path, monkeypatch, capsys: pytest.Capt
 
 def test_another_package_than_the_installed_one_is_named(monkeypatch) -> None:
     monkeypatch.setattr(diagnosis, "is_installed", lambda: False)
-    first, *_ = diagnosis.of_packages()
-    assert first.status == diagnosis.WARNING and "another rllib_srl than the installed one runs here" in first.text
+    (line,) = diagnosis.of_package()
+    assert line.status == diagnosis.WARNING and "is not the installed one; expected: pip install" in line.text

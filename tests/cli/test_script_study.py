@@ -11,7 +11,6 @@ from rllib_srl.cli import report
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.tuning import study as study_run
 from rllib_srl.cli.tuning import tune
-from rllib_srl.cli.tuning.study import Plan
 from rllib_srl.studies.records import Results, read_results
 from tests.cli.killing import killed_when
 from tests.studies.synthetic import small_study, write_synthetic
@@ -46,7 +45,7 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--debug"]) == 0
     shown = capsys.readouterr().out
     assert f"{4 - len(before)} of 4 trials to run" in shown
-    assert "uniform" in shown and "primary comparison" in shown
+    assert "uniform replay" in shown and "Undecided" in shown
     for name in before:  # no line of progress about a trial that was finished
         arm, _, seed = name.removesuffix(".jsonl").partition("--")
         assert f"{arm} seed {seed}:" not in shown
@@ -87,12 +86,12 @@ def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, ca
     monkeypatch.setattr(os, "fsync", lambda number: None)
     study = small_study(seeds=range(1, 8), arms=("srl", "no_replay"))
     write_synthetic(tmp_path, study, skip=[("no_replay", 7)])
-    study_run.show(Plan(study, ("srl", "no_replay"), study.seeds, tmp_path))
+    study_run.show(tmp_path)
     shown = capsys.readouterr().out
-    rows = {line.split()[0]: line.split()[1] for line in shown.splitlines() if line.startswith("  ")}
-    assert (rows["srl"], rows["no_replay"]) == ("7/7", "6/7")
-    assert "primary comparison, srl against no_replay: undecided" in shown
-    assert "no replay: 1 of 7 trials are not finished" in shown
+    assert "Undecided: these results do not answer the question." in shown
+    assert "No replay: 1 of 7 trials are not finished." in shown
+    for name in ("final accuracy", "generated tokens", "better in", "SRL + diversity  ", "no replay  "):
+        assert name in shown
     assert f"report: {command('report', tmp_path)}" in shown
 
 

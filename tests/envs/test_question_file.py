@@ -165,7 +165,7 @@ def test_decimals_of_a_database_arrive_by_file_and_by_object(tmp_path, monkeypat
     ("q.jsonl", b'{"question": "a", "answer": "1"}\n' + b"7" * ((4 << 20) + 1),
      "q.jsonl': row 2, field '.row.' .line 2. has more than 4194304 bytes; expected one row a line; fix them"),
     ("q.csv", b"question,answer\n1,2\n" + b"7" * ((4 << 20) + 1) + b",2\n",
-     "q.csv': row 2, field 'question' has 4194303 of the row's 4194306 characters; expected at most 4194304: is"),
+     "q.csv': row 2, field 'question' has 4194305 of the row's 4194306 characters; expected at most 4194304: is"),
     ("q.csv", b"question,answer\n1,2,3\n", "row 1, field '.row.' has 1 more values than column names"),
     ("q.parquet", b"PAR1 no", "is not a Parquet file"),
 ])  # fmt: skip

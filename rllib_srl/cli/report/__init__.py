@@ -18,6 +18,7 @@ from pathlib import Path
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.shared.command_line import integer_from, local_directory, missing
+from rllib_srl.cli.shared.display import text_of
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
@@ -58,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     with writing(directory / NAME):
         (directory / NAME).write_text(to_html(page), encoding="utf-8")
     print(page.title)
-    for notice in (block for block in page.blocks if isinstance(block, Notice)):
-        print("\n".join([notice.title, *(f"  {line}" for line in notice.lines)]))
+    print(text_of(block for block in page.blocks if isinstance(block, Notice)))
     print(f"wrote {directory / NAME}")
     return 0
 

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 import psutil
 import torch
-from packaging.requirements import Requirement
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checks import Fault, in_turn
@@ -91,33 +89,11 @@ def _amount(topic: str, amount: float, text: str, remedy: str = "") -> Line:
     return Line(WARNING if few else OK, topic, text + f"; expected at least {LEAST:g}{remedy}" * few)
 
 
-def of_packages(declared: Sequence[str] | None = None) -> Iterator[Line]:
-    """Compare the installed packages with the version ranges that this package declares.
-
-    Args:
-        declared: requirements, as in its metadata; None: those of the installed package.
-    """
-    try:
-        installed = requires("rllib_srl") or []
-    except PackageNotFoundError:
-        yield Line(WARNING, "packages", "rllib_srl is not installed, so its versions are not known: pip install .")
-        return
-    if declared is None and not is_installed():
-        text = f"another rllib_srl than the installed one runs here, that of {ROOT}: pip install {ROOT}"
-        yield Line(WARNING, "packages", text)
-    named = map(Requirement, declared or installed)
-    needed = [one for one in named if one.marker is None or one.marker.evaluate({"extra": ""})]
-    faults = []
-    for one in needed:
-        try:
-            found = version(one.name)
-        except PackageNotFoundError:
-            faults.append(Line(FAILURE, "packages", f"{one.name} is missing; expected {one}: pip install '{one}'"))
-            continue
-        if not one.specifier.contains(found, prereleases=True):
-            text = f"{one.name} {found}; expected {one.specifier}: pip install '{one}'"
-            faults.append(Line(WARNING, "packages", text))
-    yield from faults or [Line(OK, "packages", f"all {len(needed)} in the expected versions")]
+def of_package() -> Iterator[Line]:
+    """Report whether the package that runs here is the installed one; `pip check` compares the versions it needs."""
+    if not is_installed():
+        text = f"the rllib_srl that runs here, in {ROOT}, is not the installed one; expected: pip install {ROOT}"
+        yield Line(WARNING, "package", text)
 
 
 # --- a model on GPUs ------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
+
+from rllib_srl.studies.report.page import Block, Notice, Table, Text
 
 NUM_TIMED = 5  # iterations in the estimate of the time left
 BEAT_S = 5.0  # between two lines about the current action in a log
@@ -145,6 +147,19 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(indent + line for line in lines)
+
+
+def text_of(blocks: Iterable[Block]) -> str:
+    """Return the paragraphs, boxes and tables of a report as text."""
+    lines = []
+    for block in blocks:
+        if isinstance(block, Text):
+            lines.append(block.text)
+        elif isinstance(block, Notice):
+            lines += [block.title, *(f"  {line}" for line in block.lines)]
+        elif isinstance(block, Table):
+            lines.append(table([block.header, *block.rows]))
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -21,6 +21,20 @@ from rllib_srl.storage.seal_key import make_key
 
 
 @contextmanager
+def built(config: SRLConfig, verbose: bool, progress: Progress) -> Iterator[Any]:
+    """Start Ray and the algorithm of a config, and yield it; stop it at the end."""
+    progress.begin("starting Ray ...")
+    start_ray(verbose)
+    with hushed_stderr(verbose):
+        algo = config.build_algo()
+    try:
+        yield algo
+    finally:
+        progress.end()
+        algo.stop()
+
+
+@contextmanager
 def started(
     config: SRLConfig, plan: runs.RunPlan, last: int, verbose: bool, *words: object
 ) -> Iterator[tuple[Any, Progress]]:
@@ -33,36 +47,32 @@ def started(
         SealKeyError: the key that seals checkpoints cannot be used.
     """
     with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory, supervisor.starts_again):
-        progress.begin("starting Ray ...")
-        start_ray(verbose)
         make_key(config.seal_key_file)  # of the checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0
-        with hushed_stderr(verbose):
-            algo = config.build_algo()
-        try:
-            if plan.checkpoint is not None:
-                algo.restore_from_path(str(plan.checkpoint), trust=plan.is_trusted)
-                _copy_ratings(plan.checkpoint.parent, plan.directory)
-                for name in (METRICS, TRANSCRIPTS):
-                    if num := keep_until(plan.directory / name, algo.iteration):
-                        progress.note(f"removed {num} lines of {name} about iterations after {algo.iteration}")
-            runs.write_settings(plan.directory, plan.values, algo)
-            ENDING.last_words = partial(runs.how_to_resume, plan.directory, *words)
-            yield algo, progress
-        except (Exception, KeyboardInterrupt) as error:
-            if not supervisor.starts_again(error):
-                error.add_note(runs.how_to_resume(plan.directory, *words))
-            raise
-        finally:
-            ENDING.last_words = str
-            progress.end()
-            algo.stop()
+        with built(config, verbose, progress) as algo:
+            try:
+                if plan.checkpoint is not None:
+                    _resume(algo, plan, plan.checkpoint, progress)
+                runs.write_settings(plan.directory, plan.values, algo)
+                ENDING.last_words = partial(runs.how_to_resume, plan.directory, *words)
+                yield algo, progress
+            except (Exception, KeyboardInterrupt) as error:
+                if not supervisor.starts_again(error):
+                    error.add_note(runs.how_to_resume(plan.directory, *words))
+                raise
+            finally:
+                ENDING.last_words = str
 
 
-def _copy_ratings(earlier: Path, directory: Path) -> None:
-    """Copy the ratings of the run that is resumed in another directory."""
-    if earlier != directory and (earlier / RATINGS).exists():
-        with RatingStore(earlier / RATINGS) as store:
-            store.copy_to(directory / RATINGS)
+def _resume(algo: Any, plan: runs.RunPlan, checkpoint: Path, progress: Progress) -> None:
+    """Restore a checkpoint; remove what the log says of later iterations, or take the ratings to another directory."""
+    algo.restore_from_path(str(checkpoint), trust=plan.is_trusted)
+    for name in (METRICS, TRANSCRIPTS):
+        if num := keep_until(plan.directory / name, algo.iteration):
+            progress.note(f"removed {num} lines of {name} about iterations after {algo.iteration}")
+    ratings = checkpoint.parent / RATINGS
+    if checkpoint.parent != plan.directory and ratings.exists():
+        with RatingStore(ratings) as store:
+            store.copy_to(plan.directory / RATINGS)
 
 
 def train_until(

@@ -23,15 +23,13 @@ from typing import Any
 from ray import tune
 
 from rllib_srl.cli.shared.cluster import command, message_of, start_ray
-from rllib_srl.cli.shared.display import duration, table
+from rllib_srl.cli.shared.display import duration, text_of
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import build_config, listed, run_settings
 from rllib_srl.cli.shared.stopping import ENDING
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.studies.contrasts import Contrast, curves_of, findings_of, verdict_of, warnings_of
-from rllib_srl.studies.measures import COSTS, MEASURES
 from rllib_srl.studies.records import STUDY_FILE, read_results, write_study
-from rllib_srl.studies.report.study_page import MAIN, number, span
+from rllib_srl.studies.report.study_page import summary_of
 from rllib_srl.studies.study import Primary, Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
@@ -41,7 +39,6 @@ SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration 
 LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows
 CHECKPOINT_EVERY = 10  # iterations, in addition to the checkpoint after each stage
 NO_LOGGERS = "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"  # Tune's logs would be megabytes per trial
-VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ def run(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, 
             raise
     else:
         print("all trials are finished", flush=True)
-    show(plan)
+    show(plan.directory)
     for error in errors:
         print(f"error: {message_of(error)}", file=sys.stderr)
     left = set(plan.trials()) - read_results(plan.directory).finished
@@ -258,33 +255,10 @@ class Lines(tune.Callback):
 # --- results -------------------------------------------------------------------------------------
 
 
-def show(plan: Plan) -> None:
-    """Print the table, the verdict, and the command that writes the report."""
-    results = read_results(plan.directory)
-    findings = findings_of(curves_of(results))
-    rows = [("arm", "trials", *(MEASURES[name].title for name in MAIN), *(cost.title for cost in COSTS.values()))]
-    for arm in results.study.arms:
-        cells = [f"{len(results.of(arm.name))}/{len(results.study.seeds)}"]
-        for name in MAIN:
-            found, unit = findings[arm.name][name], MEASURES[name].unit
-            cells.append(f"{number(found.mean, unit)} ({span(*found.interval, unit)})")
-        cells += [number(findings[arm.name][name].mean, COSTS[name].unit) for name in COSTS]
-        rows.append((arm.name, *cells))
-    print(table(rows))
-    verdict, primary = verdict_of(results, findings), results.study.primary
-    against = f"{primary.treatment} against {', '.join(primary.controls)}"
-    print(f"primary comparison, {against}: {VERDICTS[verdict.holds]}")
-    for line in [*map(line_of, verdict.contrasts), *verdict.reasons, *warnings_of(results, findings)]:
-        print(f"  {line}")
-    print(f"report: {command('report', plan.directory)}")
-
-
-def line_of(contrast: Contrast) -> str:
-    """Return a difference with its interval and p value."""
-    unit = MEASURES[contrast.measure].unit
-    text = f"{MEASURES[contrast.measure].title}, {contrast.first} minus {contrast.second}: "
-    text += f"{number(contrast.mean, unit, signed=True)} ({span(*contrast.interval, unit, signed=True)})"
-    return f"{text}, p = {contrast.p_holm:.2g} after correction, {len(contrast.differences)} pairs"
+def show(directory: Path) -> None:
+    """Print the answer, the table of the arms, and the command that writes the report."""
+    print(text_of(summary_of(read_results(directory))))
+    print(f"report: {command('report', directory)}")
 
 
 def max_failures_in(given: dict[str, Any]) -> int:

@@ -54,6 +54,18 @@ def page_of(results: Results) -> Page:
     )
 
 
+def summary_of(results: Results) -> list[Block]:
+    """Return the answer, the measures and costs of the arms, and the primary comparison, for a terminal.
+
+    Raises:
+        ValueError: a trial lacks the evaluation of a stage.
+    """
+    study, findings = results.study, findings_of(curves_of(results))
+    verdict = verdict_of(results, findings)
+    opening = _opening(results, verdict, warnings_of(results, findings))
+    return [*opening, _table_of(study, findings, (*MAIN, *COSTS)), *list(_decision(study, verdict))[-1:]]
+
+
 def _opening(results: Results, verdict: Verdict, warnings: list[str]) -> Iterator[Block]:
     study, trials = results.study, results.trials
     cut = [f"{trial.arm} seed {trial.seed}" for trial in trials if not trial.is_finished]
