@@ -2,7 +2,7 @@
 
     srl env                                              the installed names
     srl env registers                                    a training prompt, then the next, until Ctrl-D
-    srl env registers --env-config '{"num_registers": 4}' --split heldout --seed 7
+    srl env registers --env-config num_registers=4 --split heldout --seed 7
     srl env compare --prompt-id "17, 93, 40"             this one prompt
     srl env compare --gold                               play the gold turns
     printf ' 93\\n' | srl env compare --prompt-id "17, 93, 40"
@@ -15,16 +15,16 @@ The end of input (Ctrl-D) ends the program.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from rllib_srl.cli.shared.display import printable, printable_lines
 from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.settings import read_values
 from rllib_srl.common.environments import WorldError, check_world, known_worlds, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
-from rllib_srl.rollout.replies import Reply, reset, step
+from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
 
 TURN_MARK = "> "
@@ -33,23 +33,12 @@ TURN_MARK = "> "
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
-    parser.add_argument("--env-config", type=json_object, default={}, metavar="JSON", help="its settings")
+    text = "its settings: name=value pairs, or one JSON object"
+    parser.add_argument("--env-config", "--env_config", nargs="+", default={}, metavar="NAME=VALUE", help=text)
     parser.add_argument("--split", choices=SPLITS, default="train")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the order of prompts (default: 0)")
     parser.add_argument("--prompt-id", metavar="ID", help="play only this prompt")
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object in an argument, for argparse."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"{text!r} is not valid JSON ({error}); expected an object as in '{{\"num_shots\": 0}}'"
-        raise argparse.ArgumentTypeError(message) from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON object, as in '{{\"num_shots\": 0}}'")
-    return value
 
 
 def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO) -> bool:
@@ -81,8 +70,9 @@ def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO)
             say("info " + ", ".join(f"{key}={printable(str(value))}" for key, value in reply.info.items()))
         say(f"reward {reply.reward:g}")
         if reply.is_terminated or reply.is_truncated:
-            ended = f"ended as {_ending(reply)} after {number} turns, return {earned:g}"
-            say(f"{ended}, prompt id: {printable(prompt_id)}\n")
+            ending = "terminated" if reply.is_terminated else "truncated"
+            ending = reply.stop_reason.value if reply.stop_reason is not None else ending
+            say(f"ended as {ending} after {number} turns, return {earned:g}, prompt id: {printable(prompt_id)}\n")
             return True
     return False
 
@@ -105,32 +95,19 @@ def shown(turns: Iterable[str], out: TextIO) -> Iterator[str]:
         yield turn
 
 
-def _ending(reply: Reply) -> str:
-    if reply.stop_reason is not None:
-        return reply.stop_reason.value
-    return "terminated" if reply.is_terminated else "truncated"
-
-
-def wanted_prompts(env: Any, arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the prompts to play."""
-    if arguments.prompt_id is not None:
-        yield arguments.prompt_id
-    else:
-        yield from prompts_of(env, arguments.split, arguments.seed)
-
-
 def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     """Play until the input ends."""
     if arguments.env is None:
         print("\n".join(known_worlds()))
         return 0
-    env: Any = resolve(arguments.env)(arguments.env_config)
+    env: Any = resolve(arguments.env)(read_values({"env_config": arguments.env_config})["env_config"])
     check_world(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
         raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
     by_hand = typed(lines or sys.stdin, sys.stdout, next(iter(getattr(env, "stop_strings", ())), ""))
+    one = arguments.prompt_id
     try:
-        for prompt_id in wanted_prompts(env, arguments):
+        for prompt_id in prompts_of(env, arguments.split, arguments.seed) if one is None else [one]:
             turns = shown(env.gold_turns(prompt_id), sys.stdout) if arguments.gold else by_hand
             if not play(env, arguments.env, prompt_id, turns, sys.stdout) or arguments.gold:
                 break

@@ -12,8 +12,7 @@ OWNER/NAME OUT.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -82,16 +81,15 @@ def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Ma
     """
     defaults = {name: row.initial for name, row in flag_settings().items() if name not in NOT_SHOWN}
     changed = {n: settings[n] for n in defaults if n in settings and listed(settings[n]) != listed(defaults[n])}
-    data = {name: settings[name] for name in SOURCES if settings.get(name)}
-    base = hub_name(settings["model"])
+    model = settings["model"]
+    base = hub_name(model)
+    link = f"[{base}](https://huggingface.co/{base})"
     sections = {
-        "Base model": f"[{base}](https://huggingface.co/{base})"
-        if base
-        else f"`{publishable(settings['model'])}`, which is not on the hub",
-        "Data": as_yaml(data) if data else "",
-        "Settings": "The settings that differ from the defaults:\n\n" + as_yaml(changed) if changed else "",
+        "Base model": link if base else f"`{publishable(model)}`, which is not on the hub",
+        "Data": as_yaml({name: settings[name] for name in SOURCES if settings.get(name)}),
+        "Settings that differ from the defaults": as_yaml(changed),
         "Results": results(iteration, evaluation),
-        "Versions": versions(),
+        "Versions at the export": ", ".join(versions()),
     }
     about: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     about |= {"tags": ["rllib_srl", "grpo", "reinforcement-learning"], **({"base_model": base} if base else {})}
@@ -120,19 +118,17 @@ def results(iteration: int, found: Mapping[str, float] | None) -> str:
     return f"Greedy answers to {num} held-out prompts{at}:\n\n{table}"
 
 
-def versions() -> str:
-    """Return the versions of the packages that wrote the model."""
-    found = {"python": sys.version.split()[0]}
+def versions() -> Iterator[str]:
+    """Yield the packages that wrote the model, each with its version."""
     for name in PACKAGES:
         with suppress(PackageNotFoundError):  # no engine needs all of them
-            found[name] = version(name)
-    return "At the export: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."
+            yield f"{name} {version(name)}"
 
 
 def as_yaml(values: Mapping[str, Any]) -> str:
-    """Return a block of YAML, fit to be published."""
+    """Return a block of YAML, fit to be published; "" without values."""
     text = yaml.safe_dump(publishable(values), sort_keys=False, allow_unicode=True, width=100)
-    return f"```yaml\n{text}```"
+    return f"```yaml\n{text}```" if values else ""
 
 
 def publishable(value: Any) -> Any:

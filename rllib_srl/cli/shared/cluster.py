@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from rllib_srl.cli import supervisor
 from rllib_srl.cli.shared.stopping import ended_by_sigterm, leave, spared_from_sigterm, stopped
@@ -64,25 +65,21 @@ def start_ray(verbose: bool) -> None:
         ConnectionError: nothing answers at RAY_ADDRESS.
         OSError: HOME cannot be written.
     """
+    where: dict[str, Any] = {"address": "auto"}
     if address := os.environ.get("RAY_ADDRESS"):
         check_address(address)
     else:
         check_home()
         use_short_tmpdir()
+        where = {"address": "local", "include_dashboard": False}
     import ray
 
     if ray.is_initialized():
         return
-    level = logging.INFO if verbose else logging.ERROR
-    said = {"logging_level": level, "log_to_driver": verbose}
-    if os.environ.get("RAY_ADDRESS"):
-        with spared_from_sigterm():
-            ray.init(address="auto", **said)
-    else:
-        if not is_installed():  # inherited by workers; last, since a user may have packages named as ours beside it
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
-        with spared_from_sigterm():
-            ray.init(address="local", include_dashboard=False, **said)
+    if not address and not is_installed():  # for workers; last, since a user may have packages named as ours beside it
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
+    with spared_from_sigterm():
+        ray.init(**where, logging_level=logging.INFO if verbose else logging.ERROR, log_to_driver=verbose)
     if not verbose:
         _lower_ray_loggers()  # ray.init sets some of them back
 
