@@ -13,8 +13,10 @@ import argparse
 import importlib.util
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from rllib_srl import SRLConfig
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, tensorboard
 from rllib_srl.cli.shared.command_line import integer_from, local_directory
@@ -50,8 +52,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
 
 
+class Outcome(NamedTuple):
+    """The result of a quick-start. Invariant: `status` is 0, or it was stopped and has no `after`."""
+
+    status: int  # exit status
+    iterations: Sequence[Iteration]
+    checkpoint: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    baselines: baselines.Baselines
+    start_s: float
+    training_s: float  # with both evaluations
+
+
 def quickstart(arguments: argparse.Namespace) -> int:
-    """Evaluate, train, evaluate again, save, and print a table."""
+    """Train, evaluate, print."""
     names = ("seed", "iterations", "engine", "model")
     values = {**SETTINGS, **{name: getattr(arguments, name) for name in names}}
     if values["engine"] == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -59,14 +74,28 @@ def quickstart(arguments: argparse.Namespace) -> int:
         values["engine"] = "transformers"
     out = (arguments.out or runs.new_directory("quickstart")).absolute()
     runs.refuse_used(out)
-    plan = runs.RunPlan(out, None, values)
     config = build_config({**values, "log_directory": str(out)})
     check(config)
     print("Computing in bfloat16." if config.compute_dtype == "bfloat16" else "No bf16 support: computing in fp32.")
-    begun = time.perf_counter()
-    with started(config, plan, values["iterations"], arguments.verbose) as (algo, progress):
+    outcome = measured(config, runs.RunPlan(out, None, values), arguments.verbose)
+    if outcome.status:
+        print(f"stopped; {runs.how_to_resume(out)}")
+        return outcome.status
+    worlds = ", ".join(config.world_configs())
+    print(f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}")
+    print(*lines_of(outcome), sep="\n")
+    shown = {"report page": command("report", out), "TensorBoard": tensorboard(out)}
+    shown |= {"memory": command("memory", "list", out)}
+    print("files\n" + table([("checkpoint", str(outcome.checkpoint)), *shown.items()]))
+    return 0
+
+
+def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
+    """Evaluate, train, evaluate, save."""
+    last, begun = plan.values["iterations"], time.perf_counter()
+    with started(config, plan, last, verbose) as (algo, progress):
         start_s = time.perf_counter() - begun
-        log = RunLog(out, algo.report.writer)
+        log = RunLog(plan.directory, algo.report.writer)
 
         def evaluated(when: str) -> dict[str, Any]:
             progress.begin(f"playing {config.evaluation_duration} held-out prompts {when} training ...")
@@ -76,36 +105,29 @@ def quickstart(arguments: argparse.Namespace) -> int:
 
         before = evaluated("before")
         with stop_between_iterations(progress.note) as request:
-            iterations = train_until(algo, values["iterations"], out, progress, request)
-            checkpoint = runs.save(algo, out)
-        if request.is_made:
-            progress.end()
-            print(f"stopped; {runs.how_to_resume(out)}")
-            return request.status
-        after = evaluated("after")
-        of_baselines = baselines.baselines(config, algo.source.heldout(config.evaluation_duration), algo.seed)
-        spent = f"start {duration(start_s)}, training and evaluation {duration(time.perf_counter() - begun - start_s)}"
-    worlds = ", ".join(config.world_configs())
-    print(f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}")
-    print(f"held-out accuracy, greedy, {after['num_prompts']} prompts, 95 % interval")
-    print(table([("before", accuracy(before)), ("after", accuracy(after)), *baselines.rows_of(of_baselines)]))
-    print(*lines_of(iterations, spent), sep="\n")
-    shown = {"report page": command("report", out), "TensorBoard": tensorboard(out)}
-    shown |= {"memory": command("memory", "list", out)}
-    print("files\n" + table([("checkpoint", str(checkpoint)), *shown.items()]))
-    return 0
+            iterations = train_until(algo, last, plan.directory, progress, request)
+            checkpoint = runs.save(algo, plan.directory)
+        after = {} if request.is_made else evaluated("after")
+        guessed = baselines.baselines(config, algo.source.heldout(config.evaluation_duration), algo.seed)
+        training_s = time.perf_counter() - begun - start_s
+    return Outcome(request.status, iterations, checkpoint, before, after, guessed, start_s, training_s)
 
 
-def lines_of(iterations: Sequence[Iteration], spent: str) -> Iterator[str]:
-    """Yield what happened in training: rewards, revisits and time."""
-    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in iterations)}"
-    if memory := iterations[-1].memory:
+def lines_of(outcome: Outcome) -> Iterator[str]:
+    """Yield what was learned, and what happened in training: rewards, revisits and time."""
+    played = outcome.iterations
+    yield f"held-out accuracy, greedy, {outcome.after['num_prompts']} prompts, 95 % interval"
+    measured_ones = [("before", accuracy(outcome.before)), ("after", accuracy(outcome.after))]
+    yield table([*measured_ones, *baselines.rows_of(outcome.baselines)])
+    yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in played)}"
+    if memory := played[-1].memory:
         fresh, revisits = (
-            int(sum(one.memory[f"num_groups_{origin}"] for one in iterations)) for origin in ("fresh", "revisit")
+            int(sum(one.memory[f"num_groups_{origin}"] for one in played)) for origin in ("fresh", "revisit")
         )
         played_again = f"{revisits} of {fresh + revisits} prompts played were revisited"
         yield f"memory  {memory['num_items']:.0f} prompts; {played_again}"
-    tokens, rollout_s = sum(i.num_tokens for i in iterations), sum(i.seconds_by_part["rollout"] for i in iterations)
+    tokens, rollout_s = sum(i.num_tokens for i in played), sum(i.seconds_by_part["rollout"] for i in played)
+    spent = f"start {duration(outcome.start_s)}, training and evaluation {duration(outcome.training_s)}"
     yield f"time  {spent}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rllib_srl.cli import train
 from rllib_srl.cli.main import main
 from rllib_srl.cli.shared import diagnosis
 
@@ -36,6 +37,21 @@ def test_names(argv: list[str], hint: str, tmp_path: Path, monkeypatch, capsys: 
     Path("run.yaml").write_text("env: compare\nmodel: tiny\ngroup_sise: 4\n")
     message = said(argv, capsys)
     assert hint in message and ("group_sise" not in hint or "did you mean group_size?" in message)
+
+
+RUN = ("--env", "compare", "--model", "tiny")
+
+
+@pytest.mark.parametrize("words", [
+    ("train", *RUN, "--out"), ("train", *RUN, "--export"), ("train", "--resume"), ("quickstart", "--out"),
+    ("tune", "replay", "--storage"), ("report", "results", "--out"),
+])  # fmt: skip
+def test_a_uri_is_refused_and_no_folder_is_named_after_it(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    place = "s3://bucket/run is a URI; expected a path on this machine, such as that of a mounted bucket"
+    assert f"{words[-1]}: {place}" in said([*words, "s3://bucket/run"], capsys)
+    assert not list(tmp_path.iterdir())
+    assert train.main.parse([*RUN, "--out", f"file://{tmp_path}/a%20b"]).out == tmp_path / "a b"
 
 
 READERS = ["evaluate", "compare", "chat", "report", "dashboard", "export", "train"]

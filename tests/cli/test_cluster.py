@@ -52,14 +52,12 @@ def test_ray_builds_no_environment_for_workers_under_uv(monkeypatch):
     assert cluster.UV_RUN_HOOK in Path(ray_constants.__file__).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_every_character_is_printed_in_any_locale(tmp_path, encoding):
+def test_every_character_is_printed_in_any_locale():
     program = "import sys; from rllib_srl.cli.main import main; main(['--help']); print('π 🦊')"
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    last = done.stdout.decode(encoding).splitlines()[-1]
-    assert last == ("π 🦊" if encoding == "utf-8" else "\\u03c0 \\U0001f98a")
+    assert done.stdout.decode().splitlines()[-1] == "\\u03c0 \\U0001f98a"
 
 
 OWN = """

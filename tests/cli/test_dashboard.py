@@ -45,22 +45,13 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def client_of(run: Path, has_cookie: bool = True) -> TestClient:
-    client = TestClient(application(run, Access(TOKEN, port=7)))
-    if has_cookie:
-        client.cookies.set("srl_dashboard_7", TOKEN)
-    return client
-
-
-def test_nothing_is_read_without_the_token_which_sets_a_cookie_that_is_enough(run: Path) -> None:
+def test_nothing_is_read_without_the_token(run: Path) -> None:
     """What else the guard of a page does is in tests/cli/serving/test_page.py."""
-    with client_of(run, has_cookie=False) as client:
-        for address in ("/", "/page.css", "/nothing", "/?token=wrong"):
+    with TestClient(application(run, Access(TOKEN, port=7))) as client:
+        for address in ("/", "/page.css", "/?token=wrong"):
             answer = client.get(address)
             assert answer.status_code == 401 and answer.text.startswith("401: expected the address with its token")
-        answer = client.get(f"/?token={TOKEN}")
-        assert answer.status_code == client.get("/").status_code == client.get("/page.css").status_code == 200
-        assert answer.headers["set-cookie"] == f"srl_dashboard_7={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+        assert client.get(f"/?token={TOKEN}").status_code == client.get("/page.css").status_code == 200
 
 
 def test_no_text_becomes_markup(run: Path) -> None:
@@ -84,7 +75,7 @@ def test_no_text_becomes_markup(run: Path) -> None:
 
 
 def test_the_page_follows_the_run(run: Path) -> None:
-    with client_of(run) as client:
+    with TestClient(application(run, Access(TOKEN)), headers={"authorization": f"Bearer {TOKEN}"}) as client:
         first = client.get("/").text
         assert "tiny on sums: 4 of 9 iterations" in first
         assert f'<meta http-equiv="refresh" content="{dashboard.REFRESH_S};url=/">' in first

@@ -29,13 +29,12 @@ def test_a_machine_without_a_gpu_says_so(capsys):
     assert "ok       GPU          none: runs compute on the CPU" in out and "/dev/shm" in out and "0 failures" in out
 
 
-@pytest.mark.parametrize(("num_gib", "expected"), [(0.064, WARNING), (2, OK)])
-def test_shared_memory(monkeypatch, num_gib, expected):
-    """A container has 64 MB, Kubernetes by default; weights on their way to the engines lie there."""
-    found = type("Found", (), {"f_blocks": int(num_gib * 2**30), "f_frsize": 1})
+def test_little_shared_memory_is_a_warning(monkeypatch):
+    """A container has 64 MB by default; weights on their way to the engines lie there."""
+    found = type("Found", (), {"f_blocks": 64 * 2**20, "f_frsize": 1})
     monkeypatch.setattr("rllib_srl.cli.shared.diagnosis.os.statvfs", lambda path: found)
     (line,) = [line for line in of_machine() if line.topic == "/dev/shm"]
-    assert line.status == expected and ("--shm-size=4g" in line.text) == (expected == WARNING)
+    assert line.status == WARNING and "--shm-size=4g" in line.text
 
 
 def test_ways_to_train_a_model_on_other_gpus(random_llama_dir, capsys):

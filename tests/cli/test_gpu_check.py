@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 from rllib_srl.algorithm import checks as checks_module
 from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.model_shape import SHAPES
-from rllib_srl.engine.model_dir import checked_dir
-from scripts.gpu import check, learner
+from scripts.gpu import check
 from scripts.gpu import run as run_checks
-from scripts.gpu.random_model import SHORT, write_random_model
+from scripts.gpu.random_model import SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,19 +35,6 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
     assert run.returncode == 3
     assert run.stdout.startswith("error: no GPU: torch finds none on this machine") and "nothing was run" in run.stdout
     assert not (tmp_path / "results").exists()
-
-
-def test_wheels_are_installed_as_the_set_up_installs(tmp_path):
-    """In a copy whose set-up and Python print what they are given."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts/gpu_check.sh", tmp_path / "scripts")
-    python = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho run \"$@\"\\n' >.venv/bin/python; chmod +x .venv/bin/python"
-    (tmp_path / "scripts/setup.sh").write_text(f'echo "$PIP_NO_INDEX $PIP_FIND_LINKS $@"\n{python}\n')
-    script = ["bash", str(tmp_path / "scripts/gpu_check.sh"), "--list"]
-    run = subprocess.run(script, env={**os.environ, "WHEELS": "wheels"}, capture_output=True, text=True, check=True)
-    trl = "run -m pip install -q --no-deps -r scripts/requirements/trl.txt"
-    last = "run -m scripts.gpu.check --list"
-    assert run.stdout.splitlines() == [f"1 {tmp_path / 'wheels'} --dev --set gpu", trl, last]
 
 
 CALLS = {call: [step for step in check.STEPS if step.call == call] for call in (1, 2)}
@@ -147,21 +132,6 @@ def test_what_fails_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     assert [line.split("|")[3].strip() for line in capsys.readouterr().out.splitlines()[-4:-1]] == [
         "FAILED: the card is too small: it has 7.79 GiB", "needs no_such_package", "FAILED: no end within 3 s",
     ]  # fmt: skip
-
-
-def test_the_card_is_compared_with_its_data_sheet(monkeypatch):
-    """Of any other card, and of a CPU, the rate is measured."""
-    timer = learner.Timer("cuda")
-    monkeypatch.setattr(learner.torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    assert learner.peak_tflops(timer) == 989.0
-    assert learner.peak_tflops(learner.Timer("cpu")) > 0
-
-
-def test_the_engines_check_writes_a_model_that_an_engine_takes(tmp_path):
-    """vLLM makes the weights itself, but a directory without a file of weights is refused."""
-    write_random_model(SHAPES["8B"], tmp_path, has_weights=False)
-    assert checked_dir(tmp_path, 2048) == tmp_path
-    assert sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")) < 1000
 
 
 RUNS = [step for step in check.STEPS if step.module == check.RUN]

@@ -51,13 +51,9 @@ def test_the_text_has_the_table_the_verdict_and_a_few_flipped_prompts(monkeypatc
     assert "no difference is shown: the interval contains 0" in text
     assert "a: only A is right (2)\n  Question a1 Answer:\n    A  old\n    B  new\\x1b[31m\nb: only B" in text
     names = [f"a{at}" for at in range(40)]
-    better = Comparison(played(dict.fromkeys(names, False)), played(dict.fromkeys(names, True)), 40)
-    assert "B is better: the interval excludes 0" in list(lines_of(better))
-    worse = Comparison(played(dict.fromkeys(names, True)), played(dict.fromkeys(names, False)), 40)
-    assert "A is better: the interval excludes 0" in list(lines_of(worse))
-
-
-def test_nothing_in_common_is_an_error() -> None:
+    wrong, right = (played(dict.fromkeys(names, is_right)) for is_right in (False, True))
+    assert "B is better: the interval excludes 0" in list(lines_of(Comparison(wrong, right, 40)))
+    assert "A is better: the interval excludes 0" in list(lines_of(Comparison(right, wrong, 40)))
     with pytest.raises(ValueError, match="none of 12 held-out prompts was answered by both sides"):
         Comparison(played({"a1": True}), played({"a2": True}), 12)
 
@@ -71,7 +67,7 @@ def test_settings_of_the_prompts_must_be_equal_or_given() -> None:
     refuse_different(own, {"env": "compare", "max_turns": 8})
 
 
-def test_two_models_share_a_seed_and_need_an_environment(tmp_path: Path) -> None:
+def test_two_models_share_a_seed_and_need_an_environment() -> None:
     given = {"env": "compare", "engine": "transformers", "num_env_runners": 0, "max_episode_tokens": 256}
     first, second = sides_of(("tiny", "tiny"), given | {"max_turn_tokens": 8}, trust=False)
     assert first.values == second.values and first.values["seed"] == compare.SEED

@@ -6,9 +6,7 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import signal
 import threading
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rllib_srl.cli.shared.cluster import message_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog, keep_until
-from rllib_srl.cli.shared.stopping import stop_between_iterations
 from rllib_srl.common.metric_names import numbers_of
 from tests.waiting import wait_until
 
@@ -108,7 +105,10 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
     assert second == {"iteration": 4, "a/b": 1.0}
     assert first["learners/default_policy/loss"] == 0.25
     assert {"learners/default_policy/kl", "config/lr", "experiment"}.isdisjoint(first)
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    RunLog(tmp_path, log._writer).write(5, {"a": {"b": 3.0}})
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # several logs of a run share its event file
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
+    assert [(event.step, event.value) for event in events] == [(4, 1.0), (5, 3.0)]
     assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
 
 
@@ -122,33 +122,6 @@ def test_a_resumed_run_removes_what_it_trains_again(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_several_logs_of_a_run_share_its_event_file(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
-    beside = RunLog(tmp_path, log._writer)
-    log.write(0, {"evaluation": {"accuracy": 0.25, "by_domain": {"a": {"accuracy": np.float64(0.5)}}, "about": "text"}})
-    beside.write(1, {"loss": 1.0})
-    log.write(1, {"evaluation": {"accuracy": 0.75}})
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("evaluation/accuracy")] == [(0, 0.25), (1, 0.75)]
-    assert events.Tags()["scalars"] == ["evaluation/accuracy", "evaluation/by_domain/a/accuracy", "loss"]
-
-
 def test_a_remote_traceback_is_cut_to_what_it_says() -> None:
     text = "ray::f() died\nTraceback (most recent call last):\n  File 'x', line 1\nRuntimeError: no vLLM here"
     assert message_of(RuntimeError(text)) == "RuntimeError: no vLLM here"
-
-
-def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
-    said: list[str] = []
-    usual = signal.getsignal(signal.SIGINT)
-
-    def press_twice() -> None:
-        with stop_between_iterations(said.append) as request:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert request.is_made and said == ["stopping after this iteration (press Ctrl-C again to stop now)"]
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        press_twice()
-    assert signal.getsignal(signal.SIGINT) is usual

@@ -87,15 +87,11 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     assert all(np.array_equal(exported[name], expected[name]) for name in exported)
 
 
-def test_a_card_names_the_iteration_of_older_results_and_the_lack_of_any() -> None:
-    numbers = evaluation(5, 0.5)
-    older = card("x", {"model": "tiny"}, 9, numbers)
-    assert "63 held-out prompts, measured at iteration 5:" in older
-    assert "This run has no evaluation on held-out prompts." in card("x", {"model": "tiny"}, 1)
-
-
 def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     values = {"path": "/data/me/secret/my.jsonl", "reward": ["~/f.py:g"], "note": "key AKIAIOSFODNN7EXAMPLE"}
     assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
     text = card("x", {"model": "/data/me/model", "env_config": values, "seal_key_file": "/data/me/key"}, 1)
     assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
+    assert "This run has no evaluation on held-out prompts." in text
+    older = card("x", {"model": "tiny"}, 9, evaluation(5, 0.5))
+    assert "63 held-out prompts, measured at iteration 5:" in older

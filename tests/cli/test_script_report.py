@@ -85,7 +85,7 @@ def test_a_long_line_is_drawn_as_means(run: Path) -> None:
     assert len(few.x) == MOST_POINTS and few.x[:2].tolist() == [0.5, 2.5] and few.mean[1] == 5 and few.high[1] == 7.5
 
 
-@pytest.mark.parametrize("values", [[math.nan], [math.inf], [3.0], [5.0, 5.0], [-1e-9, 1e12], [-2.0, -1.0]])
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [5.0, 5.0], [-1e-9, 1e12]])
 def test_any_values_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
     rows = [row(number, value) for number, value in enumerate(values, 1)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))

@@ -125,6 +125,19 @@ def test_a_request_is_made_once_and_says_how_the_script_ends() -> None:
     assert signal.getsignal(signal.SIGTERM) is usual
 
 
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    said: list[str] = []
+
+    def press_twice() -> None:
+        with stop_between_iterations(said.append) as request:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert request.is_made and said == ["stopping after this iteration (press Ctrl-C again to stop now)"]
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+
+
 def test_what_is_started_apart_outlives_the_signal_and_handlers_stay() -> None:
     usual = signal.getsignal(signal.SIGTERM)
     with spared_from_sigterm():

@@ -85,7 +85,6 @@ def test_a_stream_that_is_stopped_goes_on_and_counts_first_answers(
     (["--tasks", "compare", "nowhere"], "environment 'nowhere' is unknown"),
     (["--tasks", "compare", "compare"], "2 tasks have the domains compare; expected one each"),
     (["--group_size", "1"], "group_size = 1; expected"),
-    (["--prompt_format", "chat"], "chat template"),
     (["--resume", "nowhere"], "nowhere/study.json does not exist; expected the results directory of a study"),
 ])  # fmt: skip
 def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, capsys, flags, message):
@@ -98,13 +97,6 @@ def test_bad_input_is_one_message_before_anything_starts(tmp_path, monkeypatch, 
     said = capsys.readouterr().err
     assert said.startswith("error: ") and message in said and said.count("error:") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_without_questions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    tasks = ["--tasks", "compare", str(questions(tmp_path / "mine.jsonl", 0))]
-    assert stream.main([*SHORT, *tasks, "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and "mine.jsonl" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -39,6 +39,8 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert 1 <= len(before) <= 3
     assert tune.main(["replay", "--short", "--storage", str(tmp_path)]) == 1
     assert "already has this study" in capsys.readouterr().err
+    assert tune.main(["replay", "--storage", str(tmp_path / "none"), "--resume"]) == 1
+    assert "has no study to resume" in capsys.readouterr().err
     assert tune.main(["replay", "--short", "--storage", str(tmp_path), "--resume", "--max-turns", "5"]) == 1
     assert "holds another study" in capsys.readouterr().err
 
@@ -68,18 +70,6 @@ def test_a_short_study_is_killed_resumed_and_reported(ray_here, tmp_path, capsys
     assert report.main([str(directory)]) == 0
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert "uniform replay" in page and "no replay" in page and "generated tokens" in page
-
-
-@pytest.mark.slow
-def test_bad_input_of_a_study_is_one_clear_error_before_anything_starts(tmp_path, capsys):
-    def refusal(*words: str) -> str:
-        assert tune.main([*words, "--storage", str(tmp_path)]) == 1
-        assert not list(tmp_path.iterdir())
-        return capsys.readouterr().err
-
-    assert "arm 'unifrom' is unknown" in refusal("replay", "--arms", "unifrom")
-    assert "group_size = 1; expected" in refusal("replay", "--group_size", "1")
-    assert "has no study to resume" in refusal("replay", "--resume")
 
 
 def test_the_answer_shows_every_arm_the_verdict_and_what_is_missing(tmp_path, capsys, monkeypatch):

@@ -52,10 +52,7 @@ def test_the_other_way_round_it_fails_and_says_why(whole):
     verdict = verdict_of(replace(results, study=replace(results.study, primary=primary)), findings)
     assert verdict.holds is False and len(verdict.reasons) == 4
     assert verdict.reasons[0].startswith("final accuracy against extra epochs: the difference is not significant")
-    assert verdict.reasons[1] == (
-        "final accuracy against SRL + diversity: the difference favours the control, significantly"
-    )
-    assert verdict.reasons[2] == "retention against extra epochs: the difference favours the control"
+    assert verdict.reasons[1].endswith("against SRL + diversity: the difference favours the control, significantly")
 
 
 def test_an_unfinished_or_small_study_decides_nothing(tmp_path, quick):

@@ -51,6 +51,7 @@ def test_another_study_is_kept_out(directory):
 def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path, quick):
     write_study(tmp_path, STUDY)
     whole = list(evaluations_of(STUDY, "srl", 1))
+    TrialWriter(tmp_path, STUDY, "srl", 1).add(whole[0])  # without a checkpoint it starts anew
     killed = TrialWriter(tmp_path, STUDY, "srl", 1)
     for one in whole[:9]:
         killed.add(one)
@@ -66,14 +67,6 @@ def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path, quick):
     assert list(trial.evaluations) == whole and trial.is_finished
     with pytest.raises(ResultsError, match="is finished; it is not run again"):
         TrialWriter(tmp_path, STUDY, "srl", 1)
-
-
-def test_a_trial_without_a_checkpoint_starts_anew(tmp_path, quick):
-    write_study(tmp_path, STUDY)
-    first = next(evaluations_of(STUDY, "srl", 1))
-    TrialWriter(tmp_path, STUDY, "srl", 1).add(first)
-    TrialWriter(tmp_path, STUDY, "srl", 1).add(first)
-    assert read_trial(tmp_path, STUDY, "srl", 1).evaluations == (first,)
 
 
 def _with(line, **changes):

@@ -78,8 +78,7 @@ def test_a_short_and_cut_off_study_is_reported_as_such(tmp_path, quick, capsys):
     assert "Undecided" in text and "1 of 2 trials are not finished" in text and "cut off" in text
     assert "undecided: too few runs" in text
     assert "Undecided" in capsys.readouterr().out
-    none = tmp_path / "none"
-    write_synthetic(none, study, skip=[("srl", 1), ("srl", 2), ("no_replay", 1), ("no_replay", 2)])
+    none = write_synthetic(tmp_path / "none", study, skip=[(arm.name, n) for arm in study.arms for n in (1, 2)])
     assert report.main([str(none)]) == 0  # no trial is finished
 
 

@@ -13,27 +13,14 @@ from rllib_srl.studies import seeds
 from rllib_srl.studies.seeds import bootstrap_interval, holm, paired_test
 
 
-def test_interval_of_two_values_spans_them():
+def test_an_interval_by_its_laws():
+    """Two values span it; it is the same each time, narrows with seeds, and needs something to resample."""
     assert bootstrap_interval(np.array([0.2, 0.6])) == pytest.approx((0.2, 0.6))
-
-
-def test_interval_is_the_same_each_time_and_narrows_with_seeds():
     values = np.random.default_rng(0).normal(size=40)
     assert bootstrap_interval(values) == bootstrap_interval(values)
     few, many = bootstrap_interval(values[:10]), bootstrap_interval(values)
     assert many.high - many.low < few.high - few.low
     assert bootstrap_interval(values, level=0.5).low > many.low
-
-
-def test_interval_is_wider_than_the_plain_percentiles_for_few_seeds():
-    values = np.random.default_rng(1).normal(size=5)
-    draws = np.random.default_rng(0).integers(5, size=(seeds.NUM_RESAMPLES, 5))
-    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
-    found = bootstrap_interval(values)
-    assert found.low < low and found.high > high
-
-
-def test_where_there_is_nothing_to_resample_there_is_no_interval():
     assert np.isnan(bootstrap_interval(np.array([0.5]))).all()
     assert np.isnan(bootstrap_interval(np.array([0.5, np.nan, 0.7]))).all()
 
@@ -59,6 +46,8 @@ def test_the_smallest_p_there_is():
     assert paired_test(np.linspace(0.01, 0.1, 10)) == pytest.approx((2 / 1024, 2 / 1024, True))
     assert paired_test(np.array([0.3])).p == 1 and paired_test(np.array([])).p == 1
     assert paired_test(np.zeros(6)).p == 1
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        paired_test(np.array([0.1, np.nan]))
 
 
 def test_too_many_patterns_are_drawn_and_said_to_be(monkeypatch):
@@ -69,11 +58,6 @@ def test_too_many_patterns_are_drawn_and_said_to_be(monkeypatch):
     counted = paired_test(differences)
     assert not drawn.is_exact and counted.is_exact
     assert drawn.p == pytest.approx(counted.p, abs=0.05)
-
-
-def test_differences_that_are_no_numbers_are_refused():
-    with pytest.raises(ValueError, match="expected finite numbers"):
-        paired_test(np.array([0.1, np.nan]))
 
 
 def test_holm_by_hand():

@@ -97,33 +97,27 @@ def test_arms_of_a_seed_answer_the_same_heldout_prompts(make):
 
 
 @pytest.mark.slow
-def test_measuring_changes_nothing_that_is_trained(make, monkeypatch):
+def test_measuring_changes_nothing_that_is_trained(make, tmp_path, monkeypatch):
     rewards = []
     for is_measured in (True, False):
         if not is_measured:
             monkeypatch.setattr(StudyTrial, "_measure", lambda trial, stage, iteration: 0.0)
-        trial = make("srl", directory=trial_dir(make, is_measured))
+        trial = make("srl", directory=tmp_path / f"measured_{is_measured}")
         rewards.append([trial.train()["env_runners"]["episode_return_mean"] for _ in range(5)])
     assert rewards[0] == rewards[1]
 
 
-def trial_dir(make, is_measured: bool) -> Path:
-    """Return a directory of its own for each half of a comparison."""
-    return Path(make.__defaults__[1]).parent / f"measured_{is_measured}"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [0, 2])
-def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path, every):
+def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished(make("srl", directory=whole))
-    killed = make("srl", directory=broken, checkpoint_every=every)
+    killed = make("srl", directory=broken, checkpoint_every=2)
     told = [killed.train()["study"] for _ in range(6)]
     assert sum("accuracy" in about for about in told) == 1  # in the second stage
     path = broken / "trials" / "srl--1.jsonl"
     with path.open("a") as file:
         file.write('{"stage": 1, "iter')  # as a kill leaves it
-    again = make("srl", directory=broken, checkpoint_every=every)
+    again = make("srl", directory=broken, checkpoint_every=2)
     assert again.iteration > 0 and again.num_generated_tokens <= told[-1]["num_generated_tokens"]
     finished(again)
     timed = ("seconds", "probe_s", "peak_bytes")
