@@ -32,9 +32,7 @@ def test_tokens_by_hand() -> None:
 
 @pytest.mark.parametrize(("train", "evaluation", "score"), [
     (("WHAT is 5+2", "7"), ("What is 5 + 2?", "7"), 1.0),
-    (("what is 5 + 2", "8"), ("What is 5 + 2?", "7"), 1.0),  # the same tokens, whatever the answers
     (("Think: what is 5 + 2?", "7"), ("What is 5 + 2?", "7 apples"), 1.0),
-    (("What is 5 + 2?", ""), ("Think: what is 5 + 2?", "7"), 1.0),
     (("Think: what is 5 + 2 + 1?", "8"), ("What is 5 + 2?", "7"), None),  # another answer
     (("What is 5 + 3?", "8"), ("What is 5 + 2?", "7"), None),
     # 12 tokens have five 8-grams; a change of the last one spoils one of them: 4 / 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
 
 import gymnasium as gym
 import pytest
@@ -50,18 +49,14 @@ def test_the_order_is_the_seeds_whatever_the_size_of_a_draw():
     assert ids(source(seed=4).draw(30)) != whole
 
 
-def test_prompts_know_their_world_and_domain():
-    prompts = source(mixture={"even": 1, "odd": 1}).draw(40)
-    assert {(p.env_id, p.domain, p.prompt_id.split()[0]) for p in prompts} == {("even",) * 3, ("odd",) * 3}
-
-
 def test_shares_follow_the_mixture():
     prompts = source(mixture={"even": 3, "odd": 1}).draw(4000)
     share = Counter(prompt.env_id for prompt in prompts)["even"] / 4000
     assert share == pytest.approx(0.75, abs=0.03)  # 4 standard deviations of .0068
+    assert {(p.env_id, p.domain, p.prompt_id.split()[0]) for p in prompts} == {("even",) * 3, ("odd",) * 3}
 
 
-@pytest.mark.parametrize("num_before", [0, 3, 11, 40])
+@pytest.mark.parametrize("num_before", [0, 3, 40])
 def test_a_state_goes_on_exactly_in_any_source(num_before):
     mixture = {"even": 2, "odd": 1, "seeds": 1}
     worlds = {"even": {"num_prompts": 5}, "odd": {"num_prompts": 3}}
@@ -73,11 +68,7 @@ def test_a_state_goes_on_exactly_in_any_source(num_before):
         other.set_state(state)
         assert other.draw(25) == want
     assert source(7, mixture, **worlds).draw(25) == want or num_before
-
-
-def test_a_state_of_other_worlds_is_refused():
-    state = source().get_state()
-    with pytest.raises(ValueError, match=r"the checkpoint's environments are \['even'\]; expected \['odd'\]"):
+    with pytest.raises(ValueError, match=r"environments are \['even', 'odd', 'seeds'\]; expected \['odd'\]"):
         source(mixture={"odd": 1}).set_state(state)
 
 
@@ -99,13 +90,11 @@ def test_a_world_of_seeds_never_ends_and_keeps_its_splits_apart():
     assert {int(p.prompt_id.removeprefix("seed:")) % 2 for p in heldout} == {1}
 
 
-def test_a_world_without_training_prompts_says_so():
+def test_a_world_without_what_is_needed_says_so():
+    with pytest.raises(ValueError, match="prompt_order = 'epochs'; expected environments with a finite list"):
+        source(mixture={"even": 1, "seeds": 1}, order="epochs")
     with pytest.raises(ValueError, match=r"environment 'even' has no training prompts"):
         source(even={"num_prompts": 0}).draw(1)
-
-
-def test_the_worlds_own_generator_is_only_read_as_far_as_needed():
-    assert ids(source().draw(3)) == list(islice(ids(source().draw(10)), 3))
 
 
 WORLDS = {"mixture": {"even": 1, "odd": 1}, "even": {"num_prompts": 5}, "odd": {"num_prompts": 2}}
@@ -121,7 +110,7 @@ def test_an_epoch_plays_each_prompt_of_all_worlds_once_and_the_next_in_another_o
     assert [one for size in (3, 1, 10) for one in ids(pieces.draw(size))] == first + second
 
 
-@pytest.mark.parametrize("num_before", [0, 4, 7, 16])
+@pytest.mark.parametrize("num_before", [0, 4, 7])
 def test_epochs_go_on_exactly_from_a_state(num_before):
     one = source(3, order="epochs", **WORLDS)
     one.draw(num_before)
@@ -129,8 +118,3 @@ def test_epochs_go_on_exactly_from_a_state(num_before):
     for other in (source(3, order="epochs", **WORLDS), source(9, order="epochs", **WORLDS), one):
         other.set_state(state)
         assert other.draw(20) == want
-
-
-def test_epochs_need_a_finite_list():
-    with pytest.raises(ValueError, match="prompt_order = 'epochs'; expected environments with a finite list"):
-        source(mixture={"even": 1, "seeds": 1}, order="epochs")

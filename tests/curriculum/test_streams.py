@@ -89,14 +89,6 @@ def test_prompts_follow_the_stream():
     assert stages.progress == Progress(4, 20)
 
 
-def test_shares_of_prompts_follow_a_schedule():
-    spec = {"domains": [{"world": EVEN}, {"world": ODD}], "schedule": [[0, {EVEN: 1}], [4, {ODD: 1}]]}
-    mixed = source(spec)
-    mixed.advance(0)
-    share = Counter(domains(mixed.draw(4000)))["odd"] / 4000
-    assert share == pytest.approx(0.25, abs=0.03)  # 4 standard deviations of .0068
-
-
 def test_one_world_under_two_settings_is_two_domains():
     spec = [
         {"world": EVEN, "domain": "few", "env_config": {"num_prompts": 2}, "iterations": 1},
@@ -118,12 +110,9 @@ def test_a_filter_makes_a_part_of_a_world_a_domain():
     numbers = {int(prompt.prompt_id.split()[1]) for prompt in small.draw(100)}
     assert numbers == set(range(0, 40, 2))
     assert {int(prompt.prompt_id.split()[1]) for prompt in small.heldout(40)} == set(range(1, 40, 2))
-
-
-def test_a_filter_that_refuses_everything_says_so():
-    spec = [{"world": EVEN, "domain": "none", "filter": "tests.curriculum.test_streams:is_never", "iterations": 5}]
-    with pytest.raises(ValueError, match=r"environment 'tests.small_worlds:Even#none' has no training prompts"):
-        source(spec).draw(1)
+    never = {**spec[0], "filter": "tests.curriculum.test_streams:is_never"}
+    with pytest.raises(ValueError, match=r"environment 'tests.small_worlds:Even#small' has no training prompts"):
+        source([never]).draw(1)
 
 
 def test_shares_of_a_plan_are_exact_in_the_long_run():
@@ -174,11 +163,9 @@ FLAT = [[0, {"a": 1}]]
 
 BAD = [
     ("cpu", r"stream = 'cpu'; expected a list of stages"),
-    ([], r"stream = \[\]; expected a list of stages"),
     ([{"env": "a", "iterations": 1}], r"stream\[0\] = .*; expected \{\"world\""),
     ([{"world": "a", "iteration": 1}], r"stream\[0\] has the keys \['iteration'\]"),
     ([{"world": "a", "iterations": 0}], r"stream\[0\] lasts \{'iterations': 0\}; expected iterations = an integer"),
-    ([{"world": "a"}, {"world": "b", "iterations": 1}], r"stream\[0\] lasts \{\}; expected iterations"),
     ([{"world": "a", "iterations": 1}, {"world": "b", "tokens": 1}], r"stream\[0\] lasts .*; expected tokens"),
     ([{"world": "a", "env_config": 3, "iterations": 1}], r"stream\[0\] env_config = 3; expected a mapping"),
     ([{"world": "a", "filter": "nowhere:f", "iterations": 1}], r"filter = 'nowhere:f'; expected 'module:function'"),
@@ -189,13 +176,10 @@ BAD = [
     ),
     ({"domains": [{"world": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
     ({"domains": [{"world": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
-    ({"domains": [{"world": "a"}], "schedule": FLAT, "drift": 9}, r"stream has the keys \['drift'\]"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"a": 0}]]}, r"not all 0"),
     ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
-    ({"domains": [{"world": "a"}], "schedule": []}, r"stream schedule = \[\]; expected"),
     ({"domains": [{"world": "a", "iterations": 3}], "schedule": FLAT}, r"stream\[0\] has the keys \['iterations'\]"),
-    ({"domains": [{"world": "a"}, {"world": "a"}], "schedule": FLAT}, r"stream\[1\] has the name 'a' of an earl"),
 ]
 
 
@@ -203,10 +187,6 @@ BAD = [
 def test_bad_streams_are_refused(spec, message):
     with pytest.raises(ValueError, match=message):
         make_stream(spec)
-
-
-def test_all_faults_are_told_at_once():
-    assert len(stream_faults([{"world": "a", "x": 1}, {"world": 3}, {"world": "b", "env_config": 3}])) == 3
 
 
 def test_validate_reports_a_stream(random_llama_dir, tmp_path):
@@ -218,6 +198,7 @@ def test_validate_reports_a_stream(random_llama_dir, tmp_path):
     assert "stream: environment 'nowhere' is unknown" in told
     config.stream = [{"world": "nowhere"}, {"world": "b", "tokens": 0}]
     assert sum("lasts" in line for line in faults_of(config)) == 2
+    assert len(stream_faults([{"world": "a", "x": 1}, {"world": 3}, {"world": "b", "env_config": 3}])) == 3
 
 
 def test_the_worlds_of_a_stream_have_thousands_of_questions():
@@ -277,26 +258,11 @@ def test_a_run_plays_its_stream_and_calls_its_hooks(config, build):
         algo.train()
     played = [sorted(g.prompt.domain for g in batch.groups) for batch in seen]
     assert played == [[*["few"] * 4, "odd"], [*["few"] * 4, "odd"], [*["many"] * 4, "odd"], ["odd"] * 5]
-    assert Noted.calls == [
-        ("augment", 1, 4),
-        ("step", 1, 5),
-        ("augment", 2, 4),
-        ("step", 2, 5),
-        ("domain", 2, "few"),
-        ("augment", 3, 4),
-        ("step", 3, 5),
-        ("domain", 3, "many"),
-        ("augment", 4, 4),
-        ("step", 4, 5),
-    ]
-    result = algo.evaluate()
-    assert set(result["by_domain"]) == {"few", "many", "odd"}
-
-
-@pytest.mark.slow
-def test_a_hook_that_returns_no_prompts_is_told(config, build):
+    ends = {2: [("domain", 2, "few")], 3: [("domain", 3, "many")]}
+    expected = [[("augment", now, 4), ("step", now, 5), *ends.get(now, ())] for now in (1, 2, 3, 4)]
+    assert Noted.calls == [call for calls in expected for call in calls]
+    assert set(algo.evaluate()["by_domain"]) == {"few", "many", "odd"}
     Noted.extra = ("odd 2",)
-    algo = build(config.callbacks(Noted))
     with pytest.raises(TypeError, match=r"Noted.augment_batch returned \('odd 2',\); expected a list of Prompt"):
         algo.train()
 
