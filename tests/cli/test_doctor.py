@@ -87,11 +87,6 @@ class WrongGold(Asked):
     gold = "no"
 
 
-class WithoutGold(Asked):
-    def gold_turns(self, prompt_id):
-        return []
-
-
 class Empty(Asked):
     """Has held-out prompts only."""
 
@@ -127,7 +122,7 @@ def said(lines) -> list[tuple[str, str]]:
     (PaysSilence, [(OK, "grades right"), (FAILURE, "pays 1 for an empty answer; expected 0")]),
     (Crashes, [(FAILURE, "no grader")]),
     (Empty, [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]),
-    (WithoutGold, [(WARNING, "has no gold_turns for prompt"), (OK, "pays 0 for an empty answer")]),
+    (Even, [(WARNING, "has no gold_turns for prompt"), (OK, "pays 0 for an empty answer")]),
 ])  # fmt: skip
 def test_environments(world, expected):
     found = said(of_environments(config_of(world)))

@@ -9,28 +9,14 @@ import pytest
 from scripts import golden
 
 
-def test_every_number_but_times_is_compared():
-    result = {
-        "env_runners": {"num_steps": 3, "play_s": 1.5, "stop_reason": {"terminated": 2}},
-        "learners": {"default_policy": {"loss": 0.25, "learner_throughput": 7.0, "note": "text"}},
-        "num_env_steps_sampled_lifetime": 9,
-        "timers": {"plan": 0.1},
-    }
-    found = golden.comparable(result)
-    assert found == {
-        "env_runners/num_steps": 3,
-        "env_runners/stop_reason/terminated": 2,
-        "learners/default_policy/loss": 0.25,
-        "num_env_steps_sampled_lifetime": 9,
-    }
-
-
 def test_differences_name_their_place():
     one = {"results": [{"a": 1.0, "b": math.nan}, {"a": 2.0}], "weights": "x"}
     other = {"results": [{"a": 1.0, "b": math.nan}, {"a": 3.0}], "weights": "x"}
     assert list(golden.differences(one, one)) == []
     assert list(golden.differences(one, other)) == ["/results[1]/a: 2.0 here, 3.0 there"]
     assert list(golden.differences({"a": 1e-10}, {"a": 2e-10})) == []
+    result = {"timers": {"plan": 0.1}, "env_runners": {"num_steps": 3, "play_s": 1.5, "note": "text"}}
+    assert golden.comparable(result) == {"env_runners/num_steps": 3}
     assert list(golden.differences({"a": 1}, {"a": 1.0 + 1e-8})) == ["/a: 1 here, 1.00000001 there"]
     assert list(golden.differences({"said": [1]}, {"said": [1, 2]})) == ["/said: [1] here, [1, 2] there"]
 

@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
-
-import pytest
 
 from scripts import house
-
-
-@pytest.fixture
-def hook(tmp_path):
-    """Yield a hook on the files of `tmp_path`, and a function that makes a module there."""
-
-    def module(name: str, text: str, **names):
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        loaded = importlib.util.module_from_spec(spec)
-        vars(loaded).update(names)
-        spec.loader.exec_module(loaded)
-        return loaded
-
-    found = house.Hook(tmp_path)
-    found.is_on = True
-    yield found, module
-    sys.setprofile(None)
-
-
-def test_a_walk_counts_files_with_calls_and_not_imports(hook, tmp_path):
-    found, module = hook
-    other = module("other", "def work():\n    return 1\n")
-    found.gradient.is_on = True
-    sys.setprofile(found)
-    module("imported", "class Empty:\n    size = 1\n")
-    other.work()
-    sys.setprofile(None)
-    assert found.gradient.files == {str(tmp_path / "other.py")} and found.gradient.num_lines() == 2
-    assert found.memory.files == set() and not found.has_gradient
 
 
 def test_lines_and_statements_are_added_up_by_folder(tmp_path):

@@ -100,13 +100,14 @@ def test_faults_and_signs_are_counted(run: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("live", "expected"), [(0.9, []), (0.19, ["81% of the generated tokens are in groups"])])
-def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path, live: float, expected: list[str]) -> None:
+def test_only_what_is_not_trained_on_is_a_sign(tmp_path: Path) -> None:
     """Groups of one have equal rewards and are trained on with a baseline from history."""
-    told = {"env_runners/num_groups_without_signal": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
-    rows = [row(n, 0.5, **told, **{LIVE_TOKENS: live}) for n in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    assert [line[:41] for line in RunFacts.read(tmp_path).warnings()] == [line[:41] for line in expected]
+    counts = {"env_runners/num_groups_without_signal": 4.0, "env_runners/stop_reason/out_of_tokens": 0.0}
+    found = {}
+    for live in (0.9, 0.19):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1, 0.5, **counts, **{LIVE_TOKENS: live})) + "\n")
+        found[live] = list(RunFacts.read(tmp_path).warnings())
+    assert found == {0.9: [], 0.19: ["81% of the generated tokens are in groups that are not trained on"]}
 
 
 def test_the_page_has_every_part_and_no_secret(run: Path, capsys: pytest.CaptureFixture) -> None:
