@@ -34,7 +34,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
-    parser.add_argument("--transcripts", type=integer_from(0), default=6, metavar="N", help="of a run (default: 6)")
+    text = "episodes of a run (default: 6)"
+    parser.add_argument("--transcripts", type=integer_from(0), default=6, metavar="N", help=text)
 
 
 def page_in(directory: Path, num_transcripts: int) -> Page:
