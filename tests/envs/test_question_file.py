@@ -112,7 +112,7 @@ def test_broken_rows_are_named_all_at_once_or_left_out_and_counted(tmp_path, cap
     path.write_text("\n".join(lines))
     with pytest.raises(ValueError) as caught:
         QuestionFile({"path": str(path), "num_shots": 0})
-    for part in ("broken.jsonl", "bad_rows = 'skip'", "row 2, field 'answer' is missing", "is not JSON at column 2 of line 4",
+    for part in ("broken.jsonl", "bad_rows = 'skip'", "row 2, field 'answer' is missing", "JSON at column 2 of line 4",
                  "row 5, field 'answer' = []; expected text or a number"):  # fmt: skip
         assert part in str(caught.value)
     question_file._problems_in.cache_clear()
