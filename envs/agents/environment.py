@@ -179,7 +179,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
     def _taken(self) -> Call:
         call, self._call = self._call, None
         if call is None:
-            raise AgentError("no call is to be answered; call reset first")
+            raise AgentError("no call waits for an answer; call reset first")
         self._num_calls += 1
         return call
 

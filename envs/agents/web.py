@@ -357,4 +357,4 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         reason = f"{host}:{port} cannot be used: {error.strerror or error}"
-        raise ValueError(f"{reason}; expected another --port (0: a free one), or another --host") from error
+        raise ValueError(f"{reason}; choose another --port (0 takes a free one) or another --host") from error

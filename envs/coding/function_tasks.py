@@ -216,4 +216,4 @@ def _parsed(prompt_id: str) -> tuple[Family, list[Part]]:
         known = [{str(place): part for place, part in enumerate(choices)} for choices in family.parts]
         if all(word in places for word, places in zip(words, known)):
             return family, [places[word] for word, places in zip(words, known)]
-    raise ValueError(f"prompt_id = {prompt_id!r}; expected one as in 'list 3 22 0'")
+    raise ValueError(f"prompt_id = {prompt_id!r}; expected a prompt such as 'list 3 22 0'")

@@ -115,7 +115,7 @@ def parsed(prompt_id: str) -> tuple[NumberTemplate, list[int]]:
             numbers = [int(word) for word in words]
             if " ".join([name, *map(str, numbers)]) == prompt_id:
                 return template, numbers
-    raise ValueError(f"prompt_id = {prompt_id!r}; expected one as in 'power_mod 37 20 101'")
+    raise ValueError(f"prompt_id = {prompt_id!r}; expected a prompt such as 'power_mod 37 20 101'")
 
 
 _STRIDE = 1_000_003

@@ -71,7 +71,7 @@ def package_dir() -> Path:
     """
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"the package bfcl-eval is not installed; expected it, by {INSTALL}")
+        raise ValueError(f"the package bfcl-eval is not installed; install it with {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -206,7 +206,7 @@ def _loaded_apart(name: str) -> ModuleType:
     path = package_dir() / "eval_checker" / "multi_turn_eval" / "func_source_code" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"_apart_{name}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} cannot be loaded; expected bfcl-eval as published, by {INSTALL}")
+        raise ValueError(f"{path} cannot be loaded; reinstall bfcl-eval with {INSTALL}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for key, value in list(vars(module).items()):

@@ -67,7 +67,7 @@ def _at_level(name: str, level: int | None, levels: Mapping[str, int]) -> dict[s
     from reasoning_gym.factory import CURRICULA, create_curriculum
 
     if name not in CURRICULA:
-        raise ValueError(f"level = {level}; expected None, for dataset {name!r} has no curriculum")
+        raise ValueError(f"level = {level}; expected None, because dataset {name!r} has no curriculum")
     curriculum = create_curriculum(name)
     highest = {key: len(attribute.levels) - 1 for key, attribute in curriculum.attributes.items()}
     if level is not None:

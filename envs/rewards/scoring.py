@@ -232,7 +232,7 @@ class Rewards:
         for name in ("completion_ids", "trainer_state"):
             if named.get(name) and name not in known:
                 raise NoReward(
-                    f"needs {name}, which only answers of an engine have; expected it in a run, or a default"
+                    f"needs {name}, which only the answers of an engine have; give the parameter a default"
                 )
         return {name: value for name, value in known.items() if takes_others or name in named}
 

@@ -262,4 +262,4 @@ def _preload(packages: list[str]) -> None:
     # A lock that another thread holds during a fork is never released in the child.
     if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
         started = f"importing {', '.join(packages)} started {num_threads - 1} threads"
-        raise RuntimeError(f"{started}; a process that forks must have one")
+        raise RuntimeError(f"{started}; expected none, since a process with threads cannot fork safely")

@@ -100,7 +100,7 @@ class McpTools:
         try:
             jsonschema.Draft202012Validator.check_schema(schema)
             if schema.get("type") != "object" or not isinstance(schema.get("properties", {}), dict):
-                raise jsonschema.SchemaError("it is not that of an object")
+                raise jsonschema.SchemaError("it does not describe an object")
         except jsonschema.SchemaError as error:
             said = " ".join(str(error.message).split())[:200]
             raise ToolServerError(f"mcp: the schema of the tool {listed.name!r} cannot be used: {said}") from error

@@ -192,4 +192,4 @@ def _read(prompt_id: str) -> tuple[Template, dict[str, str], dict[str, str]]:
             template = TEMPLATES[steps][at]
             total = shown(evaluate(template.total.format(**numbers)))
             return template, {**numbers, "total": total}, {"name": found["name"], "thing": found["thing"]}
-    raise ValueError(f"prompt_id = {prompt_id!r}; expected one as in '2.0 4 12 7 Mia pencils'")
+    raise ValueError(f"prompt_id = {prompt_id!r}; expected a prompt such as '2.0 4 12 7 Mia pencils'")

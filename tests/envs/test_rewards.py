@@ -155,7 +155,7 @@ def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None
     ("listed", "row", "returned [1.0], a list; expected a number"),
     ("trl_long", "trl", "returned a list of 2; expected one number for each of 1 completion"),
     ("trl_number", "trl", "returned 1.0, a float; expected a list of 1 number"),
-    ("trl_ids", "trl", "needs completion_ids, which only answers of an engine have; expected it in a run"),
+    ("trl_ids", "trl", "needs completion_ids, which only the answers of an engine have; give"),
     ("verl_wrong", "verl", "returned a dict with accuracy; expected 'score' in it"),
     ("batch_exits", "batch", "raised SystemExit: 3"),
 ])  # fmt: skip
@@ -397,7 +397,7 @@ def test_the_environment_passes_on_the_tokens_of_the_turn(file: Path) -> None:
     reply = step(env, "4\n", token_ids=(9, 9, 9, 9), version=2)
     assert reply.info["reward/trl_length"] == 0.4 and reply.info["reward/trl_step"] == 0.2
     reset(env, Prompt("question_file", env._ids[0]))
-    with pytest.raises(RewardError, match="trl_length' needs completion_ids, which only answers of an engine have"):
+    with pytest.raises(RewardError, match="trl_length' needs completion_ids, which only the answers of an engine have"):
         env.step("4\n")  # the tokens of another turn are never taken
 
 
