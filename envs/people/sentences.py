@@ -111,7 +111,7 @@ def grades(prompt: str, answer: str, criteria: Sequence[Criterion]) -> Mapping[s
     tasks = _ASKED.findall(prompt)
     unknown = [criterion.name for criterion in criteria if criterion.name not in _RULES]
     if not tasks or unknown:
-        raise ValueError(f"criteria = {unknown}, {len(tasks)} tasks; expected criteria among {sorted(_RULES)}, and a task")
+        raise ValueError(f"criteria = {unknown}, {len(tasks)} tasks; expected some of {sorted(_RULES)}, and a task")
     least, most, listed = tasks[-1]
     said = re.findall(r"\w+", answer.lower())
     rules = {
