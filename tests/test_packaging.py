@@ -160,10 +160,7 @@ def test_a_project_with_folders_of_the_same_names_plays_ours(unpacked: Path, tmp
 # --- pins
 
 
-@pytest.mark.parametrize(
-    ("extra", "pinned_in"),
-    [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")],
-)
+@pytest.mark.parametrize(("extra", "pinned_in"), [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")])
 def test_pins_lie_in_the_ranges_of_setup_cfg(config: configparser.ConfigParser, extra: str, pinned_in: str) -> None:
     pins = pins_of("base") | pins_of(pinned_in)
     lines = listed(config, *(("options.extras_require", extra) if extra else ("options", "install_requires")))

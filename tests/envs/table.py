@@ -82,10 +82,7 @@ ROWS: dict[str, list[Row]] = {
         Row(needs=("inspect_evals",)),
         Row({"user": "asked", "num_replies": 1}, needs=("inspect_evals",), is_hidden=True),
     ],
-    "retrieval": [
-        Row(),
-        Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1}),
-    ],
+    "retrieval": [Row(), Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1})],
     "rubric": [Row(pays_any_text=True), Row({"reward": "pass"})],
     "self_iteration": [
         Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": {}}, iterates=True),

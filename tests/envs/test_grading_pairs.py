@@ -97,8 +97,7 @@ UNITS = [
     ("90 minutes", ["90", "90 min", "1.5 hours"], ["90 hours", "1.5", "9 minutes", "1.5 minutes"]),
 ]
 CHOICE = [
-    ("C", ["C", "(C)", r"\boxed{C}", r"\boxed{\text{(C)}}", "C. A long text",
-      "The answer is C since A is too small."],
+    ("C", ["C", "(C)", r"\boxed{C}", r"\boxed{\text{(C)}}", "C. A long text", "The answer is C since A is too small."],
      ["A", "D", "The answer is A since C is too small.", "It is A; C is wrong.", "C or D", "A and C"]),
     ("A", ["The answer is A, not B.", "Answer: A because D is even", r"\boxed{\textbf{(A)}}", "Option A"],
      ["The answer is B, not A.", "Answer: D because A is even", "A, B", r"\boxed{B}", "not A"]),
@@ -149,8 +148,7 @@ INTERVALS = [
      [r"\boxed{(2, 7)}", r"\boxed{[2, 7]}", r"\boxed{[7, 2)}", r"\boxed{2 < x < 7}"]),
     (r"(-\infty, 3]", [r"\boxed{(-\infty, 3]}", r"\boxed{x \leq 3}", "(-\u221e, 3]"],
      [r"\boxed{(-\infty, 3)}", r"\boxed{x < 3}", r"\boxed{[3, \infty)}"]),
-    (r"(-\infty,-1)\cup(1,\infty)", [r"\boxed{(-\infty, -1) \cup (1, \infty)}",
-      r"\boxed{(1,\infty)\cup(-\infty,-1)}"],
+    (r"(-\infty,-1)\cup(1,\infty)", [r"\boxed{(-\infty, -1) \cup (1, \infty)}", r"\boxed{(1,\infty)\cup(-\infty,-1)}"],
      [r"\boxed{(-1, 1)}", r"\boxed{(-\infty, -1)}", r"\boxed{(-\infty, -1] \cup [1, \infty)}"]),
     ("x > 4", [r"\boxed{x > 4}", "4 < x", r"\boxed{(4, \infty)}"],
      [r"\boxed{x < 4}", r"\boxed{x \ge 4}", r"\boxed{x = 4}", r"\boxed{4}"]),
@@ -194,8 +192,7 @@ TIMES = [
     ("16:20", ["16:20", "4:20 PM"], ["4:20 AM", "16:02", "20", "16"]),
 ]
 THOUGHTS = [
-    ("31", ["<think>Is it \\boxed{30}?</think>\\boxed{31}", "maybe 30</think>31",
-      "<think>30</think>The answer is 31."],
+    ("31", ["<think>Is it \\boxed{30}?</think>\\boxed{31}", "maybe 30</think>31", "<think>30</think>The answer is 31."],
      ["<think>\\boxed{31}</think>", "<think>31</think>\\boxed{30}", "<think>The answer is \\boxed{31}",
       "<think>a</think>\\boxed{30}<think>b</think>I give up."]),
     ("Rome", ["<think>Paris? No.</think>Rome"], ["<think>Rome</think>Paris", "<think>The answer is Rome.</think>"]),
