@@ -28,7 +28,8 @@ from tests.watchdog import (  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
-hypothesis.settings.register_profile("shared", deadline=None)  # a busy machine is not a fault of what is tested
+# A busy machine is not a fault of what is tested.
+hypothesis.settings.register_profile("shared", max_examples=50, deadline=None)
 hypothesis.settings.load_profile("shared")
 
 

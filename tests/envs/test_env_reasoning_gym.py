@@ -157,16 +157,6 @@ def test_partial_credit_counts_only_on_request():
     assert graded.step(f" {near}\n")[1] == partial
 
 
-def test_answers_of_several_lines_end_with_a_blank_one():
-    world = ReasoningGym({"dataset": "sudoku", "multiline": True, "num_shots": 1, "pool_size": 20})
-    assert world.stop_strings == ("\n\n",)
-    prompt_id = first_ids(world, count=1)[0]
-    (gold,) = world.gold_turns(prompt_id)
-    assert gold.count("\n") == 10
-    world.reset(options={"prompt_id": prompt_id})
-    assert world.step(gold)[1:3] == (1.0, True)
-
-
 def test_no_answer_is_ever_run_as_code(tmp_path):
     target = tmp_path / "written"
     for name in sorted(COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA):

@@ -149,13 +149,10 @@ def test_hostile_answers_cost_no_time(answer):
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("forty-five", 45), ("one hundred and twenty-three", 123), ("2.4 million", 2_400_000),
-    ("three quarters", Fraction(3, 4)),
-    ("two and a half", Fraction(5, 2)), ("minus two", -2), ("half", Fraction(1, 2)), ("a million", 10**6),
-    ("two thousand five hundred one", 2501), ("3 and a half", Fraction(7, 2)), ("zero", 0),
-    ("forty apples", None), ("twenty twelve", None), ("one two", None), ("and", None), ("5", None),
-    ("hundred", 100),
-    ("third", None), ("forty zero", None), ("five and", None), ("", None),
+    ("one hundred and twenty-three", 123), ("two and a half", Fraction(5, 2)), ("minus two", -2), ("a million", 10**6),
+    ("two thousand five hundred one", 2501), ("3 and a half", Fraction(7, 2)), ("zero", 0), ("hundred", 100),
+    ("forty apples", None), ("twenty twelve", None), ("one two", None), ("and", None), ("5", None), ("third", None),
+    ("forty zero", None), ("five and", None), ("", None),
 ])  # fmt: skip
 def test_number_words_by_hand(text, value):
     assert spelled(text) == value

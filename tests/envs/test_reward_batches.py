@@ -162,11 +162,3 @@ def test_a_call_that_fails_fails_its_answers_and_no_others(file: Path, fault: st
         assert reason in str(error) and f'row {{"n": {number}}}, answer {answer!r}' in str(error)
     assert scored(rewards_of(file, "picky"), ["a", "c", "b"]) == [0.5] * 3  # also while the one that hangs is under way
     assert [len(call) for call in calls_of(rewards)] == [3, 3]
-
-
-@pytest.mark.usefixtures("gathering")
-def test_a_call_that_hangs_counts_once_however_many_answers_it_has(file: Path) -> None:
-    rewards = rewards_of(file, "picky", timeout_s=3.0, on_error="drop")
-    errors = scored(rewards, ["hang"] * 40)
-    assert all(isinstance(one, RewardError) and not one.ends_run for one in errors)  # `MOST_LATE` is 32
-    assert rewards._num_late == len(calls_of(rewards)) == 1
