@@ -72,15 +72,6 @@ def test_equal_formulas_are_one_answer(tmp_path):
     assert world.settle_group(prompt_id, turns) == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_a_call_of_a_tool_does_not_vote():
-    world = SelfLabel({"world": "rllib_srl.envs.tools.word_problem:WordProblem", "world_config": {"num_shots": 1}})
-    prompt_id = next(world.prompt_ids("train", 0))
-    world.reset(options={"prompt_id": prompt_id})
-    call, answer = world.gold_turns(prompt_id)
-    turns = [[call, "Answer: 3\n"], ["Answer: 3\n"], [call, answer], [call]]
-    assert world.settle_group(prompt_id, turns) == [1.0, 1.0, 0.0, 0.0]
-
-
 def test_worlds_without_votes_compare_the_text_after_the_last_answer():
     assert plain_vote([" North \nmore"], ("\n",)) == "north"
     assert plain_vote(["move", "I think. Answer:  go  North."], ("\n",)) == "go north"
