@@ -42,20 +42,22 @@ WANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kwargs", "does_match"), [
-    ({"city": "Oslo"}, True), ({"city": "oslo norway"}, True), ({"city": "Bergen"}, False), ({}, False),
-    ({"city": "Oslo", "nights": 2}, True), ({"city": "Oslo", "nights": 2.0}, False),
-    ({"city": "Oslo", "nights": "2"}, False), ({"city": "Oslo", "nights": 3}, False),
-    ({"city": "Oslo", "nights": True}, False), ({"city": "Oslo", "price": 80}, True),
-    ({"city": "Oslo", "price": 80.5}, False), ({"city": "Oslo", "quiet": True}, True),
-    ({"city": "Oslo", "quiet": 1}, False), ({"city": "Oslo", "guests": ["ann", "BEN"]}, True),
-    ({"city": "Oslo", "guests": ["Ben", "Ann"]}, False), ({"city": "Oslo", "room": {"floor": 3}}, True),
-    ({"city": "Oslo", "room": {"floor": 3, "view": "Sea"}}, True),
-    ({"city": "Oslo", "room": {"view": "sea"}}, False), ({"city": "Oslo", "room": {"floor": 3, "bath": 1}}, False),
-    ({"city": "Oslo", "pets": 1}, False), ({"city": ["Oslo"]}, False),
+@pytest.mark.parametrize(("does_match", "given"), [
+    (True, [
+        {}, {"city": "oslo norway"}, {"nights": 2}, {"price": 80}, {"quiet": True}, {"guests": ["ann", "BEN"]},
+        {"room": {"floor": 3}}, {"room": {"floor": 3, "view": "Sea"}},
+    ]),
+    (False, [
+        {"city": "Bergen"}, {"city": ["Oslo"]}, {"nights": 2.0}, {"nights": "2"}, {"nights": 3}, {"nights": True},
+        {"price": 80.5}, {"quiet": 1}, {"guests": ["Ben", "Ann"]}, {"room": {"view": "sea"}}, {"pets": 1},
+        {"room": {"floor": 3, "bath": 1}},
+    ]),
 ])  # fmt: skip
-def test_one_call_by_hand(kwargs, does_match):
-    assert do_match([ToolCall("book", (), kwargs)], [WANTED], [BOOK]) == does_match
+def test_one_call_by_hand(does_match, given):
+    for kwargs in given:
+        call = ToolCall("book", (), {"city": "Oslo", **kwargs})
+        assert do_match([call], [WANTED], [BOOK]) == does_match, kwargs
+    assert not do_match([ToolCall("book")], [WANTED], [BOOK])
 
 
 def test_calls_match_in_any_order_and_in_the_best_way():

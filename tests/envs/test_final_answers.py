@@ -1,6 +1,8 @@
-r"""The one grading order: which answers of a turn count, and which of them are right. Every row is worked by hand.
+r"""The one grading order: which answers of a turn count, and which of them are right. Every row is worked by hand:
 
-The rules are those of docs/grading.md. A row with grade None is an answer that cannot be read, which earns 0.
+    (gold, turns that are right, turns that are wrong, turns that cannot be read, which earn 0)
+
+The rules are those of docs/grading.md.
 """
 
 from __future__ import annotations
@@ -20,81 +22,66 @@ ASKED = "Tom has 10 apples. He gets 11 more. How many apples has he now?"
 
 NUMBERS = [
     # The answer alone.
-    ("21", "21", 1), (" 21. ", "21", 1), ("210", "21", 0), ("2 1", "21", 0), ("-21", "21", 0), ("21", "-21", 0),
-    ("-21", "-21", 1), ("\u221221", "-21", 1), ("minus 21", "21", 0), ("minus 21", "-21", 1), ("+21", "21", 1),
-    ("", "21", None), ("   \n", "21", None), ("many", "21", None),
+    ("21", ["21", " 21. ", "+21"], ["210", "2 1", "-21", "minus 21"], ["", "   \n", "many"]),
+    ("-21", ["-21", "\u221221", "minus 21"], ["21"]),
     # Marked.
-    (r"\boxed{21}", "21", 1), (r"So it is $\boxed{21}$.", "21", 1), (r"\boxed{20}", "21", 0),
-    (r"\boxed{x = 21}", "21", 1), (r"\boxed{21\text{ apples}}", "21", 1), ("<answer>21</answer>", "21", 1),
-    ("<answer> 21 </answer> done in 3 steps", "21", 1), ("<answer>12</answer>", "21", 0),
-    ("10 + 11 = 21\n#### 21", "21", 1), ("#### 22", "21", 0),
-    ("#### 1. Add\n10 + 11\n#### 21", "21", 1),  # a heading
-    ("The answer is 21.", "21", 1), ("The answer is: 21 apples", "21", 1), ("**Answer:** 21", "21", 1),
-    ("The answer is 21 because 3 rows of 7 are there", "21", 1), ("The answer is 3 rows of 7", "21", 0),
-    ("The answer is 10 + 11 = 21", "21", 1),
+    ("21", [r"\boxed{21}", r"So it is $\boxed{21}$.", r"\boxed{x = 21}", r"\boxed{21\text{ apples}}",
+     "<answer>21</answer>", "<answer> 21 </answer> done in 3 steps", "10 + 11 = 21\n#### 21",
+     "#### 1. Add\n10 + 11\n#### 21", "The answer is 21.", "The answer is: 21 apples", "**Answer:** 21",
+     "The answer is 21 because 3 rows of 7 are there", "The answer is 10 + 11 = 21"], [r"\boxed{20}",
+     "<answer>12</answer>", "#### 22", "The answer is 3 rows of 7"]),
     # Bare: the last number.
-    ("10 + 11 equals 21.", "21", 1), ("The sum is 21", "21", 1), ("So he has 21 apples now.", "21", 1),
-    ("It is 21!", "21", 1), ("He had 10, so 10 + 11 = 22", "21", 0), ("x = 21", "21", 1), ("21 = 10 + 11", "21", 1),
-    ("10 + 11\n21", "21", 1), ("It was 21, and then he ate 3", "21", 0),
+    ("21", ["10 + 11 equals 21.", "The sum is 21", "So he has 21 apples now.", "It is 21!", "x = 21", "21 = 10 + 11",
+     "10 + 11\n21"], ["He had 10, so 10 + 11 = 22", "It was 21, and then he ate 3"]),
     # Two different ones.
-    ("I am not sure, 21 or 22", "21", 0), ("I am not sure, 21 or 22", "22", 0), ("21 or maybe 22", "21", 0),
-    ("21, perhaps 22", "22", 0), ("19, 20, 21", "21", 0), ("19,20,21", "21", 0), ("20 and 21", "21", 0),
-    ("20\n21", "21", 0), ("Answer: 20\nAnswer: 21", "21", 0), ("Answer: 21 Answer: 20", "21", 0),
-    ("Answer: 21\nAnswer: 21.0", "21", 1), (r"\boxed{20} or \boxed{21}", "21", 0),
-    (r"\boxed{21 \text{ or } 22}", "21", 0), ("<answer>20</answer><answer>21</answer>", "21", 0),
-    (r"\boxed{20}" "\n#### 21", "21", 0), (r"\boxed{20}" "\n#### 21", "20", 0), ("#### 20\n#### 21", "21", 0),
-    ("<answer>20</answer>\nThe answer is 21", "20", 0),
-    ("The answer is 3 less than 24: <answer>21</answer>", "21", 1),  # a phrase in front of a mark is reasoning
+    ("21", ["Answer: 21\nAnswer: 21.0", "The answer is 3 less than 24: <answer>21</answer>"],
+     ["I am not sure, 21 or 22", "21 or maybe 22", "19, 20, 21", "19,20,21", "20 and 21", "20\n21",
+     "Answer: 20\nAnswer: 21", "Answer: 21 Answer: 20", r"\boxed{20} or \boxed{21}", r"\boxed{21 \text{ or } 22}",
+     "<answer>20</answer><answer>21</answer>", r"\boxed{20}" "\n#### 21", "#### 20\n#### 21"]),
+    ("22", [], ["I am not sure, 21 or 22", "21, perhaps 22"]),
+    ("20", [], [r"\boxed{20}" "\n#### 21", "<answer>20</answer>\nThe answer is 21"]),
     # Rejected, asked, copied, not carried out.
-    ("It is not 21", "21", 0), ("It isn't 21.", "21", 0), ("The answer is not 21", "21", 0),
-    ("I don't think the answer is 21", "21", 0), ("21 is wrong", "21", 0), ("21 is wrong; the answer is 22", "21", 0),
-    ("21 is wrong; the answer is 22", "22", 1), ("It is 21, not 22.", "21", 1), ("It is not 20, it is 21", "21", 1),
-    (r"not \boxed{21}", "21", 0), ("Is it 21?", "21", None), (ASKED, "11", None), (ASKED, "10", None),
-    (ASKED + " 21", "21", 1), ("10 + 11", "21", None), ("10 plus 11", "11", None), ("3 x 7", "7", None),
-    ("42/2", "21", None), (r"\frac{42}{2}", "21", None), ("2^10", "1024", None), ("Not 21 but 22", "22", 1),
-    ("It is neither 20 nor 21", "21", 0), ("The answer isn't 20, it's 21", "21", 1),
-    ("21 is definitely not the answer", "21", 0), ("21 cannot be right", "21", 0), ("anything but 21", "21", 0),
-    ("The wrong answer is 21", "21", 0), ("I was wrong; the answer is 21", "21", 1), ("21 (not 22)", "21", 1),
-    ("It is between 20 and 21", "21", 0), ("20-21", "21", None),
+    ("21", ["It is 21, not 22.", "It is not 20, it is 21", ASKED + " 21", "The answer isn't 20, it's 21",
+     "I was wrong; the answer is 21", "21 (not 22)"], ["It is not 21", "It isn't 21.", "The answer is not 21",
+     "I don't think the answer is 21", "21 is wrong", "21 is wrong; the answer is 22", r"not \boxed{21}",
+     "It is neither 20 nor 21", "21 is definitely not the answer", "21 cannot be right", "anything but 21",
+     "The wrong answer is 21", "It is between 20 and 21"], ["Is it 21?", "10 + 11", "42/2", r"\frac{42}{2}", "20-21"]),
+    ("22", ["21 is wrong; the answer is 22", "Not 21 but 22"], []), ("11", [], [], [ASKED, "10 plus 11"]),
+    ("10", [], [], [ASKED]), ("7", [], [], ["3 x 7"]), ("1024", [], [], ["2^10"]),
     # Units, separators, other digits; more in test_grading_pairs.py.
-    ("5", "5 apples", 1), ("15 apples", "5 apples", 0), ("21 percent", "0.21", 1), ("21", "0.21", 0), ("$21", "21", 1),
-    (r"$-\frac{1}{2}$", "0.5", 0), (r"-2\frac{1}{2}", "-2.5", 1), ("21 million", "21", 0), ("2 dozen", "2", None),
-    ("21 hours and 30 minutes", "21", 0), (r"\approx 21", "21", 1), ("21,000", "21", 0), ("\u2014 21", "21", 1),
-    ("between 1 and 1000", "21", 0), ("21x", "21", None), ("x21", "21", None), ("the 21st", "21", None),
-    ("it is > 21", "21", None), ("3:21", "21", None), ("\u0662\u0661", "21", None), ("\uff12\uff11", "21", None),
-    ("21\u00b2", "21", None),
+    ("5 apples", ["5"], ["15 apples"]), ("0.21", ["21 percent"], ["21"]),
+    ("21", ["$21", r"\approx 21", "\u2014 21"], ["21 million", "21 hours and 30 minutes", "21,000",
+     "between 1 and 1000"], ["21x", "x21", "the 21st", "it is > 21", "3:21", "\u0662\u0661", "\uff12\uff11",
+     "21\u00b2"]),
+    ("0.5", [], [r"$-\frac{1}{2}$"]), ("-2.5", [r"-2\frac{1}{2}"], []), ("2", [], [], ["2 dozen"]),
 ]  # fmt: skip
 SYMBOLS = [
-    (r"So it is $2\pi$.", "6.283185", 1), (r"\pm 21", "21", 0), ("So we get $2x + 3$.", "2x+3", 1),
-    ("the result is 2x+3", "2x+3", 1), ("The answer is 2x + 3. It was easy.", "2x+3", 1),
-    ("It is $2x+3$ or $2x+4$", "2x+3", 0), ("It is $2x+4$ or $2x+3$", "2x+3", 0), ("2x+3 or 2x+4", "2x+3", 0),
-    ("It is not $2x+3$", "2x+3", 0), ("yx", "$xy$", 1), ("yx", "xy", 0),
+    ("6.283185", [r"So it is $2\pi$."], []), ("21", [], [r"\pm 21"]),
+    ("2x+3", ["So we get $2x + 3$.", "the result is 2x+3", "The answer is 2x + 3. It was easy."],
+     ["It is $2x+3$ or $2x+4$", "It is $2x+4$ or $2x+3$", "2x+3 or 2x+4", "It is not $2x+3$"]),
+    ("$xy$", ["yx"], []), ("xy", [], ["yx"]),
 ]  # fmt: skip
 WORDS = [
-    ("Paris", "Paris", 1), ("paris.", "Paris", 1), ("**Paris**", "Paris", 1), (r"\boxed{\text{Paris}}", "Paris", 1),
-    ("<answer>Paris</answer>", "Paris", 1), ("I know.\nParis", "Paris", 1),
-    ("The answer is Paris. It is on the Seine.", "Paris", 1), ("Answer: St. Louis", "St. Louis", 1),
-    ("The capital is Paris", "Paris", 0), ("Paris, Texas", "Paris", 0), ("Paris or Rome", "Paris", 0),
-    ("Answer: Rome\nAnswer: Paris", "Paris", 0), ("Answer: not Paris", "Paris", 0), ("Parisian", "Paris", 0),
-    ("I do not know", "no", 0), ("No.", "no", 1), ("on", "no", 0), ("post", "stop", 0), ("silent", "listen", 0),
-    ("not guilty", "not guilty", 1), ("guilty", "not guilty", 0), ("May 21", "June 21", 0), ("21", "June 21", 0),
-    ("June 21", "June 21", 1), ("2018", "2024-01-05", 0), ("", "Paris", None),
+    ("Paris", ["Paris", "paris.", "**Paris**", r"\boxed{\text{Paris}}", "<answer>Paris</answer>", "I know.\nParis",
+     "The answer is Paris. It is on the Seine."], ["The capital is Paris", "Paris, Texas", "Paris or Rome",
+     "Answer: Rome\nAnswer: Paris", "Answer: not Paris", "Parisian"], [""]),
+    ("St. Louis", ["Answer: St. Louis"], []), ("no", ["No."], ["I do not know", "on"]), ("stop", [], ["post"]),
+    ("listen", [], ["silent"]), ("not guilty", ["not guilty"], ["guilty"]), ("June 21", ["June 21"], ["May 21", "21"]),
+    ("2024-01-05", [], ["2018"]),
 ]  # fmt: skip
 CHOICES = [
-    ("B", "B", 1), ("(B) Paris", "B", 1), ("I think it is B.", "B", 1), ("The answer is (B).", "B", 1), ("C", "B", 0),
-    ("A or B", "B", 0), ("B, or A", "B", 0), ("It is not B", "B", 0), ("A quick look says B", "B", 1),
-    ("Banana", "B", None),
+    ("B", ["B", "(B) Paris", "I think it is B.", "The answer is (B).", "A quick look says B"], ["C", "A or B",
+     "B, or A", "It is not B"], ["Banana"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("turn", "gold", "expected"), NUMBERS + WORDS + CHOICES)
-def test_answers_by_hand(turn, gold, expected):
-    assert graded(gold, turn, question=ASKED).grade == expected
-
-
-@pytest.mark.parametrize(("turn", "gold", "expected"), SYMBOLS)
-def test_formulas_by_hand(turn, gold, expected):
-    assert graded(gold, turn, deadline_s=20.0).grade == expected
+@pytest.mark.parametrize("table", [NUMBERS, WORDS, CHOICES, SYMBOLS], ids=["numbers", "words", "choices", "formulas"])
+def test_answers_by_hand(table):
+    expected = [
+        (gold, turn, grade) for gold, *lists in table for grade, turns in zip((1, 0, None), lists) for turn in turns
+    ]
+    found = [(gold, turn, graded(gold, turn, question=ASKED, deadline_s=20.0).grade) for gold, turn, _ in expected]
+    assert found == expected
 
 
 def rows_of_the_docs():
@@ -115,23 +102,24 @@ def test_the_docs_say_what_is_done():
     assert found == rows
 
 
-@pytest.mark.parametrize(("gold", "name"), [
-    ("21", "number"), ("$1,234", "number"), ("50%", "number"), ("1/2", "number"), ("5 apples", "number"),
-    ("forty-two", "number"), ("2.4 million", "number"), (r"35\text{ cm}^2", "number"), ("12 Main Street", "word"),
-    ("52_8", "base"), ("3:2", "ratio"), ("3:30", "time"), ("7 pm", "time"), ("2x", "expression"),
-    ("x", "expression"), ("xy", "word"), ("$xy$", "product"), (r"\boxed{xy}", "product"),
-    (r"\boxed{\text{east}}", "word"), (r"\sqrt{2}", "expression"), (r"10 \cdot 7", "expression"),
-    ("sin(x)", "expression"), ("pi", "expression"), ("(1,2)", "bracket"), ("[1, 2)", "bracket"),
-    (r"\{1, 2\}", "set"), (r"\emptyset", "set"), ("1, 2", "list"), ("x = 2 or x = 3", "list"), (r"\pm 2", "list"),
-    ("A, C", "list"), ("x < 1 or x > 3", "union"), ("x > 3", "relation"), ("y = 2x", "relation"),
-    (r"\{x : x > 3\}", "relation"), (r"\int_0^1 x\,dx", "formula"),
-    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "formula"), ("Paris", "word"), ("red and blue", "word"),
-    ("no", "yes or no"), ("June 21", "word"), ("COVID-19", "word"), ("2024-01-05", "word"), ("B", "choice"),
-    ("(B)", "choice"),
-])  # fmt: skip
-def test_classes_by_hand(gold, name):
-    assert class_of(gold) == name
-    assert [class_of(gold, kind) for kind in ("number", "text", "choice")] == ["number", "word", "choice"]
+CLASSES = {
+    "number": ["21", "$1,234", "50%", "1/2", "5 apples", "forty-two", "2.4 million", r"35\text{ cm}^2"],
+    "word": ["12 Main Street", "xy", r"\boxed{\text{east}}", "Paris", "red and blue", "June 21", "COVID-19",
+        "2024-01-05"], "base": ["52_8"], "ratio": ["3:2"], "time": ["3:30", "7 pm"],
+    "expression": ["2x", "x", r"\sqrt{2}", r"10 \cdot 7", "sin(x)", "pi"], "product": ["$xy$", r"\boxed{xy}"],
+    "bracket": ["(1,2)", "[1, 2)"], "set": [r"\{1, 2\}", r"\emptyset"],
+    "list": ["1, 2", "x = 2 or x = 3", r"\pm 2", "A, C"], "union": ["x < 1 or x > 3"],
+    "relation": ["x > 3", "y = 2x", r"\{x : x > 3\}"],
+    "formula": [r"\int_0^1 x\,dx", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"], "yes or no": ["no"],
+    "choice": ["B", "(B)"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_by_hand(name):
+    for gold in CLASSES[name]:
+        assert class_of(gold) == name, gold
+        assert [class_of(gold, kind) for kind in ("number", "text", "choice")] == ["number", "word", "choice"]
 
 
 def test_what_was_read_is_told():
