@@ -53,35 +53,31 @@ def test_layouts_by_hand() -> None:
         assert problem_of(row) == expected
 
 
-CHOICES = [
-    (ARC, "B"),
-    ({**ARC, "answerKey": "2", "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),
-    ({**ARC, "answerKey": 2, "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}, "B"),  # a label, no position
-    ({"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"}, "C"),
-    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 1}, "B"),
-    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "1"}, "B"),
-    ({"question": "Which?", "choices": ["3", "2", "1"], "answer": "1"}, "C"),  # the text of one comes first
-    ({"question": "Which?", "options": ["x", "y"], "answer": "(B)"}, "B"),
-    ({"question": "Which?", "options": {"A": "x", "B": "y"}, "answer_idx": "B"}, "B"),
-    ({"question": "Which?", "options": ["x", "y"], "correct": "B"}, "B"),
-    ({"question": "Which?", "options": '["x", "y"]', "answer": "y"}, "B"),
-    ({"question": "Which?", "options": "['x', 'y']", "answer": "0"}, "A"),
-    ({"question": "Which?", "A": "x", "B": "y", "answer": "B"}, "B"),
-    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": "2.0"}, "C"),
-    ({"question": "Which?", "choices": ["x", "y", "z"], "answer": 2.0}, "C"),
-    ({"question": "Which?", "choices": ["x", "y"], "answer": "['B']"}, "B"),
-    ({"question": "Which?", "choices": ["x", "y"], "answer": ["B"]}, "B"),
-    ({"question": "Which?", "choices": ["x", "y"], "answer": "B. y"}, "B"),
-    ({"question": "Which?", "choices": ["A) x", "B) y"], "correct": "B"}, "B"),
-    ({"question": "Which?", "choices": ["No", "Yes"], "answer": True}, "B"),
-    ({"question": "Which?", "choices": ["true", "false"], "answer": False}, "B"),
-    ({"question": "Which?", "choices": ["x", "y"], "answer": "Y"}, "B"),
-]
+NUMBERED = {**ARC, "choices": {**ARC["choices"], "label": ["1", "2", "3"]}}
+# letter -> rows; "Which?" is asked where nothing is
+CHOICES = {
+    "A": [{"options": "['x', 'y']", "answer": "0"}],
+    "B": [
+        ARC, {**NUMBERED, "answerKey": "2"}, {**NUMBERED, "answerKey": 2},  # a label, no position
+        {"choices": ["x", "y", "z"], "answer": 1}, {"choices": ["x", "y", "z"], "answer": "1"},
+        {"options": ["x", "y"], "answer": "(B)"}, {"options": {"A": "x", "B": "y"}, "answer_idx": "B"},
+        {"options": ["x", "y"], "correct": "B"}, {"options": '["x", "y"]', "answer": "y"},
+        {"A": "x", "B": "y", "answer": "B"}, {"choices": ["x", "y"], "answer": "['B']"},
+        {"choices": ["x", "y"], "answer": ["B"]}, {"choices": ["x", "y"], "answer": "B. y"},
+        {"choices": ["A) x", "B) y"], "correct": "B"}, {"choices": ["No", "Yes"], "answer": True},
+        {"choices": ["true", "false"], "answer": False}, {"choices": ["x", "y"], "answer": "Y"},
+    ],
+    "C": [
+        {"question_stem": "Which?", "choices": ARC["choices"], "answerKey": "C"},
+        {"choices": ["3", "2", "1"], "answer": "1"},  # the text of one comes before a position
+        {"choices": ["x", "y", "z"], "answer": "2.0"}, {"choices": ["x", "y", "z"], "answer": 2.0},
+    ],
+}  # fmt: skip
 
 
 def test_choices_of_every_form_have_a_letter() -> None:
-    for row, letter in CHOICES:
-        problem = problem_of(row)
+    for letter, row in ((letter, row) for letter, rows in CHOICES.items() for row in rows):
+        problem = problem_of(row if "question_stem" in row else {"question": "Which?", **row})
         assert (problem.answer, problem.is_choice) == (letter, True), row
         assert "\nA. " in problem.question and "\nB. " in problem.question and ")" not in problem.question
     assert problem_of(ARC).question == "Which is a gas?\nA. iron\nB. helium\nC. salt"
@@ -103,11 +99,8 @@ ANSWERS = [
     ({"question": "q?", "answer": Decimal("12.50")}, "12.5", "12.50", "12.6"),
     ({"question": "q?", "answer": Decimal("3.00")}, "3", "3", "300"),
     ({"question": "q?", "answer": Decimal("1E+3")}, "1000", "1000", "1"),
-    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": ""}, "7", "7", "8"),
-    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "  "}, "7", "7", "8"),
-    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": []}, "7", "7", "8"),
-    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": float("nan")}, "7", "7", "8"),
-    ({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": "notfound"}, "7", "7", "8"),
+    *(({"problem": "q?", "solution": r"So $\boxed{7}$.", "answer": empty}, "7", "7", "8")
+      for empty in ("", "  ", [], float("nan"), "notfound")),
     ({"problem": "q?", "answer": "", "final_answer": "7"}, "7", "7", "8"),
     ({"problem": "q?", "solution": r"Hence it is \boxed 2 in all."}, "2", "2", "3"),
     ({"problem": "q?", "solution": r"Hence $x = \boxed 12$."}, "12", "12", "1"),
@@ -115,7 +108,7 @@ ANSWERS = [
     ({"problem": "q?", "solution": r"so \boxed{3} and \boxed{5}"}, "3, 5", "3, 5", "5"),
     ({"problem": "q?", "solution": r"$x = \boxed{3}$ or $\boxed{5}$"}, "3, 5", "5, 3", "5"),
     ({"problem": "q?", "solution": r"\boxed{5}, that is \boxed{5}"}, "5", "5", "3"),
-]
+]  # fmt: skip
 
 
 def test_answers_of_every_form_are_read_and_graded() -> None:
