@@ -97,7 +97,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 def raw(tmp_path: Path, schema: Any) -> list[str]:
     """Return the command of a server without the package, which lists one tool with a schema."""
-    file = tmp_path / "raw.py"
+    file = tmp_path / "raw.py"  # in its own folder: servers of one command are one server
+    tmp_path.mkdir(exist_ok=True)
     file.write_text(f"""
 import json, sys
 schema = json.loads({json.dumps(schema)!r})
@@ -123,9 +124,9 @@ for line in sys.stdin:
 @pytest.mark.slow
 def test_a_server_that_lies_is_one_line(tmp_path: Path) -> None:
     odd: Any = {"type": "object", "properties": {"a": {"type": "integr"}}}
-    for schema in (odd, {"type": "array"}, "text"):
+    for number, schema in enumerate((odd, {"type": "array"}, "text")):
         with pytest.raises(ValueError, match="tool 'odd' cannot be used|MCP server '.*raw.py' failed: ") as caught:
-            made(command=raw(tmp_path, schema))
+            made(command=raw(tmp_path / str(number), schema))
         assert "\n" not in str(caught.value)
     env = made(command=raw(tmp_path, {"type": "object", "properties": {}}))
     asked(env)
