@@ -154,34 +154,22 @@ def num_gpus_here() -> float:
     return float(torch.cuda.device_count())
 
 
-def gpus_ray_finds() -> int:
-    """Return the GPUs that Ray declares when it starts on this machine, whatever torch is built for."""
-    from ray._private.accelerators import get_accelerator_manager_for_resource  # Ray 2.60 has no public name for it
-
-    return int(get_accelerator_manager_for_resource("GPU").get_current_node_num_accelerators())
-
-
-def build_fault(num_gpus: float) -> str:
-    """Return the message for a torch that is built for CPUs beside GPUs that Ray declares, "" if that is not so."""
-    if not num_gpus or torch.version.cuda or torch.version.hip:
-        return ""
-    return (
-        f"Ray finds {num_gpus:g} GPUs on this machine, but torch {torch.__version__} is built for CPUs; expected a "
-        "build for CUDA (bash scripts/setup.sh --set gpu), or num_gpus_per_env_runner = 0 and num_gpus_per_learner = 0"
-    )
-
-
 def check_build(config: Any) -> None:
     """Refuse a run on GPUs of this node whose torch is built for CPUs.
 
     Raises:
         PlacementError: it is.
     """
-    if config.num_gpus_per_env_runner or config.num_gpus_per_learner:
-        here = ray.get_runtime_context().get_node_id()
-        (resources,) = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
-        if line := build_fault(float(resources.get("GPU", 0))):
-            raise PlacementError(line)
+    if torch.version.cuda or torch.version.hip or not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
+        return
+    here = ray.get_runtime_context().get_node_id()
+    (num_gpus,) = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["NodeID"] == here]
+    if num_gpus:
+        raise PlacementError(
+            f"Ray finds {num_gpus:g} GPUs on this machine, but torch {torch.__version__} is built for CPUs; expected a "
+            "build for CUDA (bash scripts/setup.sh --set gpu), or num_gpus_per_env_runner = 0 and num_gpus_per_learner "
+            "= 0"
+        )
 
 
 def draining_nodes() -> set[str]:

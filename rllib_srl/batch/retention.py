@@ -22,7 +22,6 @@ from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.parts import PartRef, part_meta
 from rllib_srl.types import GroupMeta
 
-RETAIN = "retain"  # origin of a stored answer that is held at its target
 PER_GROUP = 2  # answers of a group whose targets are taken
 MOST_SCORED = 16  # answers of an update that are scored without gradient
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from rllib_srl import SRLConfig
+from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.gpu_memory import GIB, fit_awake
 from rllib_srl.algorithm.model_shape import SHAPES
@@ -213,10 +213,7 @@ def test_a_runner_without_a_card_does_not_see_one(config, monkeypatch):
 
 # In a process of its own: other tests share this process's Ray, which has no GPUs.
 PLACES = """
-import json, sys, time, ray
-from rllib_srl import SRLConfig
-from rllib_srl.algorithm.srl import SRL
-
+import json, ray
 ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
 
 @ray.remote(num_cpus=0)
@@ -224,43 +221,22 @@ class Actor:
     def card(self):
         return ray.get_gpu_ids()[0]
 
-def cards(shares):
-    actors = [Actor.options(num_gpus=share).remote() for share in shares]
-    found = ray.get([actor.card.remote() for actor in actors], timeout=60)
-    [ray.kill(actor) for actor in actors]
-    while ray.available_resources().get("GPU") != 2:  # the next actors find both cards free
-        time.sleep(0.1)
-    return found
-
-def bundles(runners, learners):
-    config = SRLConfig().environment("compare").rl_module(model_config={"model": sys.argv[1]})
-    config.env_runners(num_env_runners=runners).learners(num_learners=learners)
-    return [bundle.get("GPU", 0) for bundle in SRL.default_resource_request(config).bundles]
-
-print(json.dumps({
-    "chosen": cards([0.6, 0.6, 0.4, 0.4]),
-    "default": bundles(1, 0), "pairs": bundles(2, 2),
-}))
+actors = [Actor.options(num_gpus=share).remote() for share in (0.6, 0.6, 0.4, 0.4)]
+print(json.dumps(ray.get([actor.card.remote() for actor in actors], timeout=60)))
 """
 
 
-@pytest.fixture(scope="module")
-def places(random_llama_dir):
-    run = subprocess.run(
-        [sys.executable, "-c", PLACES, str(random_llama_dir)], capture_output=True, text=True, timeout=180, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 @pytest.mark.slow
-def test_ray_places_an_engine_and_a_learner_on_each_card(places):
-    engine_1, engine_2, learner_1, learner_2 = places["chosen"]
+def test_ray_places_an_engine_and_a_learner_on_each_card():
+    run = subprocess.run([sys.executable, "-c", PLACES], capture_output=True, text=True, timeout=180, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    engine_1, engine_2, learner_1, learner_2 = json.loads(run.stdout.splitlines()[-1])
     assert {engine_1, engine_2} == {learner_1, learner_2} == {0, 1}
 
 
-@pytest.mark.slow
-def test_the_cluster_reserves_every_card_that_a_run_takes(places):
+@pytest.mark.parametrize(("num", "expected"), [((1, 0), [0, 1, 1]), ((2, 2), [0, 0.6, 0.6, 0.4, 0.4])])
+def test_the_cluster_reserves_every_card_that_a_run_takes(config, monkeypatch, num, expected):
     """The learner has a bundle of its own: a learner in the main process would use a card that Ray gives to others."""
-    assert places["default"] == [0, 1, 1]
-    assert places["pairs"] == [0, 0.6, 0.6, 0.4, 0.4]
+    monkeypatch.setattr(config_module, "num_gpus_here", lambda: 2.0)
+    config.env_runners(num_env_runners=num[0]).learners(num_learners=num[1]).training(check_resources=False)
+    assert [bundle.get("GPU", 0) for bundle in SRL.default_resource_request(config).bundles] == expected

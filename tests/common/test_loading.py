@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rllib_srl.algorithm.validation import faults_of
+from rllib_srl.cli import train
+from rllib_srl.cli.shared.settings import build_config, given_settings
 from rllib_srl.common.environments import resolve
 from rllib_srl.common.import_paths import functions_in, with_whole_paths, with_whole_rules, without_users_rules
 from rllib_srl.common.loading import LoadError, load, load_function
 from rllib_srl.common.rules import Rules
+from rllib_srl.losses.policy import CLIP_RULES
 
-REPO = Path(__file__).resolve().parent.parent.parent
 WORLD = "class World:\n    def __init__(self, env_config):\n        self.c = env_config\n"
 RULE = "def double(x, settings=None):\n    return 2 * x\n"
 
@@ -88,28 +89,11 @@ def test_a_run_that_does_not_train_has_none_of_the_users_rules() -> None:
     assert without_users_rules(given) == {"clip_rule": "higher", "advantage": "mean_only", "seed": 1}
 
 
-COMMAND_LINE = """
-import sys, yaml
-from pathlib import Path
-from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.cli.shared.settings import build_config, expanded, given_settings, read_values, read_yaml
-from rllib_srl.cli import train
-from rllib_srl.losses.policy import CLIP_RULES
-file, *words = sys.argv[1:]
-values = given_settings(train.main.parse(words)) if words else expanded(read_values(read_yaml(Path(file))))
-Path(file).write_text(yaml.safe_dump(values))
-config = build_config(values)
-print(faults_of(config), CLIP_RULES.named(config.clip_rule)(21, None))
-"""
-
-
-def test_a_rule_of_the_command_line_is_found_again_from_another_directory(here: Path, tmp_path: Path) -> None:
-    (other := tmp_path / "other").mkdir()
+def test_a_rule_of_the_command_line_is_found_again_from_another_directory(here: Path, monkeypatch) -> None:
     words = ["--env", "compare", "--model", "tiny", "--max_episode_tokens", "256", "--clip_rule", "my_rule:double"]
-    for directory, more in ((here, words), (other, [])):
-        program = [sys.executable, "-P", "-c", COMMAND_LINE, str(tmp_path / "settings.yaml"), *more]
-        environment = {**os.environ, "PYTHONPATH": str(REPO)}
-        done = subprocess.run(
-            program, cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
-        )
-        assert done.stdout == "[] 42\n", done.stderr[-2000:]
+    values = given_settings(train.main.parse(words))
+    assert values["clip_rule"] == f"{here}/my_rule.py:double"
+    (other := here / "other").mkdir()
+    monkeypatch.chdir(other)
+    config = build_config(values)
+    assert faults_of(config) == [] and CLIP_RULES.named(config.clip_rule)(21, None) == 42
