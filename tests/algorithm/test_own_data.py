@@ -14,7 +14,7 @@ import yaml
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.own_data import data_settings, reward_settings
-from rllib_srl.cli import evaluate, train
+from rllib_srl.cli import train
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.settings import SettingsError, given_settings
 from rllib_srl.common.import_paths import functions_in, import_path_of
@@ -242,25 +242,6 @@ def test_a_run_reports_each_function_and_one_that_raises_ends_it(place: Path) ->
     dropping = small(place).training(log_directory=str(place / "three")).reward("own_rewards:breaks", on_error="drop")
     played = played_by(dropping)
     assert played["stop_reason/env_crashed"] == played["num_episodes_lost"] == 16
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(660)
-def test_three_commands_train_on_own_data(place: Path, capsys) -> None:
-    """Check, train and evaluate from the command line, as docs/own-data.md has it."""
-    from rllib_srl.cli import check_data
-
-    common = ["--data", "rows.jsonl", "--reward", "own_rewards.py:right", "--engine", "transformers"]
-    common += ["--max_turn_tokens", "12", "--max_episode_tokens", "96", "--compute_dtype", "float32"]
-    assert check_data.main([*common, "--model", "tiny"]) == 0
-    sizes = ["--num_prompts_per_batch", "8", "--group_size", "8", "--num_env_runners", "1", "--lr", "3e-4"]
-    assert train.main([*common, *sizes, "--model", "tiny", "--iterations", "2", "--out", "run", "--seed", "1"]) == 0
-    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [line["env_runners/reward/right"] for line in lines] == [
-        pytest.approx(line["env_runners/episode_return_mean"]) for line in lines
-    ]
-    assert evaluate.main(["run", "--evaluation_duration", "8"]) == 0
-    assert "greedy accuracy" in capsys.readouterr().out
 
 
 def test_relative_paths_become_absolute(place: Path) -> None:
