@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TABLES = frozenset({"lm_head", "embed_tokens"})  # vLLM applies adapters to them by one index a request, not a token
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves memory for
 MAX_RANK = RANKS[-1]

@@ -48,12 +48,11 @@ def test_parameters_are_those_of_the_model_on_meta_tensors(size, tmp_path):
 
 
 def test_adapters_are_those_that_peft_makes():
-    from rllib_srl.engine.adapters import AdapterSpec, add_adapters
+    from rllib_srl.engine.adapters import TARGETS, AdapterSpec, add_adapters
 
     with torch.device("meta"):
         model = llama_of(SHAPES["0.1B"])
-    matrices = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
-    add_adapters(model, AdapterSpec.of(16, None, matrices), 0)
+    add_adapters(model, AdapterSpec.of(16, None, TARGETS), 0)
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     assert SHAPES["0.1B"].adapter_parameters(16) == trained
 
