@@ -86,6 +86,7 @@ def _key_of(env_id: str, prompt_id: str, history: tuple[str, ...]) -> str:
 
 _CONVERSATIONS = "conversations"  # in `Group.extra`
 TARGET = "target"  # in `Group.extra` of a group of origin "retain"
+HISTORY = "history_of_prompt"  # in `Group.extra` of one of origin "reuse", for the baseline from history
 
 
 @dataclass(frozen=True)
@@ -318,6 +319,7 @@ class GroupMeta:
             num_turns_G=group.num_turns_G(),
             pass_reward=group.pass_reward,
             has_reward_G=group.has_reward_G if group.is_unpaid else None,
+            history=group.extra.get(HISTORY),
         )
 
 

@@ -68,7 +68,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 1:
             return [prompt.key for prompt in buffer.draw_prompts(3, now, name)]
         case 2:
-            return [encode(one.group) for one in buffer.draw_groups(3, now, name)]
+            return [encode(one) for one in buffer.draw_groups(3, now, name)]
         case 3:
             return buffer.drop(sorted(buffer.tables.group_ids.values())[:1], name)
     numbers = generator.choice(60, 4, replace=False).tolist()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,22 +36,10 @@ from rllib_srl.replay.selection.sampler import Draws
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import Store
 from rllib_srl.replay.targets import draw_targets, drop_targets, put_targets
-from rllib_srl.types import TARGET, Group, GroupMeta, History, Prompt, Target
+from rllib_srl.types import HISTORY, TARGET, Group, History, Prompt, Target
 
 Answer = TypeVar("Answer")
 STREAMS = ("revisit", "reuse", "retain", "grow", "evict")
-
-
-class Drawn(NamedTuple):
-    """A group drawn to be reused."""
-
-    group: Group
-    history: History | None = None  # of its prompt without the group, where the baseline is one from history
-
-    @property
-    def meta(self) -> GroupMeta:
-        """Return the metadata of the group, without a reference to it."""
-        return replace(GroupMeta.of(self.group, None), history=self.history)
 
 
 class SRLReplayBuffer:
@@ -245,32 +233,32 @@ class SRLReplayBuffer:
     def _slots_of(self, keys: Collection[str]) -> dict[str, int | None]:
         return {key: self.tables.slot_of(int(key, 16)) for key in keys}
 
-    def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[Drawn]:
+    def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[Group]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
         They have the `origin` "reuse". In training with a baseline from history, `version` is that of the policy: each
-        group comes with its history, without the group itself; None leaves out groups of equal rewards. A repeated
-        request whose groups have been removed is a StoreError.
+        group has the history of its prompt, without the group itself, in `extra[HISTORY]`; None leaves out groups of
+        equal rewards. A repeated request whose groups have been removed is a StoreError.
         """
-        drawn = list[Drawn]()
+        drawn = list[Group]()
 
         def work() -> list[Any]:
             slots = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
             self.tables.update_groups(slots, uses=self.tables.groups["uses"][slots] + 1)
             seqs = self.tables.groups["seq"][slots].tolist()
-            for seq, at in zip(seqs, slots, strict=True):
-                group = self._stored_group(seq, "reuse")
-                drawn.append(Drawn(group, None if version is None else self._without(group, at, version)))
+            groups = [self._stored_group(seq, "reuse") for seq in seqs]
+            pasts = [self._without(group, at, version) for group, at in zip(groups, slots, strict=True)]
+            drawn.extend(map(_with_history, groups, pasts))
             self.counts["num_reuses"] += len(drawn)
-            self.intake.count_by_domain("num_reuses", [one.group.prompt for one in drawn])
-            return [[seq, one.history] for seq, one in zip(seqs, drawn, strict=True)]
+            self.intake.count_by_domain("num_reuses", [group.prompt for group in groups])
+            return list(zip(seqs, pasts, strict=True))
 
         answer = self._once(request, work)
-        return drawn or [
-            Drawn(self._stored_group(seq, "reuse"), None if past is None else History(*past)) for seq, past in answer
-        ]
+        return drawn or [_with_history(self._stored_group(seq, "reuse"), past) for seq, past in answer]
 
-    def _without(self, group: Group, at: int, version: int) -> History:
+    def _without(self, group: Group, at: int, version: int | None) -> History | None:
+        if version is None:
+            return None
         row, mean = self.tables.groups[at], self.domain_statistics.mean(group.prompt.domain)
         item = self.tables.items[row["slot"]]
         return history_of(item, version, self.settings.history_half_life, mean, group, row)
@@ -432,3 +420,7 @@ class SRLReplayBuffer:
     def close(self) -> None:
         """Close the store."""
         self.store.close()
+
+
+def _with_history(group: Group, past: Sequence[float] | None) -> Group:
+    return group if past is None else replace(group, extra={**group.extra, HISTORY: History(*past)})

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from rllib_srl.replay.buffer import Drawn, SRLReplayBuffer
+from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Group, GroupMeta, ListedRef
@@ -72,12 +72,12 @@ class RLlibReplayBuffer(SRLReplayBuffer):
 
     def sample(self, num_items: int | None = None, now: int = 1, **kwargs: Any) -> list[Group]:
         """Draw stored groups, one by default, in an iteration after that of `add`; see `draw_groups`."""
-        return [drawn.group for drawn in self.draw_groups(1 if num_items is None else num_items, now, **kwargs)]
+        return self.draw_groups(1 if num_items is None else num_items, now, **kwargs)
 
     def draw_apart(self, method: str, *args: Any, **kwargs: Any) -> tuple[list[GroupMeta], list[Group]]:
         """Draw groups by a method of this class; return their metadata with `ref` None, and the groups."""
-        drawn = [one if isinstance(one, Drawn) else Drawn(one) for one in getattr(self, method)(*args, **kwargs)]
-        return [one.meta for one in drawn], [one.group for one in drawn]
+        groups: list[Group] = getattr(self, method)(*args, **kwargs)
+        return [GroupMeta.of(group, None) for group in groups], groups
 
     def add_targets(self, targets: Sequence[Any], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store targets: lists of them, one a learner, or references to such lists; see `SRLReplayBuffer`."""

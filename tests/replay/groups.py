@@ -122,7 +122,7 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
     ]
     groups = [a_group(p, now, i, rewards_of(p, now), **group) for i, p in enumerate(prompts)]
     visits: list[Visit] = buffer.add(groups, now, f"{now}.add")
-    reused = drawn_groups(buffer, 4, now, f"{now}.draw_groups") if now > 2 else []
+    reused = buffer.draw_groups(4, now, f"{now}.draw_groups") if now > 2 else []
     if now % 5 == 0 and reused:
         buffer.drop([reused[0].group_id], f"{now}.drop")
     return {
@@ -131,11 +131,6 @@ def play(buffer: SRLReplayBuffer, now: int, num_prompts: int = 8, num_revisits: 
         "reused": [(group.group_id, group.token_ids_N.tobytes()) for group in reused],
         "stats": counted(buffer, now),
     }
-
-
-def drawn_groups(buffer: SRLReplayBuffer, num: int, now: int, request: str = "") -> list[Group]:
-    """Draw stored groups, and return them alone."""
-    return [one.group for one in buffer.draw_groups(num, now, request)]
 
 
 def counted(buffer: SRLReplayBuffer, now: int) -> dict[str, float | None]:

@@ -14,12 +14,7 @@ import numpy as np
 
 from rllib_srl.replay.items import key_of
 from scripts.memory_laws import check_valid
-from tests.replay.groups import (
-    a_buffer,
-    a_group,
-    a_prompt,
-    drawn_groups,
-)
+from tests.replay.groups import a_buffer, a_group, a_prompt
 from tests.replay.stored import assert_same
 
 
@@ -54,7 +49,7 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
     buffer = a_buffer()
     group = a_group(a_prompt(0, history=("a", "b")), 7, 3, versions_G2=np.array([[5, 6]] * 4))
     buffer.add([group], 7)
-    (drawn,) = drawn_groups(buffer, 1, 8)
+    (drawn,) = buffer.draw_groups(1, 8)
     assert_same(replace(drawn, origin="fresh"), group)
     assert drawn.origin == "reuse" and row_of(buffer, group.prompt)["version"] == 5
 
@@ -65,11 +60,11 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
 def test_dropped_groups_are_gone():
     buffer = a_buffer()
     buffer.add([a_group(i, 1, i) for i in range(4)], 1)
-    first = [group.group_id for group in drawn_groups(buffer, 4, 2)]
+    first = [group.group_id for group in buffer.draw_groups(4, 2)]
     assert buffer.drop([*first[:2], "none"]) == 2
     assert buffer.tables.num_groups == 2 and buffer.stats(2)["num_dropped_drifted"] == 2
     assert buffer.drop(first[:2]) == 0
-    last = [group.group_id for group in drawn_groups(buffer, 4, 3)]
+    last = [group.group_id for group in buffer.draw_groups(4, 3)]
     assert sorted(last) == sorted(first[2:])
     # A group that has been replaced since was not dropped.
     buffer.add([a_group(int(i.split(".")[1]), 4, salt=s) for s in (1, 2) for i in last], 4)
@@ -92,7 +87,7 @@ def test_stats_name_every_count_from_the_beginning():
     buffer = a_buffer(on_group="tests.replay.test_on_group:continued")
     empty = buffer.stats(0)
     buffer.add([a_group(i, 1, i, num_turns=2) for i in range(12)], 1)
-    drawn_groups(buffer, 4, 3)
+    buffer.draw_groups(4, 3)
     later = buffer.stats(5)
     assert set(empty) == {name for name in later if not name.startswith("domains/")}
     assert all(isinstance(value, int | float) for value in later.values())

@@ -6,7 +6,7 @@ import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.settings import ReplaySettings
-from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups
+from tests.replay.groups import a_buffer, a_group, a_prompt
 
 
 def test_domains_by_all_their_names():
@@ -15,7 +15,7 @@ def test_domains_by_all_their_names():
         names = ("sums", "words", "maps")
         buffer.add([a_group(a_prompt(i, names[i // 4]), 1, i) for i in range(12)], 1)
         found = {p.domain for now in range(2, 6) for p in buffer.draw_prompts(4, now)}
-        return found, {group.prompt.domain for now in range(2, 5) for group in drawn_groups(buffer, 4, now)}
+        return found, {group.prompt.domain for now in range(2, 5) for group in buffer.draw_groups(4, now)}
 
     everywhere = {"sums", "words", "maps"}
     assert drawn("all") == (everywhere, everywhere)

@@ -85,7 +85,6 @@ def plain(answer):
         return [plain(one) for one in answer]
     if hasattr(answer, "refused"):
         return vars(answer)
-    answer = getattr(answer, "group", answer)
     return (answer.group_id, answer.token_ids_N.tobytes()) if hasattr(answer, "token_ids_N") else answer
 
 
@@ -206,7 +205,7 @@ class BufferMachine(RuleBasedStateMachine):
             and 0 < self.now - group["born"] <= self.given.get("max_age", 32)
             and group["uses"] < self.given.get("max_uses", 4)
         }
-        self.drawn = [one.group for one in self.call("draw_groups", num, self.now)]
+        self.drawn = self.call("draw_groups", num, self.now)
         assert len(self.drawn) == min(num, len(free))
         assert len({group.group_id for group in self.drawn}) == len(self.drawn)
         assert all(group.origin == "reuse" for group in self.drawn)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rllib_srl.replay.history import DomainStatistics, discount
 from rllib_srl.replay.items import key_of
-from rllib_srl.types import History
+from rllib_srl.types import HISTORY, History
 from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
@@ -96,20 +96,20 @@ def test_a_stored_group_is_no_part_of_its_own_history():
     buffer = a_buffer(history_half_life=2.0, groups_per_item=3)
     for now, rewards in ((1, (1, 1, 1, 0)), (3, (1, 0, 0, 0)), (5, (1, 1, 0, 0))):
         add(buffer, now, played(0, now, rewards))
-    drawn = {one.group.group_id: one.history for one in buffer.draw_groups(3, 6, version=7)}
+    drawn = {one.group_id: one.extra[HISTORY] for one in buffer.draw_groups(3, 6, version=7)}
     found = [drawn[f"{now}.0"] for now in (1, 3, 5)]
     sums = [3 / 8, 1 / 4, 2 / 2]  # discounted until version 7
     assert [one.reward_sum for one in found] == pytest.approx([sum(sums) - own for own in sums])
     assert [one.num_episodes for one in found] == pytest.approx([1 + 2, 0.5 + 2, 0.5 + 1])
     assert [one.domain_mean for one in found] == [buffer.domain_statistics.mean("sums")] * 3
-    assert all(one.history is None for one in buffer.draw_groups(3, 6))
+    assert all(HISTORY not in one.extra for one in buffer.draw_groups(3, 6))
 
 
 def test_a_group_of_another_policy_is_not_taken_out_of_a_history_that_it_is_not_in():
     buffer = a_buffer()
     add(buffer, 1, played(0, 1, (1, 0)))
     buffer.add([played(0, 1, (1, 1, 0), salt=1, group_id="1.1")], 1, is_played=False)
-    drawn = {one.group.group_id: one.history[:2] for one in buffer.draw_groups(2, 2, version=1)}
+    drawn = {one.group_id: one.extra[HISTORY][:2] for one in buffer.draw_groups(2, 2, version=1)}
     assert drawn == {"1.0": (0.0, 0.0), "1.1": (1.0, 2.0)}
 
 

@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.replay.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
 from scripts.memory_laws import check_valid
-from tests.replay.groups import a_buffer, a_group, a_prompt, drawn_groups, everything
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
 
@@ -151,7 +151,7 @@ def test_a_hook_sees_each_well_formed_group_once(monkeypatch):
     buffer.add(groups, 1)
     buffer.add([a_group(0, 1)], 2)  # a duplicate
     buffer.draw_prompts(2, 3)
-    drawn_groups(buffer, 2, 3)
+    buffer.draw_groups(2, 3)
     assert seen == [group.group_id for group in [*groups[:4], groups[0]]]
 
 

@@ -52,7 +52,7 @@ def operations(buffer: SRLReplayBuffer) -> None:
             size = 2 if place == 1 else 4
             played.append(a_group(prompt, now, place, rewards_of(prompt, now, size)))
         buffer.add(played, now)
-        drawn = [one.group for one in buffer.draw_groups(2, now)]
+        drawn = buffer.draw_groups(2, now)
         review(buffer, played[0].prompt, 0.25 * (now % 5), now)
         if drawn:
             review(buffer, drawn[0].prompt, 1.0 if now % 3 == 2 else 0.8, now)  # recorded as grades 4 and 3

@@ -12,7 +12,6 @@ from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
 from rllib_srl.types import Group, GroupMeta
 from scripts.memory_laws import check_valid
-from tests.replay.groups import drawn_groups
 from tests.small_buffer import a_group, by_hand
 
 
@@ -49,10 +48,10 @@ def buffer(tmp_path):
 
 def test_ratings_replace_rewards_and_the_group_becomes_drawable_under_its_own_version(buffer):
     group = a_group(0, (0, 0, 0, 0), 1)
-    assert drawn_groups(buffer, 1, 2) == []  # no signal
+    assert buffer.draw_groups(1, 2) == []  # no signal
     counts = apply(buffer, rated(group, {0: 1.0, 2: 0.75}))
     assert counts == {"num_applied": 2, "num_changed": 0, "num_graded": 1, "num_too_old": 0}
-    (one,) = drawn_groups(buffer, 1, 2)
+    (one,) = buffer.draw_groups(1, 2)
     assert one.rewards_G.tolist() == [1.0, 0.0, 0.75, 0.0] and one.rewards_G.dtype == np.float32
     assert one.versions_G2.tolist() == group.versions_G2.tolist() and one.origin == "reuse"
     assert np.array_equal(one.token_ids_N, group.token_ids_N)
@@ -114,7 +113,7 @@ def test_a_rating_that_is_taken_back_restores_the_group_byte_for_byte(buffer):
     assert apply(buffer, rated(group, {0: None}), position=2)["num_changed"] == 1
     assert buffer.store.payload(0) == before and item(buffer)["history_sum"] == history - 1
     assert item(buffer)["reps"] == reps  # nothing to grade
-    assert item(buffer)["pass_rate"] == 0 and drawn_groups(buffer, 1, 2) == []
+    assert item(buffer)["pass_rate"] == 0 and buffer.draw_groups(1, 2) == []
 
 
 def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(tmp_path):
@@ -179,7 +178,7 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert (item(buffer)["visits"], item(buffer)["history_count"]) == (0, 0)
     assert buffer.domain_statistics.mean("sums") == 0.5
     apply(buffer, rated(group, {1: 1.0, 3: 0.75}))
-    (one,) = drawn_groups(buffer, 1, 2)
+    (one,) = buffer.draw_groups(1, 2)
     assert one.has_reward_G.tolist() == [False, True, False, True]
     meta = GroupMeta.of(one, None)
     assert meta.has_reward_G.tolist() == [False, True, False, True] and meta.pass_reward == 0.75
@@ -188,6 +187,6 @@ def test_without_rewards_only_rated_episodes_count(tmp_path):
     assert row["variance"] == np.float32(np.var([1, 0.75]))
     assert (item(buffer)["history_sum"], item(buffer)["history_count"]) == (1.75, 2.0)
     apply(buffer, rated(group, {1: None, 3: None}), position=2)
-    assert drawn_groups(buffer, 1, 2) == [] and item(buffer)["history_count"] == 0
+    assert buffer.draw_groups(1, 2) == [] and item(buffer)["history_count"] == 0
     check_valid(buffer)
     buffer.close()

@@ -67,7 +67,7 @@ def acting(settings):
     store = buffer.tables
     return {
         "selection": [prompt.prompt_id for prompt in buffer.draw_prompts(3, 2, "2.draw_prompts")],
-        "reuse_selection": [one.group.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
+        "reuse_selection": [one.prompt.prompt_id for one in buffer.draw_groups(3, 2, "2.draw_groups")],
         "spacing": sorted(set(store.items["interval"][store.slots()].tolist())),
         "eviction": sorted(store.prompt_of(slot).prompt_id for slot in store.slots().tolist()),
         "embedding": buffer.tables.vectors[1].shape[1],

@@ -234,7 +234,7 @@ def test_a_rule_that_leaves_candidates_out_draws_fewer():
     buffer.add([a_group(i, 1, i, rewards[i % 2]) for i in range(12)], 1)
     assert {prompt.prompt_id for prompt in buffer.draw_prompts(9, 2)} == {f"p{i}" for i in range(0, 12, 2)}
     assert len(buffer.draw_prompts(4, 3)) == 4
-    assert {one.group.prompt.prompt_id for one in buffer.draw_groups(9, 4)} == {f"p{i}" for i in range(0, 12, 2)}
+    assert {one.prompt.prompt_id for one in buffer.draw_groups(9, 4)} == {f"p{i}" for i in range(0, 12, 2)}
     full = a_buffer(eviction=path, capacity=4)
     with pytest.raises(ValueError, match="eviction '.*unsolved' returned no item; expected at least one"):
         full.add([a_group(i, 1, i, rewards[1]) for i in range(5)], 1)
