@@ -117,20 +117,6 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups(open_buffer):
 
 
 @pytest.mark.slow
-def test_groups_whose_owner_died_are_left_out_and_the_others_stored(ray_here, monkeypatch, open_buffer):
-    refs, buffer, get = [ray.put(a_group(index, 1, index)) for index in range(4)], open_buffer(), ray.get
-
-    def losing(asked, timeout):
-        if not {refs[0], refs[3]}.isdisjoint(asked if isinstance(asked, list) else [asked]):
-            raise (ray.exceptions.OwnerDiedError if asked == refs[0] else ray.exceptions.ObjectLostError)("00", "", "")
-        return get(asked, timeout=timeout)
-
-    monkeypatch.setattr(ray, "get", losing)
-    visits = buffer.add(refs, 1, "1.add")
-    assert [visit.group_id for visit in visits] == ["1.1", "1.2"] and len(buffer) == 2
-
-
-@pytest.mark.slow
 def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here, monkeypatch, open_buffer):
     groups, buffer, get, asked = [a_group(index, 1, index) for index in range(4)], open_buffer(), ray.get, []
     objects = [ray.put(groups[:2]), ray.put(groups[2:])]
@@ -139,7 +125,7 @@ def test_groups_that_share_an_object_are_fetched_once_and_lost_together(ray_here
     def losing(wanted, timeout):
         asked.append(wanted)
         if objects[0] in (wanted if isinstance(wanted, list) else [wanted]):
-            raise ray.exceptions.ObjectLostError("00", "", "")
+            raise ray.exceptions.OwnerDiedError("00", "", "")
         return get(wanted, timeout=timeout)
 
     monkeypatch.setattr(ray, "get", losing)
