@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+
+from pydantic import HttpUrl, ValidationError
 
 from rllib_srl.cli.serving.job import FileError, JsonFile, ServedSettings
 
@@ -143,16 +144,15 @@ def address_in(text: str) -> Address:
         DirectoryError: it is not such an address.
     """
     try:
-        parts = urlsplit(text)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_address = False
-    token = parse_qs(parts.query).get("token", [os.environ.get("SRL_TOKEN", "")])[0] if is_address else ""
-    if not token:
-        fault = "it has no token, nor has SRL_TOKEN" if is_address else f"{text!r} is not an address"
-        like = "http://127.0.0.1:8000/?token=..."
-        raise DirectoryError(f"--server: {fault}; expected what srl serve printed, such as {like}")
-    return Address(f"{parts.scheme}://{parts.netloc}/v1", token)
+        at = HttpUrl(text)
+    except ValidationError:
+        fault = f"{text!r} is not an address"
+    else:
+        if token := dict(at.query_params()).get("token") or os.environ.get("SRL_TOKEN"):
+            return Address(f"{at.scheme}://{at.host}:{at.port}/v1", token)
+        fault = "it has no token, nor has SRL_TOKEN"
+    like = "http://127.0.0.1:8000/?token=..."
+    raise DirectoryError(f"--server: {fault}; expected what srl serve printed, such as {like}")
 
 
 def ask(

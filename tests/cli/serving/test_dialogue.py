@@ -56,7 +56,7 @@ def test_without_a_server_there_is_one_line(tmp_path):
 def test_the_address_of_a_server_has_its_token_or_the_environment_has(monkeypatch):
     monkeypatch.setenv("SRL_TOKEN", "other")
     assert address_in("http://127.0.0.1:8000/?token=x%2Dy#a") == ("http://127.0.0.1:8000/v1", "x-y")
-    assert address_in("https://a.example") == ("https://a.example/v1", "other")
+    assert address_in("https://a.example") == ("https://a.example:443/v1", "other")
     monkeypatch.delenv("SRL_TOKEN")
     for text in ("http://127.0.0.1:8000", "results/served", "ftp://a/?token=x", "http://[/?token=x", "http://a:b/"):
         with pytest.raises(DirectoryError, match="--server: .*; expected what srl serve printed"):
