@@ -31,11 +31,11 @@ from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.serving.dialogue import ServedDialogue
 from rllib_srl.cli.serving.served_directory import ServedDirectory, address_in
 from rllib_srl.cli.shared import runs
-from rllib_srl.cli.shared.cluster import hushed_stderr, run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.cluster import hushed_stderr
+from rllib_srl.cli.shared.command_line import integer_from
 from rllib_srl.cli.shared.dialogue import Dialogue
 from rllib_srl.cli.shared.display import showing_progress
-from rllib_srl.cli.shared.flags import Parser, add_settings, with_underscores
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.settings import (
     SettingsError,
     all_settings,
@@ -217,12 +217,8 @@ def form_of(source: Source, tokenizer: Any, system: str | None, given: Mapping[s
 # --- command line ---------------------------------------------------------------------------------
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(
-        usage="%(prog)s WHAT | --server URL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]",
-        **help_of(__doc__),
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     text = "a run's directory, a checkpoint, a model, or one of srl serve"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=text)
     parser.add_argument("--server", metavar="URL", help="address that srl serve printed; its token may be in SRL_TOKEN")
@@ -230,18 +226,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     text = "sampling temperature, 0: greedy (default: that of the run's training, else 1)"
     parser.add_argument("--temperature", dest="heat", type=float, metavar="T", help=text)  # `temperature` is a setting
     text = f"maximum number of tokens of a reply (default: {MAX_TOKENS}, or half the context if that is less)"
-    parser.add_argument("--max-tokens", type=int, metavar="N", help=text)
-    add_verbose(parser, "vLLM and transformers")
-    add_debug(parser)
-    add_settings(parser, without=tuple(name for name in all_settings() if name not in FLAGS))
-    arguments: argparse.Namespace = parser.parse_args(with_underscores(argv))
+    parser.add_argument("--max-tokens", type=integer_from(1), metavar="N", help=text)
+
+
+def fault_of(arguments: argparse.Namespace) -> str:
+    """Return what is wrong with the flags together."""
     if (arguments.what is None) == (arguments.server is None):
-        parser.error("expected WHAT or --server URL, and not both")
+        return "expected WHAT or --server URL, and not both"
     if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:
-        parser.error(f"--temperature {arguments.heat}; expected 0 or a number from 0.01 to 100")
-    if arguments.max_tokens is not None and arguments.max_tokens < 1:
-        parser.error(f"--max-tokens {arguments.max_tokens}; expected at least 1")
-    return arguments
+        return f"--temperature {arguments.heat}; expected 0 or a number from 0.01 to 100"
+    return ""
 
 
 def max_tokens_of(given: int | None, context: int) -> int:
@@ -284,7 +278,6 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: chat(arguments), arguments.debug)
+USAGE = "%(prog)s WHAT | --server URL [--system TEXT] [--temperature T] [--max-tokens N] [--SETTING VALUE ...]"
+WITHOUT = tuple(name for name in all_settings() if name not in FLAGS)
+main = Program(__doc__, add_flags, chat, usage=USAGE, without=WITHOUT, verbose="vLLM and transformers", fault=fault_of)

@@ -12,6 +12,7 @@ import pytest
 
 from rllib_srl.cli import chat
 from rllib_srl.cli.chat import Terminal, form_of, source_of
+from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
@@ -78,7 +79,7 @@ def test_a_model_without_a_template_is_asked_questions() -> None:
 
 
 @pytest.mark.parametrize(("argv", "message"), [
-    (["tiny", "--max-tokens", "0"], "--max-tokens 0; expected at least 1"),
+    (["tiny", "--max-tokens", "0"], "--max-tokens: '0'; expected an integer of at least 1"),
     (["tiny", "--temperature", "-1"], "--temperature -1.0; expected 0 or a number from 0.01 to 100"),
     (["tiny", "--lr", "1"], "--lr"),
     ([], "expected WHAT or --server URL, and not both"),
@@ -96,7 +97,7 @@ def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.
 
 def said_to(argv: list[str], lines: str, capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
     capsys.readouterr()
-    status = chat.run_cleanly(lambda: chat.chat(chat.parse(argv), io.StringIO(lines)), debug=False)
+    status = run_cleanly(lambda: chat.chat(chat.main.parse(argv), io.StringIO(lines)), debug=False)
     read = capsys.readouterr()
     return status, read.out, read.err
 
