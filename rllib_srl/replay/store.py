@@ -122,7 +122,8 @@ class Store(Database):
             StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
         """
         try:
-            with self._transaction():
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:
                 yield
                 self.put("meta", [("position", str(self.position + 1))])
         except sqlite3.Error as error:

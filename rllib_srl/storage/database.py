@@ -14,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +108,8 @@ class Database:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db:  # commits, or rolls back what SQLite has not rolled back itself
             yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # after some errors SQLite has rolled back already
-                self._db.execute("ROLLBACK")
-            raise
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
