@@ -42,6 +42,10 @@ SRL: dict[str, Any] = {
     "replay_selection": "srl",
     "replay_diversity_coeff": 0.5,
 }
+RETENTION = Arm(
+    "retention", "held answers", "Stored right answers are held at the policy that gave them; a tenth are old prompts.",
+    {"replay_revisit_fraction": 0.1, "replay_retain": 3.0},
+)  # fmt: skip
 
 
 def _drawn_by(rule: str) -> dict[str, Any]:

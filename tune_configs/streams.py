@@ -1,6 +1,10 @@
 """The streams of domains that studies train on: one table of stages, each an environment with settings and a length.
 
     STREAMS["cpu"]               two pairs of opposite skills, and one between, that a small model learns in turn
+    STREAMS["skills"]            twenty kinds of `kinds.py`, drawn by lot
+    STREAMS["facts"]             arbitrary facts in six stages
+    STREAMS["pretrained"]        two pairs of opposite skills with shots, for a pretrained model of 135M
+    STREAMS["pretrained_shared"] four skills of one direction with shots, for the same
     STREAMS["cpu_blend"]         a linear transition from one domain to another
     scaled("cpu", iterations=4)  a stream of stages, each of another length
 
@@ -18,8 +22,11 @@ questions are new. The streams of finished confirmations are in commit 9ffec21.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
+
+from rllib_srl.tune_configs.kinds import KINDS
 
 STAGE = 10  # iterations
 
@@ -29,6 +36,21 @@ def _stage(world: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
     return {"world": world, **named, "env_config": {"num_shots": 0, **env_config}, "iterations": STAGE}
 
 
+def _kinds(num: int, seed: int) -> list[dict[str, Any]]:
+    """Return stages of `num` kinds drawn by lot, in the order of the draw."""
+    drawn = random.Random(seed).sample(sorted(KINDS), num)
+    return [_stage(KINDS[kind]["env"], kind, **KINDS[kind]["env_config"]) for kind in drawn]
+
+
+def _registers(task: str, num_registers: int) -> dict[str, Any]:
+    domain = f"registers_{num_registers}_{task}"
+    return _stage("registers", domain, task=task, num_registers=num_registers, num_turns=3, num_shots=4)
+
+
+def _compare(ask: str, num_numbers: int) -> dict[str, Any]:
+    return _stage("compare", f"compare_{num_numbers}_{ask}", ask=ask, num_numbers=num_numbers, num_shots=4)
+
+
 STREAMS: dict[str, Any] = {
     "cpu": [
         _stage("compare"),
@@ -36,6 +58,20 @@ STREAMS: dict[str, Any] = {
         _stage("word_problem_tool", num_steps=1),
         _stage("compare", "compare_smallest", ask="smallest"),
         _stage("registers", "registers_smaller", task="smaller"),
+    ],
+    "skills": _kinds(20, seed=822),
+    "facts": [_stage("recall", f"facts_{stage}", num_facts=64, num_stages=6, stage=stage) for stage in range(6)],
+    "pretrained": [
+        _compare("largest", 3),
+        _registers("larger", 2),
+        _compare("smallest", 3),
+        _registers("smaller", 2),
+    ],
+    "pretrained_shared": [
+        _compare("largest", 3),
+        _registers("larger", 2),
+        _compare("largest", 4),
+        _registers("larger", 3),
     ],
     # A linear transition from one domain to another.
     "cpu_blend": {

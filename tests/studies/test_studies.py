@@ -18,7 +18,8 @@ COMPARISONS = {name: tune.load(name) for name in tune.studies()}
 
 
 def test_the_studies_are_all_there():
-    assert set(COMPARISONS) == {"replay", "replay_rate"}
+    held = {f"retention_{name}" for name in ("skills", "facts", "pretrained", "pretrained_shared")}
+    assert set(COMPARISONS) == {"replay", "replay_rate", *held}
     assert {arm.name for arm in COMPARISONS["replay"].arms} == set(ARMS)
     for name in set(ARMS) - {"no_replay"}:
         settings = ARMS[name].settings
