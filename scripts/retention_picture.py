@@ -2,8 +2,9 @@
 
     python scripts/retention_picture.py DIRECTORY docs/assets/retention.svg        DIRECTORY as of retention_study.py
 
-A panel is a task: held-out accuracy before training and after each stage, for each arm at its own frozen setting. The
-seed is the one whose difference of tested form and uniform revisits, in final accuracy, is the (lower) median.
+A panel is a task: held-out accuracy before training and after each stage, for none at its frozen setting and for the
+other two at those of the check at one rate. The seed is the one whose difference of these two, in final accuracy, is
+the (lower) median.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import matplotlib
 import numpy as np
 
 from rllib_srl.studies.report.charts import COLOURS, DASHES, FONT
-from scripts.retention_study import CHECKED, NUM_TASKS, SEEDS, TESTED, TOKENS, read_rows
+from scripts.retention_study import CHECKED, NUM_TASKS, SEEDS, TESTED, TOKENS, frozen, key_of, read_rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -62,7 +63,8 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     arguments = parser.parse_args()
     rows = read_rows(arguments.directory / "trials.jsonl")
-    draw([row for row in rows if row["settings"] != CHECKED.get(row["arm"])], arguments.picture)
+    shown = {"none": frozen(rows, "conflict", "none")[0] or {}, **CHECKED}
+    draw([row for row in rows if key_of(row["settings"]) == key_of(shown.get(row["arm"], {}))], arguments.picture)
 
 
 if __name__ == "__main__":
