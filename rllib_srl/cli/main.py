@@ -18,6 +18,8 @@ from io import TextIOWrapper
 from rllib_srl.cli import supervisor
 from rllib_srl.common.foreign_names import nearest
 
+HELP = {"-h", "--help", "--help-all"}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -47,7 +49,7 @@ COMMANDS = {
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),
     "env": Command("list environments, or play one in the terminal"),
-    "memory": Command("list, show, export, verify and drop items of the memory of a run", is_paged=True),
+    "memory": Command("list, show and drop items of the memory of a run", is_paged=True),
     "rate": Command("rate answers of a run; ratings become rewards and grades", is_paged=True),
     "serve": Command("serve a model, take ratings and train on them in the background", folder="serving"),
     "versions": Command("list the versions of a served model, and roll back", folder="serving", is_paged=True),
@@ -82,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a locale such as C cannot show every character of people's texts
             stream.reconfigure(errors="backslashreplace")
+    if is_program and (not argv or HELP & {*argv}):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager that ends early ends it, too
     if not argv or argv[0] in ("-h", "--help"):
         print(help_page())
         return 0
@@ -97,11 +101,11 @@ def main(argv: list[str] | None = None) -> int:
         if supervisor.is_needed(rest):
             return supervisor.supervise([sys.executable, *sys.orig_argv[1:]])
         supervisor.begin()
-    if command.starts_ray and not {"-h", "--help", "--help-all"} & {*rest}:
+    if command.starts_ray and not HELP & {*rest}:
         from rllib_srl.cli.shared.cluster import quiet
 
         quiet(verbose="--verbose" in rest)  # before Ray, vLLM and transformers are imported
-    if command.is_paged and is_program:  # a pager that ends early ends it, too
+    if command.is_paged and is_program:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     status = int(import_module(module_of(name)).main(rest) or 0)
     if is_program and command.starts_ray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,6 +59,16 @@ def test_every_character_is_printed_in_any_locale():
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().splitlines()[-1] == "\\u03c0 \\U0001f98a"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help-all"]])
+def test_a_pager_that_ends_early_ends_the_help(arguments):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "rllib_srl.cli", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=writes, stderr=subprocess.PIPE, timeout=120)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 OWN = """
