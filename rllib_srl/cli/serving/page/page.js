@@ -286,7 +286,7 @@ async function showFigures() {
   const parts = (value) => Object.entries(value).map(([of, num]) => `${of}: ${shown(num)}`).join(", ") || "-";
   const rows = Object.entries(await api("figures")).flatMap(([part, values]) => Object.entries(values).flatMap(([name, value]) => {
     const text = value && typeof value === "object" ? parts(value) : shown(value);
-    return [make("dt", `${part}: ${name.replaceAll("_", " ")}`), make("dd", text)];
+    return [make("dt", `${part}: ${name.replace(/(?<!_per)_s$/, " (s)").replaceAll("_", " ")}`), make("dd", text)];
   }));
   by("figures").replaceChildren(...rows);
 }
