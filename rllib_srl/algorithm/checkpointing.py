@@ -1,4 +1,4 @@
-"""Saves and restores SRL: RLlib's checkpoint files, SRL's own beside them, and one signed manifest over all.
+"""Saves and restores SRL: RLlib's checkpoint files, SRL's own files, and one signed manifest that covers them all.
 
     checkpoint/   algorithm state (SRL's under "srl"), learner_group/, memory/snapshot.db, manifest.json
                   learner_group/learner/rl_module/default_policy/weights.safetensors
@@ -48,8 +48,8 @@ from rllib_srl.storage.seal_key import make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from rllib_srl.weights.sync import WeightSync
 
-SNAPSHOTS = "memory"  # path within a checkpoint
-MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)  # likewise
+SNAPSHOTS = "memory"  # path within a checkpoint, as is `MODULE`
+MODULE = Path(COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID)
 TUNES_PICKLE = "_dict_checkpoint.pkl"  # if present, Tune unpickles it before it calls `restore_from_path`
 
 
@@ -62,13 +62,13 @@ class SavedAlgorithm(Algorithm):
     source: PromptSource
     memory: ReplayClient
     report: Report
-    ratings: Any  # `people.rating_feed.RatingFeed`, loaded once people have rated; None
+    ratings: Any  # `people.rating_feed.RatingFeed`, once people have rated; else None
     learner_group: Any  # RLlib's
     learners: Learners
     weight_sync: WeightSync
     seed: int
     rollouts: Rollouts
-    retention: Any  # `learner.group.retention.Retention`, which a run without it does not load; None
+    retention: Any  # `learner.group.retention.Retention`; None in a run without retention
     _newest: Path | None = None  # the checkpoint last written or restored
     _drained: frozenset[str] = frozenset()  # nodes whose drain notice led to a checkpoint
     _is_saving = False
@@ -76,19 +76,19 @@ class SavedAlgorithm(Algorithm):
     _is_due = False  # is a checkpoint due after the iteration?
 
     def lost(self, error: Exception) -> ProcessLost:
-        """End the learners, which may wait for a lost one in a collective without a limit; return what to raise."""
+        """End the learners, which may wait forever in a collective for a lost one; return the error to raise."""
         self.learners.end()
         return ProcessLost(first_line(cause_of(error)), self._newest_checkpoint())
 
     def save_if_due(self) -> None:
-        """Write the checkpoint that `note_due` has found, and remove old ones."""
+        """Write the checkpoint that `note_due` found to be due, and remove old ones."""
         if self._is_due:
             self.save_to_path(checkpoints.place_for(Path(self.logdir), self.iteration))
             checkpoints.prune(Path(self.logdir), self.config.checkpoints_kept)
 
     def _newest_checkpoint(self) -> str | None:
         written = [self._newest] if self._newest and (self._newest / checkpoints.MANIFEST).is_file() else []
-        found = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves what was written
+        found = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves the written checkpoint
         return str(found[-1]) if found else None
 
     def note_due(self, results: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class SavedAlgorithm(Algorithm):
         self._is_due = is_due and self._storage is None
 
     def _is_drain_noticed(self) -> bool:
-        """Return whether Ray drains a node whose loss would cost iterations, and has not done so before."""
+        """Return whether Ray has newly begun to drain a node whose loss would cost iterations."""
         own = {*self.learners.nodes, ray.get_runtime_context().get_node_id()}
         new = (draining_nodes() & own) - self._drained
         self._drained |= new
@@ -142,7 +142,7 @@ class SavedAlgorithm(Algorithm):
             self.source.set_state(state["srl"]["prompts"])
             self.memory.set_state(state["srl"]["memory"])
             set_states(self, state["srl"]["callbacks"])
-            if self.retention and "retention" in state["srl"]:  # a run without may be resumed with it
+            if self.retention and "retention" in state["srl"]:  # a run without retention may be resumed with it
                 self.retention.set_state(state["srl"]["retention"])
             if "snapshot" in state["srl"]:
                 self._restore_memory(Path(state["srl"]["snapshot"]))
@@ -154,7 +154,7 @@ class SavedAlgorithm(Algorithm):
         return vocabulary_digest(self.config.model_dir())
 
     def _check_fits(self, worlds: Iterable[str], has_memory: bool, vocabulary: str) -> None:
-        """Check what a checkpoint was written with against this run; raise a ValueError where they differ."""
+        """Check that environments, memory and tokenizer of a checkpoint fit this run; raise a ValueError if not."""
         self.source.check_worlds(worlds)
         self.memory.check_fits(has_memory)
         if vocabulary != self._vocabulary:
@@ -166,7 +166,7 @@ class SavedAlgorithm(Algorithm):
     def _sync_restored(self) -> None:
         """Send the restored weights to every engine.
 
-        With `colocate` the restored state of the optimiser makes room first, as after an update.
+        With `colocate` the restored optimiser state is offloaded first, as after an update.
         """
         if self.config.colocate:
             self.learners.offload(self.config.sync_timeout_s)
@@ -218,11 +218,11 @@ class SavedAlgorithm(Algorithm):
         """Verify signature and files of a checkpoint, restore it, and sync its weights to every engine.
 
         Args:
-            path: a checkpoint written by `save_to_path`, or with `component` the path of that part of it.
-            args: RLlib's.
+            path: a checkpoint written by `save_to_path`, or, with `component`, the path of that part of it.
+            args: passed to RLlib.
             component: RLlib's path of the part to restore, such as "learner_group/learner/rl_module"; None for all.
             trust: accept a checkpoint that another user sealed; its pickles can run any code.
-            kwargs: RLlib's.
+            kwargs: passed to RLlib.
 
         Raises:
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted; nothing was changed.
@@ -282,10 +282,10 @@ class SavedAlgorithm(Algorithm):
 
         Args:
             path: a checkpoint written by `save_to_path`.
-            args: RLlib's.
+            args: passed to RLlib.
             trust: as in `restore_from_path`.
             seal_key_file: the setting of that name; the checkpoint's own settings cannot be read before the check.
-            kwargs: RLlib's.
+            kwargs: passed to RLlib.
 
         Raises:
             CheckpointError: another user sealed it, or a file is missing, damaged or unlisted.
@@ -367,7 +367,7 @@ def policy_of(path: str | Path, config: SRLConfig) -> tuple[CausalLMModule, dict
 
     Args:
         path: as in `export_checkpoint`.
-        config: likewise.
+        config: as in `export_checkpoint`.
 
     Raises:
         CheckpointError: a file of the checkpoint is missing, damaged or unlisted.

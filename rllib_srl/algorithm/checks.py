@@ -38,11 +38,11 @@ from rllib_srl.rollout.player import first_ids
 from rllib_srl.rollout.replies import Reply, reset
 from rllib_srl.types import Prompt
 
-MOST_ROWS = 20_000  # of an environment's data whose lengths are looked at
-MOST_PROMPTS = 32  # of another environment, if its first one is too long
+MOST_ROWS = 20_000  # maximum rows of an environment's data whose lengths are checked
+MOST_PROMPTS = 32  # maximum prompts checked of any other environment, if its first one is too long
 NUM_SHOWN = 3  # prompts in a warning
-NUM_CHARACTERS = 40  # of their questions
-LOOK_SHARE = 0.3  # of env_timeout_s: longest look at the lengths of prompts
+NUM_CHARACTERS = 40  # of each prompt's question in a warning
+LOOK_SHARE = 0.3  # fraction of env_timeout_s that the check of prompt lengths may take
 _TEMPLATE_TOKENS = 512  # more than a chat template adds to a prompt
 HUB_DEADLINE_S = 30.0  # timeout for a hub model's config and tokenizer, all files together
 
@@ -140,7 +140,7 @@ def _of_model(config: Any, directory: Path | None) -> Iterator[str]:
 
 
 def _of_sizes(config: Any, sizes: ModelSizes) -> Iterator[str]:
-    """Yield what exceeds the model's sizes; its name completes each line."""
+    """Yield an error for each setting that exceeds the model's sizes; the caller appends the model's name."""
     tokens, longest = config.max_episode_tokens, sizes.context
     if longest is not None and isinstance(tokens, int) and tokens > longest:
         yield f"max_episode_tokens = {tokens}; expected at most {longest}, the context of the model"
@@ -194,7 +194,7 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
 
 
 def _told(config: Any, env_id: str, text: str) -> str:
-    """Return an error of an environment behind the setting that names it: `data` for a user's own questions."""
+    """Return an environment's error after the setting that names the environment: `data` for a user's own questions."""
     if config.stream:
         return f"stream: environment {env_id!r}; {text}"
     if config.env == OWN_DATA and (place := re.match("(path|hub_id)(?= = )", text)):
@@ -231,14 +231,14 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         )
     try:
         reply = reset(env, prompt)
-    except Exception as error:  # likewise
+    except Exception as error:  # user code can raise anything
         return f"its prompt {prompt.prompt_id!r}: {_said(error, 'reset failed')}"
     count = _counter(config.prompt_format, directory, config.max_turns == 1)
     if count is None:
         return ""
     try:
         lengths = _lengths(config, source, env, prompt, reply, count)
-    except Exception as error:  # likewise
+    except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be counted in tokens")
     return _fault_of_lengths(config, lengths, env_id, env)
 
@@ -271,8 +271,8 @@ def _lengths(
 ) -> list[tuple[str, int]]:
     """Return prompt ids with their numbers of tokens: of all rows of data, else of a few prompts if one is too long.
 
-    Rows of data are the prompts of an environment with `size_of`, which bounds the bytes of a prompt. A text of fewer
-    bytes than tokens fit is counted by its bytes: a token has at least one. What takes too long is not looked at.
+    Rows of data are the prompts of an environment with `size_of`, which bounds the bytes of a prompt. A token has
+    at least one byte, so a text with fewer bytes than the limit in tokens is not tokenised. The check has a time limit.
     """
     most = config.max_episode_tokens
     size_of = getattr(env.unwrapped, "size_of", None)
@@ -294,7 +294,7 @@ def _lengths(
 def _counter(
     prompt_format: str, directory: Path | None, has_one_turn: bool
 ) -> Callable[[Reply], int] | None:
-    """Return what counts the tokens of a prompt; None without a tokenizer."""
+    """Return a function that counts the tokens of a prompt; None without a tokenizer."""
     if directory is None:
         return None
     if prompt_format == "chat" and _chat_fault(directory, has_one_turn):

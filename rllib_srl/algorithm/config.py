@@ -1,7 +1,7 @@
 """SRLConfig: all settings of the algorithm as flat attributes, so that Tune can search over each one.
 
 The grouped methods are RLlib's (`environment`, `rl_module`, `env_runners`, `learners`, `training`, `evaluation`,
-`fault_tolerance`, ...) and take the settings of SRL beside RLlib's own; SRL adds `replay`.
+`fault_tolerance`, ...) and take SRL's settings in addition to RLlib's; SRL adds `replay`.
 `validate` reports all errors at once. `docs/settings.md` is generated from the tables in `settings.py`.
 """
 
@@ -63,7 +63,7 @@ NAME_CODE = ("env", *_NAME_FILES)  # settings that name functions and classes of
 
 logger = logging.getLogger(__name__)
 
-# Settings that `validate` chooses together from the GPUs at hand, where the user has not
+# Settings that `validate` chooses together from the available GPUs, unless the user has set them
 PLACEMENT = ("num_gpus_per_env_runner", "num_gpus_per_learner", "num_learners", "colocate")
 
 
@@ -120,15 +120,15 @@ class SRLConfig(AlgorithmConfig):
         Args:
             env: name, import path, class or creator of the environment.
             worlds: name -> env_config of each environment.
-            agent: in place of an environment, a function run(client, task) -> reward, sync or async, or its import
+            agent: instead of an environment, a function run(client, task) -> reward, sync or async, or its import
                 path: it calls the policy through a client of OpenAI's API (docs/agents.md).
-            agent_command: in place of it, a program and its arguments.
-            tasks: of the agent: a file, or an object that yields rows; None: {"seed": number}.
+            agent_command: instead of `agent`, a program and its arguments.
+            tasks: the agent's tasks: a file, or an object that yields rows; None: {"seed": number}.
             kwargs: other settings of environments, and RLlib's. With an agent, `env_config` has further settings of
                 the environment `agent`.
 
         Raises:
-            ValueError: the agent beside another environment, or one that cannot be named.
+            ValueError: both an agent and an environment are given, or the agent cannot be named.
         """
         if agent is not None or agent_command is not None:
             others = {"env": env, "worlds": worlds, "stream": kwargs.get("stream", NotProvided)}
@@ -179,16 +179,16 @@ class SRLConfig(AlgorithmConfig):
         return self
 
     def env_runners(self, **kwargs: Any) -> SRLConfig:
-        """Set engine, sampling and episode limits, beside RLlib's own settings."""
+        """Set engine, sampling and episode limits, and RLlib's own settings."""
         ours, theirs = _divide(kwargs, "env_runners")
         super().env_runners(**theirs)
         return self._assign(ours)
 
     def training(self, algorithm: str | None = None, **kwargs: Any) -> SRLConfig:
-        """Set batch, loss and optimiser, beside RLlib's own settings such as `lr` and `num_epochs`.
+        """Set batch, loss and optimiser, and RLlib's own settings such as `lr` and `num_epochs`.
 
         Args:
-            algorithm: "grpo", "dapo", "spo" or "srl" sets what it consists of, where nothing else is set (`named.py`).
+            algorithm: "grpo", "dapo", "spo" or "srl" sets its parts, except those that the user sets (`named.py`).
             kwargs: settings.
 
         Raises:
@@ -209,7 +209,7 @@ class SRLConfig(AlgorithmConfig):
         """Set the memory; names are those of docs/settings.md without the prefix `replay_`.
 
         Args:
-            memory: "none", "uniform", "balanced" or "srl" sets what it consists of, where nothing else is set.
+            memory: "none", "uniform", "balanced" or "srl" sets its parts, except those that the user sets.
             kwargs: settings.
 
         Raises:
@@ -234,7 +234,7 @@ class SRLConfig(AlgorithmConfig):
 
     def update_from_dict(self, config_dict: dict[str, Any]) -> SRLConfig:
         """Set settings by name; "algorithm", "replay", "model" and callbacks are names as in their methods."""
-        values = without_names(dict(config_dict))  # RLlib passes configs, too, whose "model" is a dictionary of its own
+        values = without_names(dict(config_dict))  # RLlib also passes configs, whose "model" is a dictionary
         if "model" in values and not isinstance(values["model"], Mapping):
             self.rl_module(model_config={"model": values.pop("model")})
         for name in values.keys() & {"callbacks", "callbacks_class"}:
@@ -271,7 +271,7 @@ class SRLConfig(AlgorithmConfig):
             self.choose_length()
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
-                for name, value in given.items():  # what is chosen must not count as given when this is called again
+                for name, value in given.items():  # chosen values must not count as the user's at the next call
                     setattr(self, name, value)
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             for line in sorted(warnings_of(self)):
@@ -283,7 +283,7 @@ class SRLConfig(AlgorithmConfig):
         super().validate()
 
     def choose_length(self) -> None:
-        """Set the longest episode, where the user has not: `LONGEST_EPISODE`, or the context of a shorter model."""
+        """Set the longest episode, unless the user has: `LONGEST_EPISODE`, or the context of a shorter model."""
         if self.max_episode_tokens is not None:
             return
         self.max_episode_tokens = LONGEST_EPISODE
@@ -300,8 +300,8 @@ class SRLConfig(AlgorithmConfig):
     def _choose_gpus(self) -> list[str]:
         """Set the GPUs of each process that the user has left open; return error messages.
 
-        A learner on a GPU gets a process of its own, because Ray reserves no GPU for the main process: it would give
-        the learner's card to an engine, too.
+        A learner on a GPU gets its own process, because Ray reserves no GPU for the main process and would also give
+        the learner's card to an engine.
         """
         counts, size = (self.num_env_runners, self.num_learners), self.engine_tensor_parallel_size
         if not all(isinstance(number, int) for number in (*counts, size)):
@@ -327,7 +327,7 @@ class SRLConfig(AlgorithmConfig):
         return faults
 
     def _cannot_take_turns(self, num_gpus: int) -> Iterator[str]:
-        """Yield which setting rules out that engine and learner take turns on a card, as they would by default."""
+        """Yield each setting that prevents engine and learner from taking turns on a card, which is the default."""
         counts = f"num_env_runners = {self.num_env_runners} and num_learners = {self.num_learners} on {num_gpus} GPUs"
         remedy = "expected a GPU for each process, or colocate = False: engine and learner share a GPU without turns"
         if self.max_lag:
@@ -367,7 +367,7 @@ class SRLConfig(AlgorithmConfig):
         return LossSettings.of(self)
 
     def made_regularisers(self) -> dict[str, Regulariser]:
-        """Return the regularisers that act, by name."""
+        """Return the regularisers in use, by name."""
         return made(self.regularisers)
 
     def replay_settings(self) -> ReplaySettings:

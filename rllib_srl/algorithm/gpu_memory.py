@@ -10,7 +10,7 @@
                                 learner without optimiser, twice its weights (the self-test) + the engine's share
 
 Parameters are counted exactly for models with Llama's layers (tests compare them with meta tensors). Activations are
-counted per layer as autograd keeps them in bfloat16. `RESERVE` covers what is not counted: CUDA's context, libraries'
+counted per layer as autograd keeps them in bfloat16. `RESERVE` covers the rest: CUDA's context, libraries'
 workspaces and fragmentation. On an H100 a learner allocated 1 % more than is computed without it (135M), and 18 % less
 (1.5B, checkpointing).
 
@@ -30,12 +30,12 @@ from rllib_srl.learner.reference import START
 from rllib_srl.replay.diversity.neighbours import CARD_BYTES
 
 GIB = 2**30
-RESERVE = 2 * GIB  # of each process on a GPU
+RESERVE = 2 * GIB  # for each process on a GPU
 ASLEEP = 1 * GIB  # what a sleeping engine keeps: CUDA's context and graphs
-CACHED = 0.5  # of the activations: blocks that torch keeps for reuse; .44 measured on an H100
-FREE = 0.03  # share of a card that is never counted on
+CACHED = 0.5  # fraction of the activations: blocks that torch keeps for reuse; .44 measured on an H100
+FREE = 0.03  # fraction of a card that is treated as unavailable
 PROFILED_TOKENS = 8192  # tokens of one step of vLLM's profile run, at its default
-HEAD_BYTES = 4 * 2**26  # of one tile of logits, see learner/scoring.py; two live at once
+HEAD_BYTES = 4 * 2**26  # one tile of logits (learner/scoring.py); two exist at once
 OPTIMIZER_BYTES = {
     "adamw": 8.0,
     "sgd": 0.0,
@@ -49,7 +49,7 @@ READ = (  # settings that an estimate depends on
     *("fsdp_gather_dtype", "lora_rank", "lora_send", "offload_frozen"),
     *("activation_checkpointing", "loss_settings", "made_regularisers", "replay_settings"),
 )
-CARDS = (24, 40, 80, 141)  # GiB, of the table
+CARDS = (24, 40, 80, 141)  # GiB; cards of the table in docs/gpu.md
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
     """Return what one learner needs at its update.
 
     Args:
-        shape: of the model.
+        shape: the model's shape.
         config: an `SRLConfig`.
     """
     num, learners = shape.num_parameters, max(1, config.num_learners)
@@ -85,9 +85,9 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
     inputs = 4 * shape.hidden * num_inputs if config.activation_checkpointing else 0
     copies = 2.0 * num if is_bf16 else 0.0
     is_gathered_bf16 = bool(config.fsdp) and config.fsdp_gather_dtype == "bfloat16"
-    if is_gathered_bf16:  # autocast copies what is outside of the layers
+    if is_gathered_bf16:  # autocast copies the weights outside of the layers
         copies -= 2.0 * shape.num_layers * shape.layer_parameters
-    largest = max(shape.layer_parameters, shape.vocab * shape.hidden)  # of the units that FSDP gathers
+    largest = max(shape.layer_parameters, shape.vocab * shape.hidden)  # the largest unit that FSDP gathers
     width = 2.0 if is_gathered_bf16 and largest == shape.layer_parameters else 4.0
     if config.lora_rank and config.activation_checkpointing:
         copies /= shape.num_layers  # autocast caches the copies of trained weights only
@@ -107,7 +107,7 @@ def learner_need(shape: ModelShape, config: Any) -> Need:
 
 
 def _num_frozen(config: Any) -> int:
-    """Return how many frozen policies have weights of their own; with adapters that of the start has none."""
+    """Return how many frozen policies have their own weights; with adapters the starting policy has none."""
     sources = {START} if config.loss_settings().needs_reference else set()
     sources.update(*(one.frozen_sources for one in config.made_regularisers().values()))
     return len(sources - ({START} if config.lora_rank else set()))
@@ -119,7 +119,7 @@ def _frozen_bytes(shape: ModelShape, is_bf16: bool) -> float:
 
 
 def engine_need(shape: ModelShape, config: Any) -> Need:
-    """Return what one engine needs at least on each of its cards; the rest of its share becomes KV cache."""
+    """Return the minimum that one engine needs on each of its cards; the rest of its share becomes KV cache."""
     size, width = max(1, config.engine_tensor_parallel_size), 4 if config.compute_dtype == "float32" else 2
     tokens = max(PROFILED_TOKENS, config.engine_max_num_seqs)
     profile = tokens * width * (2 * shape.hidden + 2 * shape.inner / size)
@@ -137,13 +137,13 @@ def engine_need(shape: ModelShape, config: Any) -> Need:
 
 
 def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: float = 0.0) -> Iterator[str]:
-    """Yield what does not fit onto cards of a size; each line says what to change.
+    """Yield a line for each need that cards of this size cannot meet; it says what to change.
 
     Args:
-        shape: of the model.
+        shape: the model's shape.
         config: an `SRLConfig` after `validate`.
         card_bytes: memory of each card.
-        cached: share of the activations for which there must be room once more, see `CACHED`.
+        cached: fraction of the activations that must fit a second time, see `CACHED`.
     """
     usable, card = card_bytes * (1 - FREE), f"a GPU of {card_bytes / GIB:.0f} GiB"
     learner, engine = learner_need(shape, config), engine_need(shape, config)
@@ -181,7 +181,7 @@ def fit_awake(shape: ModelShape, config: Any, card_bytes: float) -> bool:
     an engine that restarts needs its whole share free.
 
     Args:
-        shape: of the model.
+        shape: the model's shape.
         config: an `SRLConfig` after `validate`; `colocate` is not read.
         card_bytes: memory of the card.
     """
@@ -224,9 +224,9 @@ def variant(
     """Return a variant of the settings on a machine of `num_gpus` cards, placed as `validate` places it.
 
     Args:
-        shape: of the model.
+        shape: the model's shape.
         config: an `SRLConfig`.
-        name: of the variant.
+        name: the variant's name.
         num_gpus: cards.
         card_bytes: memory of each card.
         changes: settings that differ.

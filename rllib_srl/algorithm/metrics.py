@@ -47,7 +47,7 @@ ROLLOUT_RESULTS = "rollout"
 # Number of batches without any reward at the start of a run after which a warning shows sample answers. One such batch
 # may be chance; a wrong answer format or a broken grader should be visible before hours are spent.
 NUM_SILENT_BATCHES = 2
-NUM_SHOWN_LOSSES = 4  # of an iteration
+NUM_SHOWN_LOSSES = 4  # per iteration
 TRANSCRIPTS = "transcripts.jsonl"
 
 
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def writer(self) -> EventFile:
-        """The only TensorBoard event file of this process: of several in a directory, some would be hidden."""
+        """The only TensorBoard event file of this process: TensorBoard hides some of several in a directory."""
         if self._writer is None:
             self._writer = EventFile(self._directory)
         return self._writer
@@ -128,8 +128,8 @@ class Report:
             memory: the run's memory.
             groups: played groups.
             reused: stored groups that were drawn.
-            trained: those of both that are trained on.
-            visits: of the played groups, by group id.
+            trained: the groups of both kinds that are trained on.
+            visits: the memory's visits of the played groups, by group id.
             now: the training iteration.
         """
         if not memory.is_on:
@@ -161,7 +161,7 @@ class Report:
     def retention(
         self, values: Mapping[str, float], by_domain: Mapping[str, Mapping[str, float]], warnings: Sequence[str]
     ) -> None:
-        """Log what an update held, and how many targets it gave."""
+        """Log the stored answers that an update held, and how many targets it produced."""
         for line in warnings:
             self.warn(line)
         rows: list[tuple[tuple[str, ...], float]] = [(("retention", name), value) for name, value in values.items()]
@@ -171,7 +171,7 @@ class Report:
             self._metrics.log_value(key, value, reduce="mean", window=1)
 
     def stages(self, ended: Sequence[str]) -> None:
-        """Log what the memory holds of domains whose stage ended, and how often it was drawn."""
+        """Log, for each domain whose stage ended, what the memory holds and how often it was drawn."""
         for domain in ended:
             if of := {name: int(num) for name, num in self._domains.get(domain, {}).items()}:
                 stages.info(
@@ -187,7 +187,7 @@ class Report:
         visits: Mapping[str, Visit],
         estimator: AdvantageEstimator,
     ) -> None:
-        """Log how much of what was played is trained on, and with a memory how well history predicted its rewards."""
+        """Log how many played groups are trained on and, with a memory, how well history predicted their rewards."""
         played = {group.group_id for group in groups}
         num_live = sum(int(g.num_loss_tokens_G.sum()) for g in batch.groups if g.group_id in played)
         num_tokens = sum(int(group.num_loss_tokens_G.sum()) for group in groups)

@@ -3,8 +3,8 @@
     SRLConfig().training("dapo")          srl train --algorithm dapo          {"algorithm": "dapo"} under Tune
     SRLConfig().replay("srl")             srl train --replay srl              {"replay": "srl"}
 
-A setting that the user gives wins. docs/settings.md lists what each name sets, docs/losses.md what differs from the
-papers; none of them loads a reference model for a KL, for which there is `kl_coeff`.
+The user's settings take precedence. docs/settings.md lists what each name sets, docs/losses.md what differs from the
+papers. None of them loads a reference model for a KL term; set `kl_coeff` for one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def settings_of_name(kind: str, name: Any) -> Mapping[str, Any]:
     """Return the settings of a named algorithm (`kind` "algorithm") or memory ("replay").
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the name is unknown.
     """
     table = TABLES[kind]
     if not isinstance(name, str) or name not in table:
@@ -63,10 +63,10 @@ def settings_of_name(kind: str, name: Any) -> Mapping[str, Any]:
 
 
 def without_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those that "algorithm" and "replay" stand for in their place; the other values win.
+    """Return settings with "algorithm" and "replay" replaced by what they stand for; other values take precedence.
 
     Raises:
-        ValueError: a name of neither.
+        ValueError: a name is unknown.
     """
     settings = dict(values.items())  # a config, as RLlib passes one, also has methods of these names
     named: dict[str, Any] = {}

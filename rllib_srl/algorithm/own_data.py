@@ -45,10 +45,10 @@ def data_settings(
     Args:
         data: a file or a folder, the id of a data set of the Hugging Face hub, or an object that yields rows
         question: column of the question, if it has none of the known names; a dot leads into an object
-        answer: column of the right answer, likewise
-        split: of a data set of the hub or a folder, or the path of a file in it; "": "train", or the folder
+        answer: column of the right answer, as for `question`
+        split: split of a data set of the hub or a folder, or the path of a file in it; "": "train", or the folder
         heldout: file or split of the held-out questions; "": a fixed share of the questions
-        settings: others of the environment
+        settings: further settings of the environment
 
     Raises:
         ValueError: the object does not yield rows, or a row that JSON cannot hold.
@@ -181,7 +181,7 @@ def _rows_of(data: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's types as far as they are meant: arrays as lists, a missing number as null."""
+    """Return a value in JSON's types where it has an equivalent: arrays as lists, a missing number as null."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal) and value.is_finite():
         number = int(value) if value == value.to_integral_value() else float(value)
         return number if Decimal(repr(number)) == value else f"{value:f}"  # as text, if a float has other digits
-    if type(value).__name__ in ("NaTType", "NAType"):  # of pandas; the first is a date, too
+    if type(value).__name__ in ("NaTType", "NAType"):  # pandas' missing values; NaT is also a date
         return None
     if isinstance(value, date | time | UUID | Fraction):
         return str(value)

@@ -60,11 +60,11 @@ def engine_threads(num_engines: int) -> int:
     return max(1, (os.cpu_count() or 1) // max(1, num_engines))
 
 
-ENGINE_SHARE, LEARNER_SHARE = 0.6, 0.4  # of one card; above a half, so that Ray packs no two engines onto one card
+ENGINE_SHARE, LEARNER_SHARE = 0.6, 0.4  # fractions of a card; above .5, so that Ray never packs two engines onto one
 
 
 def engine_memory_share(num_gpus_per_env_runner: float) -> float:
-    """Return the share of a card's memory that an engine reserves: half as much beside a learner."""
+    """Return the share of a card's memory that an engine reserves: half as much if a learner shares the card."""
     return 0.45 if 0 < num_gpus_per_env_runner < 1 else 0.9
 
 
@@ -93,12 +93,12 @@ def gpu_shares(
     """Return how many GPUs each env runner and each learner gets.
 
     Enough cards: whole ones for each process. One card for each pair of engine and learner: 0.6 and 0.4 of it. Shares
-    that the user gave stay, and the other side gets what is left: whole cards, or none.
+    that the user gave stay, and the other side gets the remaining whole cards, or none.
 
     Args:
         num_gpus: cards of the cluster, or of this machine.
         num_env_runners: 0 counts as 1, the main process.
-        num_learners: likewise.
+        num_learners: 0 counts as 1, the main process.
         tensor_parallel_size: cards of one engine.
         given: shares per env runner and per learner; None: to be chosen.
 
@@ -133,7 +133,7 @@ def warn_of_cpu(per_env_runner: float | None, per_learner: float | None, shares:
 
     Args:
         per_env_runner: share that the user gave; None: chosen.
-        per_learner: likewise.
+        per_learner: share that the user gave; None: chosen.
         shares: those in use.
     """
     if per_env_runner and per_learner is None and not shares.per_learner:
@@ -155,10 +155,10 @@ def num_gpus_here() -> float:
 
 
 def check_build(config: Any) -> None:
-    """Refuse a run on GPUs of this node whose torch is built for CPUs.
+    """Refuse a run on this node's GPUs if torch is built for CPUs.
 
     Raises:
-        PlacementError: it is.
+        PlacementError: torch is built for CPUs.
     """
     if torch.version.cuda or torch.version.hip or not (config.num_gpus_per_env_runner or config.num_gpus_per_learner):
         return

@@ -45,7 +45,7 @@ _SHARE = "a share below 1, a whole number, or None"
 
 
 class EnvironmentSettings(Settings):
-    """What is played."""
+    """The environments that are played."""
 
     env: Any = setting(
         None, 'environment: an installed name (docs/environments.md), or "package.module:Class"', is_rllib=True
@@ -69,7 +69,7 @@ class EnvironmentSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """What is trained. `model` stands for model_config["model"]."""
+    """The model that is trained. `model` stands for model_config["model"]."""
 
     model: Any = setting(
         "smollm2-135m", 'policy: "smollm2-135m", "tiny", a local directory, or a Hugging Face hub id', is_rllib=True
@@ -242,7 +242,7 @@ class TrainingSettings(Settings):
 
 
 class LearnerSettings(Settings):
-    """The processes that train; RLlib's settings."""
+    """RLlib's settings of the learner processes."""
 
     num_learners: int = setting(0, "learner processes; 0: the main process trains", is_rllib=True, ge=0)
     num_cpus_per_learner: float | Literal["auto"] = setting(
@@ -268,12 +268,12 @@ class Part(NamedTuple):
     """One part of the settings."""
 
     title: str  # in docs/settings.md and --help
-    method: str  # of SRLConfig, which takes its settings; "": only RLlib's methods do
+    method: str  # method of SRLConfig that takes its settings; "": only RLlib's methods do
     model: type[Settings]
 
     @property
     def rows(self) -> dict[str, Setting]:
-        """Its settings by name."""
+        """The part's settings by name."""
         return self.model.table()
 
 
@@ -288,8 +288,8 @@ PARTS = (
     Part("memory", "replay", ReplaySettings),
 )
 SETTINGS = {name: row for part in PARTS for name, row in part.rows.items()}
-NO_ATTRIBUTES = ("model", "callbacks")  # of SRLConfig: methods of RLlib take them
-LONGEST_EPISODE = 1024  # tokens: `max_episode_tokens`, unless the user or the model says less
+NO_ATTRIBUTES = ("model", "callbacks")  # settings that RLlib's methods take, so not attributes of SRLConfig
+LONGEST_EPISODE = 1024  # tokens: default of `max_episode_tokens`, unless the model's context is shorter
 
 _warned: set[str] = set()
 
@@ -308,7 +308,7 @@ def warn_once(line: str) -> None:
 
 
 def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple[dict[str, str], list[str]]:
-    """Return the errors of values by name: name -> error of each wrong one, and those of the others together.
+    """Return name -> error of each invalid value, and the errors of combinations of the others.
 
     Values that are left to a preset are not checked.
     """

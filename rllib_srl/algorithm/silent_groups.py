@@ -1,7 +1,7 @@
 """Warn, with numbers, when nearly all groups of a run have equal rewards.
 
-A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` has what others have). If nearly
-all groups are silent, the prompts are too easy or too hard: what is left is too little to learn from.
+A group whose rewards are all equal is silent: GRPO has no gradient from it (`TAUGHT` lists the other rules). If
+nearly all groups are silent, the prompts are too easy or too hard: too few groups remain to learn from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rllib_srl.batch.advantages import has_signal
 from rllib_srl.types import GroupMeta
 
-NUM_JUDGED = 256  # groups before the judgement: at a share of .1 its standard error is .02
+NUM_JUDGED = 256  # groups before a warning: a measured share of .1 then has a standard error of .02
 MANY = 0.75
 GRPO = "GRPO learns nothing from equal rewards"
 TAUGHT = {  # rule -> what equal rewards teach; any other rule: `GRPO`
@@ -44,7 +44,7 @@ class SilentGroups:
             self.num_failed += bool(is_silent and not success_G.any())
 
     def warning(self, rule: str) -> str | None:
-        """Return the warning after `NUM_JUDGED` groups, None before, after the first call, and for other prompts.
+        """Return the warning once, after `NUM_JUDGED` groups; None before and afterwards, and if few groups are silent.
 
         Args:
             rule: the advantage rule.

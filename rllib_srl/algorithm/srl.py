@@ -3,7 +3,7 @@
     training_step
       plan       stored prompts (revisit) + fresh prompts
       rollout    LLMEnvRunner.play_groups ──> groups (the driver gets metadata; tokens stay in the object store)
-      remember   the memory grades and stores what was played and rated, and draws stored groups (reuse, retain)
+      remember   the memory grades and stores played and rated groups, and draws stored groups (reuse, retain)
       batch      advantages, loss weights ──> one shard per learner
       learn      one update of the learners
       sync       verified weights to every engine
@@ -64,7 +64,7 @@ from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import GroupMeta, History, Prompt
 from rllib_srl.weights.sync import WeightSync
 
-if TYPE_CHECKING:  # loaded if a run asks for it
+if TYPE_CHECKING:  # at run time imported only if a run needs it
     from rllib_srl.learner.group.retention import Retention
     from rllib_srl.people.rating_feed import RatingFeed
 
@@ -75,7 +75,7 @@ ReplayBufferInterface.register(RLlibReplayBuffer)
 
 @dataclass
 class Iteration:
-    """What the lines of `training_step` hand on, in their order."""
+    """Data that the lines of `training_step` pass on, in their order."""
 
     now: int  # number of the iteration, from 1
     plan: Plan = field(default_factory=Plan)
@@ -83,10 +83,10 @@ class Iteration:
     num_played: int = 0  # groups of the batches, dropped ones too, without those of dynamic sampling
     groups: list[GroupMeta] = field(default_factory=list)  # played, in the order in which they were begun
     late: frozenset[str] = frozenset()  # ids of those that lag too much to be trained on
-    visits: Mapping[str, Visit] = field(default_factory=dict)  # what the memory says of each group
+    visits: Mapping[str, Visit] = field(default_factory=dict)  # outcome of adding each group to the memory
     reused: list[GroupMeta] = field(default_factory=list)
     held: Sequence[Any] = ()  # stored answers that retention holds
-    batch: AdvantageBatch = field(default_factory=lambda: AdvantageBatch([], [], [], {}))  # what is trained on
+    batch: AdvantageBatch = field(default_factory=lambda: AdvantageBatch([], [], [], {}))  # the groups to train on
 
 
 class SRL(SavedAlgorithm):
@@ -110,7 +110,7 @@ class SRL(SavedAlgorithm):
         if self.config.checkpoint_every:
             make_key(self.config.seal_key_file)  # fail now, not when the first checkpoint is written
         local = self.config.replay_settings().local_directory
-        self._memory_directory = memory_directory(Path(self.logdir), local)  # likewise
+        self._memory_directory = memory_directory(Path(self.logdir), local)  # also fails now if it cannot be used
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbelow(2**31)
         try:
             self._start(config)
@@ -186,7 +186,7 @@ class SRL(SavedAlgorithm):
         )
 
     def make_retention(self, kind: Callable[..., Retention] | None = None) -> Retention | None:
-        """Return a new `kind` of retention, None: `Retention`; None if nothing is held."""
+        """Return a new retention of class `kind` (default: `Retention`); None if nothing is held."""
         settings = self.config.replay_settings()
         if not settings.retain:
             return None
@@ -224,10 +224,10 @@ class SRL(SavedAlgorithm):
     def train(self) -> dict[str, Any]:
         """Run one iteration, log its result, then write a checkpoint where one is due.
 
-        In this order a killed run can have logged an iteration that it repeats, and none that it will never log.
+        Because of this order a killed run may log an iteration twice, but never omits one.
 
         Raises:
-            ProcessLost: a process is gone that cannot be replaced within this run. The learners have been ended.
+            ProcessLost: a process was lost that this run cannot replace. The learners have been ended.
             RuntimeError: the algorithm was stopped.
         """
         if self._is_stopped:
@@ -282,7 +282,7 @@ class SRL(SavedAlgorithm):
         return Batch(prompts, filled.num_revisits)
 
     def _rollout(self, it: Iteration, prompts: Batch) -> None:
-        """Play.
+        """Play the prompts.
 
         Dynamic sampling: further prompts are played until `num_prompts_per_batch` groups have signal, in at most
         `dynamic_sampling_tries` rounds.
@@ -302,7 +302,7 @@ class SRL(SavedAlgorithm):
         it.groups, it.late = self._kept(it.batches)
 
     def _remember(self, it: Iteration) -> None:
-        """Store what was played and what people have rated; draw what is trained on again, and what is held."""
+        """Store played groups and people's ratings; draw the groups to train on again and the answers to hold."""
         self._apply_ratings()
         it.visits = self.memory.add(it.groups, it.now)
         version = self.version if self.advantage_estimator.uses_history else None
@@ -310,7 +310,7 @@ class SRL(SavedAlgorithm):
         it.held = self.retention.draw(it.groups, it.now) if self.retention else []
 
     def _look_back(self, it: Iteration, is_updated: bool) -> list[str]:
-        """Pass on what only the learner knows, and what was played; return the domains whose stage has ended."""
+        """Give the learner's feedback to the memory, call the callbacks, return the domains whose stage has ended."""
         if is_updated and it.reused:
             self.memory.look_back(it.reused, self.learners.num_left_out(self.config.sync_timeout_s), it.now)
         if is_updated and self.retention:
@@ -461,7 +461,7 @@ class SRL(SavedAlgorithm):
         return True
 
     def _end_stages(self, ended: Sequence[str], groups: Sequence[GroupMeta]) -> None:
-        """Let the regularisers take over what was learned in stages that ended; the groups are those just played."""
+        """Let the regularisers record what was learned in stages that ended; the groups are those just played."""
         of_stages = {name: one for name, one in self.config.made_regularisers().items() if one.needs_stages}
         if not ended or not of_stages:
             return

@@ -46,7 +46,7 @@ NO_REUSE = "has no effect with replay_reuse_fraction = 0: nothing is trained on 
 def faults_of(config: Any) -> list[str]:
     """Return all error messages of the settings, [] if they are valid.
 
-    What goes together is checked with the initial values of settings that are wrong alone, and not reported of these.
+    Combinations are checked with the defaults of settings that are invalid alone; errors that name these are dropped.
     """
     lines = [*_unknown(config), *_unused(config)]
     wrong, together = errors_of({name: getattr(config, name) for name in SETTINGS if name not in NO_ATTRIBUTES})
@@ -118,7 +118,7 @@ def _pairs(config: Any) -> Iterator[Clash]:
 
 
 def _ahead(config: Any) -> Iterator[Clash]:
-    """How far ahead of training prompts are played."""
+    """Yield conflicts of playing prompts ahead of training."""
     if not config.max_lag:
         return
     num, loss = config.num_prompts_per_batch, config.loss_settings()
@@ -149,7 +149,7 @@ def _optimizer(config: Any) -> Iterator[str]:
 
 
 def _adapters_in_vllm(config: Any) -> Iterator[Clash]:
-    """Say why vLLM cannot apply the adapters itself; its engine checks the layers of the model when it starts."""
+    """Yield why vLLM cannot apply the adapters itself; its engine checks the layers of the model when it starts."""
     is_vllm = config.engine == "vllm" or (config.engine == "auto" and find_spec("vllm") is not None)
     if not config.lora_rank or config.lora_send != "adapter" or not is_vllm:
         return
@@ -163,7 +163,7 @@ def _adapters_in_vllm(config: Any) -> Iterator[Clash]:
 
 
 def _sharded(config: Any) -> Iterator[Clash]:
-    """What does not go together with `fsdp`."""
+    """Yield conflicts with `fsdp`."""
     if config.fsdp is not True:
         return
     num = config.num_learners
@@ -234,7 +234,7 @@ def _worlds(config: Any) -> Iterator[str]:
 
 
 def _prompt_order(config: Any) -> Iterator[Clash]:
-    """What draws environments, where every prompt is played once an epoch."""
+    """Yield settings that draw environments, in conflict with playing every prompt once an epoch."""
     if config.prompt_order == "epochs":
         whole = "'mixture': a stream changes the weights of its domains"
         yield config.stream is not None, "prompt_order stream", whole

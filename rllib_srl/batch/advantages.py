@@ -39,7 +39,7 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, History
 
 EPSILON = 1e-4  # TRL's value; verl uses 1e-6
-OVERLONG_SHARE = 0.2  # of longest_answer, over which the length penalty rises, as in DAPO
+OVERLONG_SHARE = 0.2  # fraction of longest_answer over which the length penalty rises, as in DAPO
 
 
 def group(rewards_G: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ class AdvantageEstimator:
     """Advantage estimator of a run. Invariant: it has no state."""
 
     def __init__(self, settings: LossSettings, trains_all: bool = False) -> None:
-        """Set the loss settings, and whether played groups without a signal are trained on, too."""
+        """Set the loss settings, and whether played groups without a signal are also trained on."""
         self.settings, self._trains_all = settings, trains_all
 
     @property
@@ -170,7 +170,7 @@ class AdvantageEstimator:
 
     @property
     def min_episodes(self) -> int:
-        """Return the least valid episodes of a group that can be trained on: 1 with a baseline from history or none."""
+        """Return the minimum of valid episodes of a trainable group: 1 with a baseline from history or without one."""
         has_baseline = self.uses_history and self.settings.prior_weight > 0
         return 1 if has_baseline or self.settings.advantage == "none" else 2
 
@@ -201,7 +201,7 @@ class AdvantageEstimator:
                 groups are trained on: a KL of rounding errors, divided by its own spread, would look like a signal.
             reused: stored groups to train on again; their episodes without a reward are left out. For "posterior" each
                 has its `history`.
-            histories: of the played groups' prompts before this batch, for "posterior"; () means none.
+            histories: histories of the played groups' prompts before this batch, for "posterior"; () means none.
         """
         histories = histories or [NO_HISTORY] * len(groups)
         less_kl = [r - k for r, k in zip(rewards, kl, strict=True)] if kl is not None else rewards
@@ -209,7 +209,7 @@ class AdvantageEstimator:
         is_live_P = self._live(rewards, histories)
         trained = [(group, a) for group, a, is_live in zip(groups, played, is_live_P, strict=True) if is_live]
         scale, of = None, self.settings
-        if self.uses_history and groups:  # of rewards without a KL penalty
+        if self.uses_history and groups:  # the scale of rewards without a KL penalty
             scale = scale_of(surprises(rewards, histories, of.prior_weight), of.surprise_scale)
         rewarded = [whole for group in reused if (whole := rewarded_part(group)) is not None]
         again = self._reused(rewarded, scale)

@@ -159,7 +159,7 @@ class MicroBatch(TypedDict, Generic[Array]):
     scale: Array  # [N]
     behaviour_logp: Array  # [N], nats
     episode: Array  # [N], `Episode.index` of each loss token
-    # The learner's:
+    # Set by the learner:
     temperature: NotRequired[float]
     is_reused: NotRequired[bool]
     ref_logp: NotRequired[Array]  # [N], nats; with a KL term
@@ -169,12 +169,12 @@ class MicroBatch(TypedDict, Generic[Array]):
     teacher_logp: NotRequired[Array]  # [N], nats
     teacher_top: NotRequired[Array]  # [N, k], nats, log-probs of the teacher's likeliest tokens, `stored_tokens`
     num_top: NotRequired[int]  # likeliest tokens that the forward pass returns; in the first pass only
-    top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it does
+    top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it returns them
     stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two, or of teachers
     stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
     stored_sampled: NotRequired[Array]  # [N], nats, those of `target`
     is_noted: NotRequired[bool]  # whether the KL of these answers was reported
-    prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as the next one
+    prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as is `is_kept`
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes
     stats: NotRequired[dict[str, Any]]  # sums for the metrics, between loss and backward pass
 
@@ -248,7 +248,7 @@ def _trie_cuts(streams: Sequence[np.ndarray], max_tokens: int) -> list[int]:
 
 
 def _padded_cuts(lengths_B: Sequence[Sequence[int]], max_tokens: int) -> list[int]:
-    """Return the cuts of episodes, given by the lengths of their streams, so that a part pads to `max_tokens`."""
+    """Return the cuts, given the lengths of each episode's streams; a padded part has at most `max_tokens`."""
     cuts, width, rows = [0], 0, 0
     for b, lengths in enumerate(lengths_B):
         width, rows = max(width, *lengths), rows + len(lengths)

@@ -21,11 +21,11 @@ import numpy as np
 
 from rllib_srl.types import History
 
-MIN_SPREAD = 0.05  # least divisor: where nearly nothing is a surprise, noise is not blown up
+MIN_SPREAD = 0.05  # smallest divisor, so that noise is not amplified where hardly any reward is a surprise
 
 
 class Scale(NamedTuple):
-    """What surprises become advantages by: A = (r - b - middle) / spread."""
+    """Scale from surprises to advantages: A = (r - b - middle) / spread."""
 
     middle: float = 0.0
     spread: float = 1.0
@@ -39,7 +39,7 @@ def baseline(rewards_G: np.ndarray, history: History, prior_weight: float) -> np
 
     Args:
         rewards_G: of the episodes of one group, at least one.
-        history: of its prompt and domain before the visit.
+        history: history of its prompt and domain before the visit.
         prior_weight: w0, in episodes, at least 0.
 
     Raises:
@@ -72,7 +72,7 @@ def posterior(
             deviation) or "none". The divisor is at least `MIN_SPREAD`.
 
     Raises:
-        ValueError: as `baseline`.
+        ValueError: as in `baseline`.
     """
     surprises_PG = surprises(rewards_PG, histories, prior_weight)
     return scaled(surprises_PG, scale_of(surprises_PG, scale))

@@ -1,12 +1,12 @@
-"""Plan what an update does for retention: answers that are held, and answers whose targets are taken. No tokens here.
+"""Plan retention in an update: the answers to hold, and the answers whose targets are taken. Handles no tokens.
 
     held      stored right answers, drawn from the memory: their KL joins the loss
     taken     right answers that this update trains on: their first pass gives targets
     scored    right answers of groups without spread, which are not trained on: a pass without gradient
 
-Targets are taken from groups that the present weights played, or with `max_lag` weights of at most so many updates
-before: the policy that gave an answer is, or almost is, the one that is held. At most `PER_GROUP` answers of a group:
-many prompts tell more of a skill than many answers.
+Targets are taken from groups played by the present weights or, with `max_lag`, by weights of at most that many updates
+ago, so that the policy that gave an answer is, or almost is, the one that is held. Each group gives at most `PER_GROUP`
+answers: many prompts represent a skill better than many answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rllib_srl.batch.layout import balanced_shards
 from rllib_srl.batch.parts import PartRef, part_meta
 from rllib_srl.types import GroupMeta
 
-PER_GROUP = 2  # answers of a group whose targets are taken
-MOST_SCORED = 16  # answers of an update that are scored without gradient
+PER_GROUP = 2  # maximum answers of a group whose targets are taken
+MOST_SCORED = 16  # maximum answers of an update that are scored without gradient
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def right_answers(group: GroupMeta, pass_reward: float, oldest: int, without: Co
 
     Args:
         group: a played group.
-        pass_reward: least reward of a right answer, if the environment has none.
+        pass_reward: lowest reward of a right answer, unless the environment defines one.
         oldest: version of weights whose answers are taken; those of earlier versions are left out.
         without: numbers of episodes in the stored group that are not stored.
     """
@@ -72,7 +72,7 @@ def plan(
 
     Args:
         held: drawn answers.
-        scales: of each of them; see `losses.retention.scales`.
+        scales: factor of each held answer; see `losses.retention.scales`.
         played: groups of this iteration that are stored, each with the episodes of it that are not.
         trained: groups, or parts of them, with a gradient in this update.
         num_shards: number of parts.
@@ -92,7 +92,7 @@ def plan(
         for group, without in played
         if group.group_id not in are_trained
     ]
-    # One answer of each group before a second one of any.
+    # Take one answer of each group before a second one of any.
     scored = [one for turn in zip_longest(*rows) for one in turn if one is not None][:MOST_SCORED]
     held_parts, scored_parts = (
         balanced_shards([int(one.lengths_G.sum()) for one in metas], num_shards) for metas in (held, scored)

@@ -34,7 +34,7 @@ from rllib_srl.types import Group, GroupMeta, ListedRef
 if TYPE_CHECKING:
     from rllib_srl.batch.retention import RetentionPart
 
-Scale = float | np.ndarray  # of the loss of a group's tokens: one number, or [G], one per episode
+Scale = float | np.ndarray  # factor of the loss of a group's tokens: one number, or [G], one per episode
 REUSE = "reuse"  # origin of a stored group that is trained on again; all other origins: played this iteration
 
 

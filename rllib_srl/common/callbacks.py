@@ -1,4 +1,4 @@
-"""Callbacks of SRL beside RLlib's own: an iteration's plan and prompts, after it, after a stage, at the end.
+"""Callbacks that SRL adds to RLlib's: on an iteration's plan and prompts, after it, after a stage, at the end.
 
     class Mine(SRLCallback):
         def augment_batch(self, *, algorithm, prompts, now, metrics_logger, **kwargs):
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm import Algorithm
     from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for runs that are described by text
+CALLBACKS: Rules[Any] = Rules("callbacks", {})  # classes by name, for settings that are given as text
 
 
 class SRLCallback(RLlibCallback):
-    """RLlib's callbacks and more; by default they do nothing.
+    """RLlib's callbacks and SRL's; by default each does nothing.
 
-    All get `algorithm`; `now`, the training iteration; `metrics_logger`, the algorithm's; and in `kwargs` what later
-    versions may add.
+    Each gets `algorithm`, `now` (the training iteration), `metrics_logger` (the algorithm's), and `kwargs` for what
+    later versions may add.
     """
 
     def change_plan(
@@ -48,7 +48,7 @@ class SRLCallback(RLlibCallback):
         return plan
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this callback, as JSON types; {} for nothing."""
+        """Return this callback's state for a checkpoint, as JSON types; {} if it has none."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:

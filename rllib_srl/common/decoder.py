@@ -1,4 +1,4 @@
-"""Decode token ids by the tokenizer of a model's directory, without transformers and torch where that is possible."""
+"""Decode token ids with the tokenizer in a model's directory, without transformers and torch where possible."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def _without_transformers(model_dir: Path) -> Any:
-    """Return the tokenizer loaded by the library `tokenizers`, or None if the directory has tokens that it leaves out.
+    """Return the tokenizer loaded by the library `tokenizers`, or None if that library would ignore some tokens.
 
-    Importing transformers, which imports torch, takes longer than all else that a replay buffer does at its start.
+    Importing transformers, which imports torch, takes longer than the rest of a replay buffer's start.
     """
     saved, configured = model_dir / "tokenizer.json", model_dir / "tokenizer_config.json"
     if not saved.is_file() or not configured.is_file():

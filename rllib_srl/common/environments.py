@@ -130,7 +130,7 @@ def lacks(env: Any) -> list[str]:
 
 
 def grading_digest(env: Environment, env_config: Mapping[str, Any]) -> str:
-    """Return a digest of what grades an environment's answers: its config and its code.
+    """Return a digest of everything that grades an environment's answers: its config and its code.
 
     The code is that of the modules of its classes, wrappers included, and of modules of the same packages from which
     these take a class or function. Data that is read from files is not part of it.

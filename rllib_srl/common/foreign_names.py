@@ -99,7 +99,7 @@ OURS = {
 FOREIGN = {name: entry for entry, names in OURS.items() for name in names.split()}
 
 
-# Settings of other libraries that change what is sampled so that the learner's log-probs would be others.
+# Settings of other libraries that change sampling, so that the learner's log-probs would differ from the engine's.
 UNSUPPORTED = dict.fromkeys(
     ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "top_p", "top_k", "logit_bias"),
     "it would change the distribution that answers are drawn from, and the learner could not compute their log-probs",

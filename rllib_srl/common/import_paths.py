@@ -5,7 +5,7 @@
     functions_in({"env_config": {"reward": "rewards.py:f"}})  ["rewards.py:f"]
     with_whole_paths({"path": "rows.jsonl"})                  {"path": "/path/to/rows.jsonl"}
 
-Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not bring code.
+Settings hold functions by name only: they are written to files, and a checkpoint of someone else must not contain code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rllib_srl.common.loading import PREFIX, local_file
 REWARD = "reward"  # setting of an environment that names functions
 AGENT, COMMAND = "agent", "agent_command"  # settings that name a function and a program
 FILES = "files"  # setting that lists files of data: paths, or mappings with "data"
-LOAD = "load"  # setting that names what returns an environment of another library
+LOAD = "load"  # setting that names a function that returns an environment of another library
 LOSS_RULES = ("advantage", "clip_rule", "correction", "regularisers")
 MEMORY_RULES = (
     *("replay_selection", "replay_reuse_selection", "replay_spacing", "replay_embedding"),
@@ -39,11 +39,11 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
     """Return "module:name", or "file.py:name" for a function of the program that is running.
 
     Args:
-        function: to be named.
-        setting: that holds it, for error messages.
+        function: the function to name.
+        setting: the setting that holds it, for error messages.
 
     Raises:
-        ValueError: it cannot be found by its name: a lambda, a nested function, a method of an object, a notebook's.
+        ValueError: it cannot be found by name: a lambda, a nested function, a bound method, a function of a notebook.
     """
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if not name or "<" in name or not module:
@@ -76,35 +76,35 @@ def with_whole_paths(settings: Any) -> Any:
 
     Changed are, at any depth, the files of `reward`, `agent`, `load` and rules ("file.py:f", and "module:f" if there is
     module.py in the working directory), of `agent_command` and `files`, and values of `path`, `directory`, `..._path`
-    and `..._dir` that exist in the working directory. Paths within a data set of the hub (beside `hub_id`), URLs and
+    and `..._dir` that exist in the working directory. Paths within a data set of the hub (with `hub_id`), URLs and
     names of installed modules stay as they are.
     """
     return _with_paths(settings, _whole)
 
 
 def with_whole_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a run with the rules, and nothing else, as in `with_whole_paths`."""
+    """Return settings of a run with absolute paths in its rules only; see `with_whole_paths`."""
     return {name: _with_rule_paths(value, _whole) if name in _RULES else value for name, value in settings.items()}
 
 
 def without_users_rules(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run that does not train, without rules that are import paths: such a run calls none."""
-    idle = {"advantage": "group", "clip_rule": "higher", "correction": "none"}  # no bound contradicts them
+    idle = {"advantage": "group", "clip_rule": "higher", "correction": "none"}  # compatible with any clip bounds
     is_users = {name for name in _RULES if any(_rules_in(settings.get(name)))}
     kept = {name: idle[name] if name in is_users else value for name, value in settings.items() if name in idle}
     return {**{name: value for name, value in settings.items() if name not in is_users}, **kept}
 
 
 def with_file_names(settings: Any) -> Any:
-    """Return settings of environments with the mere name of each file that `with_whole_paths` finds a place for.
+    """Return settings of environments with only the name of each file that `with_whole_paths` locates.
 
-    Settings that are equal in this form differ in the places of their files at most.
+    Settings that are equal in this form differ at most in the directories of their files.
     """
     return _with_paths(settings, lambda path: Path(path).name)
 
 
 def _whole(path: str) -> str:
-    # A link stays one: the Python of a virtual environment is a link, and knows its packages by its place.
+    # Links are not resolved: the Python of a virtual environment is a link, and finds its packages by its own path.
     place = os.path.abspath(Path(path).expanduser())
     return place if os.path.exists(place) else path
 
@@ -114,7 +114,7 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
         is_on_hub = bool(settings.get("hub_id"))
         changed = {}
         for name, value in settings.items():
-            if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is an environment, too
+            if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is also an environment
                 changed[name] = _with_reward_paths(value, change)
             elif name in _RULES:
                 changed[name] = _with_paths(_with_rule_paths(value, change), change)
@@ -179,9 +179,9 @@ def _with_file_paths(given: Any, change: Callable[[str], str]) -> Any:
 
 
 def functions_in(settings: Any) -> list[str]:
-    """Return the functions that settings name, at any depth, sorted; URLs are none.
+    """Return the functions that settings name, at any depth, sorted, without URLs.
 
-    Those are rewards, agents, what loads an environment, and the rules and environments that are import paths; the
+    They are rewards, agents, loaders of environments, and the rules and environments that are import paths. The
     command of an agent counts as one, written as a shell command.
     """
     return sorted(set(_functions_in(settings)))

@@ -3,9 +3,9 @@
     load("my_loss:gentle")      my_loss.py of the current directory first, then what is installed
     load("my_loss.py:gentle")   the file; a relative path starts in the current directory
 
-A file is imported once per process, under a name of its own; its directory is appended to `sys.path`, so that it can
-import files beside it. A file that is a module already, as that of the running program, is not imported again.
-This file imports nothing of the package: the environments use it, too.
+A file is imported once per process, under a unique name; its directory is appended to `sys.path`, so that it can
+import its neighbours. A file that is already a module, such as the running program, is not imported again.
+This file imports nothing from the package, because the environments use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Of the names of imported files. `SRLConfig.reward` recognises by it a script that is imported for its functions.
+# Prefix of the names of imported files; `SRLConfig.reward` recognises by it a script imported for its functions.
 PREFIX = "srl_file_"
 MAIN_GUARD = "put what it runs under if __name__ == '__main__':"
 _lock = threading.RLock()
@@ -35,7 +35,7 @@ def load(spec: str) -> Any:
 
     Raises:
         LoadError: it does not exist.
-        Exception: whatever the user's module raises while it is imported.
+        Exception: any exception of the user's module during its import.
     """
     place, _, name = spec.rpartition(":")
     module = load_module(place)
@@ -54,7 +54,7 @@ def load_function(spec: str, setting: str = "reward") -> Callable[..., Any]:
 
     Args:
         spec: "module:f" or "file.py:f"
-        setting: that names it, for error messages
+        setting: the setting that names it, for error messages
 
     Raises:
         ValueError: it cannot be imported, does not exist, or is not callable; one line.
@@ -83,7 +83,7 @@ def load_module(place: str) -> ModuleType:
 
     Raises:
         LoadError: it does not exist, or the file runs a program while it is imported.
-        Exception: whatever it raises while it is imported.
+        Exception: any exception of the module during its import.
     """
     with _lock:
         if place.endswith(".py"):
@@ -100,7 +100,7 @@ def load_module(place: str) -> ModuleType:
 
 
 def local_file(module: str) -> Path | None:
-    """Return the file in the current directory that a module's name stands for; None: it is imported as others are.
+    """Return the file in the current directory that a module's name stands for; None: it is imported in the usual way.
 
     "name" is name.py if there is one. A module of a package, "package.name", is the file only if the package cannot be
     imported: a module that is run as a file has no relative imports.
@@ -116,7 +116,7 @@ def _is_importable(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-    except Exception:  # of the user's package: it exists, and says so again when it is imported
+    except Exception:  # of the user's package: it exists, and raises again when it is imported
         return True
 
 

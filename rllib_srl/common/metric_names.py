@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Parts of a result of `algo.train()` that are no metrics.
+# Parts of a result of `algo.train()` that are not metrics.
 LEFT_OUT = ("config", "perf", "timestamp", "pid", "date", "hostname", "node_ip", "trial_id", "fault_tolerance")
 
 

@@ -1,4 +1,4 @@
-"""Where Ray puts the learners of a run outside Tune: together, since they exchange gradients in every update.
+"""Places the learners of a run outside Tune close together, because they exchange gradients in every update.
 
 The strategy is best effort: if a node is full Ray takes another. Tune reserves one placement group for all processes
 of a trial, which stays in force. Runners, which exchange nothing, are spread (`rollout/runner_group.py`).
@@ -28,8 +28,8 @@ def packed_places(resources: Mapping[str, float], num: int, timeout_s: float) ->
     """Reserve places for learners on as few nodes as can hold them.
 
     Args:
-        resources: of one learner, as Ray names them.
-        num: of learners.
+        resources: what one learner needs, by Ray's names.
+        num: number of learners.
         timeout_s: how long to wait for the places.
 
     Returns:

@@ -91,7 +91,7 @@ class Place(NamedTuple):
 
 
 def family_of(place: Place) -> list[psutil.Process]:
-    """Return a worker process of Ray on this node and all that it has started, [] if it is elsewhere or has ended."""
+    """Return a Ray worker process of this node and its descendants, [] if it runs elsewhere or has ended."""
     if place.node != ray.get_runtime_context().get_node_id():
         return []
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -102,7 +102,7 @@ def family_of(place: Place) -> list[psutil.Process]:
 
 
 def end_family(family: Iterable[psutil.Process]) -> None:
-    """Kill processes. Stopped ones (SIGSTOP) ignore `ray.kill` and keep their place; engines' workers outlive it."""
+    """Kill processes: `ray.kill` leaves stopped ones (SIGSTOP) and engines' workers alive."""
     for one in family:
         with suppress(psutil.NoSuchProcess):  # psutil compares the time at which a process was started
             one.kill()
@@ -125,14 +125,14 @@ class ActorFailure(RuntimeError):
 
 
 class ProcessLost(ActorFailure):
-    """A process is gone that a run cannot replace. The run can only be started again, from its newest checkpoint."""
+    """The run lost a process that it cannot replace, and must be restarted from its newest checkpoint."""
 
     def __init__(self, reason: str, checkpoint: str | None) -> None:
         """Create the error.
 
         Args:
             reason: which process, and how it was lost.
-            checkpoint: path of the newest one; None: there is none.
+            checkpoint: path of the newest checkpoint; None if there is none.
         """
         super().__init__(reason, checkpoint)
         self.reason, self.checkpoint = reason, checkpoint
@@ -145,7 +145,7 @@ class ProcessLost(ActorFailure):
 
 
 class RunnerFailure(ActorFailure):
-    """A runner died or timed out; `failure` tells which, so that the caller can restart it."""
+    """A runner died or timed out; `failure` says which, so that the caller can restart it."""
 
     def __init__(self, runner_id: int, failure: Failure, what: str) -> None:
         """Create the error.
@@ -163,7 +163,7 @@ class RunnerFailure(ActorFailure):
         return type(self), (self.runner_id, self.failure, self._what)
 
 
-# What Ray raises if a process or a node is gone. Other errors would come again.
+# Ray's exceptions for a lost process or node; other errors would recur after a restart.
 LOSSES = (
     *(ActorFailure, ProcessBrokenError, RayActorError, WorkerCrashedError, NodeDiedError),
     *(ObjectLostError, GetTimeoutError, OutOfMemoryError),
@@ -178,7 +178,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether an exception tells of a lost process, so that starting the run again may help."""
+    """Return whether an exception reports a lost process, so that restarting the run may help."""
     return isinstance(cause_of(error), LOSSES)
 
 
@@ -190,7 +190,7 @@ def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iter
         timeout_s: timeout for all calls together, in seconds.
 
     Raises:
-        Exception: any exception raised by a callee but `ProcessBrokenError`, which is a `Failure`.
+        Exception: any exception raised by a callee except `ProcessBrokenError`, which is a `Failure`.
     """
     pending = {ref: actor_id for actor_id, ref in calls.items()}
     deadline = time.monotonic() + timeout_s

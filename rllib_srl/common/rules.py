@@ -22,9 +22,9 @@ from rllib_srl.common.loading import load, reason
 from rllib_srl.common.setting_model import Settings
 
 R = TypeVar("R")
-CONTRIB = "contrib."  # a name that begins so is a file of the folder rllib_srl/contrib
+CONTRIB = "contrib."  # prefix of names of files in rllib_srl/contrib
 
-MISTAKES = (  # what a rule raises; an exception of the machine, such as a lack of memory, is none of them
+MISTAKES = (  # exceptions of a faulty rule, unlike those of the machine, such as a lack of memory
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(NameError, RuntimeError, TypeError, ValueError),
 )
@@ -44,9 +44,9 @@ class Rules(dict[str, R]):
         """Start with the package's own rules.
 
         Args:
-            kind: the name of the setting that selects one.
+            kind: the name of the setting that selects a rule.
             own: the package's rules.
-            inputs: what a rule is given, for the message if a user's rule raises an exception.
+            inputs: a rule's arguments in words, for the message if a user's rule raises an exception.
         """
         super().__init__(own)
         self.kind, self.own, self.inputs = kind, dict(own), inputs
@@ -63,16 +63,16 @@ class Rules(dict[str, R]):
         return cast(R, rule)
 
     def call(self, name: Any, *arguments: Any, check: Callable[[Any], str] = lambda _: "") -> Any:
-        """Return what a rule that is a function returns.
+        """Call a rule that is a function, and return its result.
 
         Args:
             name: as in `named`.
-            arguments: of the rule.
+            arguments: the rule's arguments.
             check: returns "expected ..." for a result of a user's rule that cannot be used, else "".
 
         Raises:
             RuleError: a user's rule raised an exception, or its result cannot be used.
-            ValueError: as `named`.
+            ValueError: as in `named`.
         """
         rule: Any = self.named(name)
         is_own: bool = rule is self.own.get(name)
@@ -87,7 +87,7 @@ class Rules(dict[str, R]):
         """Return a rule with its parameters: an instance of a subclass of `Settings`, or a function, which has none.
 
         Raises:
-            ValueError: as `named`, a parameter that the rule does not have, or one out of its range.
+            ValueError: as in `named`, or a parameter that the rule lacks or that is out of its range.
         """
         rule: Any = self.named(name)
         has_parameters = isinstance(rule, type) and issubclass(rule, Settings)
@@ -131,7 +131,7 @@ class Rules(dict[str, R]):
 
 
 def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = "") -> Any:
-    """Return what a rule returns; exceptions of the machine, such as a lack of memory, pass unchanged.
+    """Call a rule and return its result; exceptions of the machine, such as a lack of memory, pass unchanged.
 
     Raises:
         RuleError: the rule raised an exception; the message begins with `title`.

@@ -23,7 +23,7 @@ from rllib_srl.common.foreign_names import nearest
 
 PRESET = "preset"  # value of a setting that the user leaves to the named algorithm or loss
 
-Pair = Annotated[tuple[float, float], Strict(False)]  # a list is a tuple, too
+Pair = Annotated[tuple[float, float], Strict(False)]  # a list is accepted as a tuple
 Part = TypeVar("Part", bound="Settings")
 Clash = tuple[Any, str, str]  # see `clashes`
 
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     default: Any
     meaning: str  # with the unit
     kind: Any = Any  # its annotation
-    needs: tuple[str, ...] = ()  # the setting that it belongs to, and the values with which it is read
+    needs: tuple[str, ...] = ()  # the setting on which it depends, and the values of that one with which it is read
     needed: str = ""  # the same as text: "clip_rule = 'dual'"
     is_preset: bool = False  # a named algorithm may set it
     is_rllib: bool = False  # it belongs to RLlib
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
         return any(get_origin(kind) is dict for kind in (self.kind, *get_args(self.kind)))
 
     def is_read(self, value: Any) -> bool:
-        """Return whether it acts with a value of the setting that it needs: one of some, or any that is on."""
+        """Return whether it has an effect with this value of the setting it needs: a listed one, or any that is on."""
         return str(value) in self.needs[1:] if self.needs[1:] else value not in (0, "none")
 
 
@@ -60,7 +60,7 @@ def setting(default: Any, meaning: str, expected: str = "", **given: Any) -> Any
     Args:
         default: default value.
         meaning: unit and meaning, as docs/settings.md prints it.
-        expected: valid values, for errors; "": said by type and range.
+        expected: valid values, for errors; "": derived from type and range.
         given: `needs` (separated by spaces), `is_preset` and `is_rllib` of `Setting`; and limits of pydantic: ge, gt,
             le, lt, min_length.
     """
@@ -105,7 +105,7 @@ class Settings(BaseModel):
     """Settings of one part. Invariant: each value is within its range; `faults` also checks them together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    prefix: ClassVar[str] = ""  # of the names in SRLConfig
+    prefix: ClassVar[str] = ""  # prefix of the names in SRLConfig
 
     def __init__(self, **values: Any) -> None:
         """Take values by name; others have their defaults.
@@ -140,7 +140,7 @@ class Settings(BaseModel):
 
     @classmethod
     def found(cls, values: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-        """Return name -> error of each wrong value, and the errors of the others together."""
+        """Return name -> error of each invalid value, and the errors of combinations of the others."""
         values = {name: value for name, value in values.items() if not cls._is_default(name, value)}
         try:
             made, wrong = cls(**values), {}
@@ -150,7 +150,7 @@ class Settings(BaseModel):
         return wrong, [line for line in made.contradictions() if not names_any(line, wrong)]
 
     def contradictions(self) -> Iterable[str]:
-        """Return the errors of settings that do not go together; each value is within its range."""
+        """Return the errors of conflicting settings; each value is within its range."""
         return clashes(unread(type(self), self, self), self)
 
     def checked(self: Part) -> Part:
@@ -212,7 +212,7 @@ def unread(model: type[Settings], given: Any, final: Any) -> Iterator[Clash]:
     """Yield each setting that was changed, and whether the one that it needs rules it out.
 
     Args:
-        model: of the part.
+        model: the part's settings.
         given: object with the settings as they were given.
         final: the same with the values of presets.
     """

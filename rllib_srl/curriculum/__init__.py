@@ -1,1 +1,1 @@
-"""What is played: fresh prompts of environments and streams, beside revisits from the memory."""
+"""Choose the prompts to play: fresh ones of environments and streams, and revisits from the memory."""

@@ -1,4 +1,4 @@
-"""What an iteration plays: a plan, revisits from the memory, and fresh prompts.
+"""Choose the prompts of an iteration: a plan, revisits from the memory, and fresh prompts.
 
     Plan()                                       callbacks may change it (`SRLCallback.change_plan`)
     curriculum.fill(num, now, plan) -> Batch     revisits, then fresh prompts
@@ -34,7 +34,7 @@ class Plan:
     revisit_fraction: float | None = None
     reuse_fraction: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict)  # domain -> factor of its loss; 1 where it is missing
-    num_reused: int | None = None  # play nothing, and train on so many stored groups
+    num_reused: int | None = None  # if set, play nothing and train on this many stored groups
 
 
 class Batch(NamedTuple):
@@ -45,14 +45,14 @@ class Batch(NamedTuple):
 
 
 class Curriculum:
-    """Decides what is played. Invariant: it has no state beside that of source and memory."""
+    """Chooses the prompts to play. Invariant: its only state is that of source and memory."""
 
     def __init__(self, source: PromptSource, memory: ReplayClient, metrics: MetricsLogger) -> None:
         """Warn of domains in the memory's settings that no fresh prompt has.
 
         Args:
-            source: of fresh prompts.
-            memory: of old prompts.
+            source: source of fresh prompts.
+            memory: source of revisits.
             metrics: the logger for the shares of domains.
         """
         self._source, self._memory, self._metrics = source, memory, metrics
@@ -79,7 +79,7 @@ class Curriculum:
 
 
 def unknown_domains(settings: ReplaySettings, source: PromptSource) -> list[str]:
-    """Return a warning if the memory's setting `domains` names some of which the source is known to have no prompt."""
+    """Return a warning if the memory's setting `domains` names one of which the source is known to have no prompt."""
     named = settings.domains if isinstance(settings.domains, list | tuple | set | frozenset) else ()
     if not named or (known := source.known_domains()) is None or not (unknown := sorted(set(named) - known)):
         return []

@@ -53,10 +53,10 @@ class PromptSource:
             creators: environment id -> creator.
             env_configs: environment id -> settings for the creator.
             mixture: environment id -> weight > 0; weights need not sum to 1.
-            seed: of the run.
+            seed: the run's seed.
             stream: weights as a function of progress, for the same environment ids; replaces the mixture's weights.
             order: "mixture" draws an environment by weight and takes its next prompt; "epochs" plays the prompts of
-                all environments once each, in an order of the seed, before any is played again.
+                all environments once each, in a seeded order, before any is played again.
 
         Raises:
             ValueError: "epochs" with a stream, or with environments whose prompts are not a finite list.
@@ -64,7 +64,7 @@ class PromptSource:
         self._stream = stream
         self._progress = Progress()
         self._carry: Mapping[int, float] = {}
-        self._domains: dict[str, dict[str, None]] = {}  # of each environment, in the order in which they were drawn
+        self._domains: dict[str, dict[str, None]] = {}  # domains of each environment, in the order of their first draw
         entries = stream.entries if stream else {}
         self._filters = {env_id: entry.predicate() for env_id, entry in entries.items()}
         self._envs = {env_id: creators[env_id](env_configs.get(env_id, {})) for env_id in mixture}
@@ -75,7 +75,7 @@ class PromptSource:
         self._left_out: Mapping[str, Collection[str]] = {}  # environment id -> prompt ids
         self._epochs: list[Prompt] | None = None
         self._epoch: tuple[int, ...] = (0, 0)  # number of the epoch, and position in it
-        self._order: list[Prompt] = []  # of the epoch; [] until its first prompt
+        self._order: list[Prompt] = []  # prompts of the epoch; [] until its first one
         self._start()
         if order == "epochs":
             self._epochs = self._listed(MAX_POOL)
@@ -95,7 +95,7 @@ class PromptSource:
         return self._heldout_ids(env_id) if split == "heldout" else self._all_ids(env_id, 0)
 
     def leave_out(self, prompt_ids: Mapping[str, Collection[str]]) -> None:
-        """Draw none of these training prompts; to be called before the first draw.
+        """Exclude these training prompts; call it before the first draw.
 
         Args:
             prompt_ids: environment id -> ids.
@@ -106,7 +106,7 @@ class PromptSource:
             self._epochs = self._listed(MAX_POOL)
 
     def _listed(self, limit: int) -> list[Prompt] | None:
-        """Return all training prompts in an order free of the seed; None for a stream or above `limit`."""
+        """Return all training prompts in an order independent of the seed; None for a stream or above `limit`."""
         if self._stream is not None or any(not hasattr(env.unwrapped, "prompt_ids") for env in self._envs.values()):
             return None
         ids: list[tuple[str, str]] = []
@@ -222,12 +222,12 @@ class PromptSource:
     def small_pools(self, num_prompts: int) -> list[str]:
         """Return one warning if there are fewer training prompts than a batch draws, [] if there are enough.
 
-        With "epochs" all environments together are compared with the batch. Otherwise each one is compared with the
-        prompts that it has to give on average, by its weight; in a stream of stages, with the whole batch of its stage.
-        Where weights change along a stream nothing is compared.
+        With "epochs" all environments together are compared with the batch. Otherwise each one is compared with its
+        average share of a batch, by its weight; in a stream of stages, with the whole batch of its stage. A stream
+        whose weights change is not checked.
 
         Args:
-            num_prompts: in a batch.
+            num_prompts: prompts per batch.
         """
         batch = f"num_prompts_per_batch = {num_prompts}"
         if self._epochs is not None:
@@ -240,7 +240,7 @@ class PromptSource:
             return []
         shares = self._probabilities if self._stream is None else np.ones(len(self._ids))
         small: dict[str, tuple[int, float]] = {}
-        draws = np.round(num_prompts * shares, 6)  # of rounded weights, as .7 x 10 = 7.000000000000001
+        draws = np.round(num_prompts * shares, 6)  # without floating-point errors such as .7 x 10 = 7.000000000000001
         for env_id, drawn in zip(self._ids, draws.tolist(), strict=True):
             if hasattr(self._envs[env_id].unwrapped, "prompt_ids"):
                 num = sum(1 for _ in islice(self._all_ids(env_id, 0), math.ceil(drawn)))
@@ -366,7 +366,7 @@ class PromptSource:
         self._streams[env_id] = self._all_ids(env_id, self._passes[env_id])
 
     def _all_ids(self, env_id: str, number: int) -> Iterator[str]:
-        """Return the ids of one pass over an environment, in an order of its own."""
+        """Return the ids of one pass over an environment; each pass has its own order."""
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         left_out = self._left_out.get(env_id, ())
         ids = prompts_of(self._envs[env_id], "train", seed)

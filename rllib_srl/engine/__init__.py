@@ -44,10 +44,10 @@ __all__ = [
 
 
 def import_engine(kind: str, dtype: str = "float32", num_threads: int | None = None, **_: Any) -> None:
-    """Import what an engine needs, which takes seconds for vLLM, before its model is at hand.
+    """Import what an engine needs, which takes seconds for vLLM, before its model is available.
 
     Args:
-        kind: as for `make_engine`, as are the others.
+        kind: as in `make_engine`, as are the others.
         dtype: number format of the engine.
         num_threads: torch's threads in this process; None leaves them unchanged.
 

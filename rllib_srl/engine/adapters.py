@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TABLES = frozenset({"lm_head", "embed_tokens"})  # vLLM applies adapters to them by one index a request, not a token
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM reserves memory for
+TABLES = frozenset({"lm_head", "embed_tokens"})  # vLLM applies adapters to them by one index per request, not per token
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks for which vLLM reserves memory
 MAX_RANK = RANKS[-1]
-NAME = "default"  # of the adapter in peft's model
+NAME = "default"  # the adapter's name in peft's model
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def check_targets(model: torch.nn.Module, spec: AdapterSpec) -> None:
     """Check that each target is a linear layer of the model.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a target is not a linear layer.
     """
     own = {name.rsplit(".", 1)[-1] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
     if missing := sorted(set(spec.targets) - own):
@@ -106,7 +106,7 @@ def expected_adapters(config: Any, spec: AdapterSpec) -> dict[str, tuple[int, ..
     """Return name and shape of A and B of each layer, in the order of `adapter_tensors`.
 
     Args:
-        config: of a Hugging Face model.
+        config: configuration of a Hugging Face model.
         spec: form of the adapters.
 
     Raises:

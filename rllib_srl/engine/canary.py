@@ -32,9 +32,9 @@ FP32_MAX_GAP = 1e-3  # nats; healthy is about 5e-5
 BF16_GROWTH = 1.5  # times the healthy mean
 BF16_PLAUSIBLE_MEAN = 0.2  # nats; healthy is about 0.04, another model's weights give more than 1
 NOISE = 0.02  # size of the entries of the self-test's weights
-NOISE_PERIOD = 65_537  # after so many entries the noise of a tensor repeats
+NOISE_PERIOD = 65_537  # number of entries after which a tensor's noise repeats
 MAX_SEQUENCE_TOKENS = 64
-UPDATE_TOKENS = 16  # of each text: scored after ordinary updates, which prove little and should cost little
+UPDATE_TOKENS = 16  # tokens of each text that are scored after ordinary updates, a weak check that should be cheap
 
 GENERAL_TEXTS = (
     "17 + 25 = 42. 42 - 8 = 34. 34 * 2 = 68. 68 / 4 = 17. If a box holds 12 eggs and 5 of them are broken, 7 eggs "
@@ -115,7 +115,7 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
         gap: the current gap between engine and learner.
         healthy: the gap measured by the last self-test; None if `gap` is that one.
         dtype: the dtype the engine computes in.
-        version: of the weights under test.
+        version: version of the weights under test.
 
     Raises:
         WeightSyncError: the gap is above the limit; the message names version and gap.
@@ -135,8 +135,8 @@ def noise(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Iterator[t
     """Iterate over (name, tensor) of the self-test's weights: entries +-`NOISE`, equal in every process.
 
     Args:
-        shapes: of all tensors, by name.
-        dtype: of the engine.
+        shapes: shapes of all tensors, by name.
+        dtype: the engine's dtype.
     """
     generator = torch.Generator().manual_seed(NOISE_PERIOD)
     sign = torch.randint(0, 2, (NOISE_PERIOD,), generator=generator) * 2 - 1
@@ -153,15 +153,15 @@ def check_fingerprints(
 
     Args:
         before: digests of the weights that the engine held before the test.
-        noisy: of noise.
-        after: of the weights that were sent.
+        noisy: digests of the noise.
+        after: digests of the weights that were sent.
         is_same: whether the engine held the weights of `version` before the test.
-        version: of the weights sent.
+        version: version of the weights that were sent.
         who: names the engine among several, for the message.
 
     Raises:
-        WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold noise: do
-            not play with it.
+        WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold noise:
+            do not play with it.
     """
     for message, modules in (
         ("parts of the engine did not take the noise", unmoved(before, noisy)),

@@ -50,8 +50,8 @@ def vocabulary_digest(model_dir: Path) -> str:
 def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
     """Return the model's own end tokens: the tokenizer's and those of its generation configuration, as vLLM does.
 
-    Without a generation configuration the model's configuration counts. What closes a turn in a chat template comes
-    with each request (`Sampling.end_ids`).
+    Without a generation configuration the model's configuration counts. The tokens that close a turn in a chat template
+    come with each request (`Sampling.end_ids`).
     """
     from transformers import GenerationConfig
 
@@ -64,7 +64,7 @@ def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
 
 
 def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every distinct parameter of the model; a tied head has no entry of its own.
+    """Return name and shape of every distinct parameter of the model; a tied head has no separate entry.
 
     The names are those of `named_parameters()` of the Hugging Face model, as a learner packs them.
     """

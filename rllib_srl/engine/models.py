@@ -37,7 +37,7 @@ SMOLLM2_LAYOUT = "1"  # increment when the output of `_dequantise` changes: old 
 CACHE_VARIABLE = "RLLIB_SRL_CACHE"
 TINY_DIR = Path(__file__).resolve().parent / "tiny"  # docs/LOG.md says how it was made
 LOCK_TIMEOUT_S = 1800.0
-HUB_TIMEOUT_S = 5.0  # of a metadata request to the hub (`etag_timeout`)
+HUB_TIMEOUT_S = 5.0  # timeout of a metadata request to the hub (`etag_timeout`)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _WEIGHT_FILES = (
@@ -190,7 +190,7 @@ def _smollm2_target(root: Path) -> Path:
 
 
 def _let_all_read(directory: Path) -> None:
-    """Make the directory readable for all users, whatever the umask: the cache may be shared."""
+    """Make the directory readable for all users regardless of the umask, because the cache may be shared."""
     directory.chmod(0o755)
     for path in directory.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)

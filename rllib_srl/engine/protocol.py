@@ -114,9 +114,9 @@ class Engine(TurnWriter, Protocol):
     """A causal language model that generates and scores text with the weights of the last `load_weights`."""
 
     def expect(self, group_ids: Collection[str]) -> None:
-        """Take the ids of the groups that the coming requests are about.
+        """Set the groups of the next requests.
 
-        What was counted of requests of other groups, for their seeds, is forgotten.
+        The counts of other groups' requests, from which seeds are made, are dropped.
         """
 
     def num_running(self) -> int:

@@ -1,8 +1,8 @@
 """vLLM's CPU attention with blocks of 16 tokens instead of 32.
 
-The requests of a group share whole blocks of their prompt, and read again what is left of it: of 125 tokens 29 with
+The requests of a group share whole blocks of their prompt, and read the rest of it again: of 125 tokens 29 with
 blocks of 32, 13 with blocks of 16. At the quick-start's lengths a rollout takes 1/1.6 of the time, and long turns or
-long prompts take as long as before (docs/LOG.md). vLLM's kernels are there (`vec16`, and its platform accepts the
+long prompts take as long as before (docs/LOG.md). vLLM has the kernels (`vec16`, and its platform accepts the
 size), but its backend lists multiples of 32 only. Kernels for AMX need blocks of 32 and are left alone: without them
 the quick-start's lengths gain less (1.34 times as fast) and long prompts and turns lose (.77 to .91 times).
 

@@ -87,7 +87,7 @@ def pack(
 
     Args:
         named_tensors: as from `named_parameters()`, on any device, unsharded.
-        version: of these weights.
+        version: version of these weights.
         dtype: floating-point tensors are cast to it; an engine refuses weights of another dtype than its own.
         memory: the buffer of an earlier bundle; overwritten if its size matches: allocation costs more than packing.
     """
@@ -116,11 +116,11 @@ def pack_stream(
     """Pack tensors that exist one at a time, such as gathered shards: at most four are held at once.
 
     Args:
-        layout: of the tensors, in their order.
+        layout: layout of the tensors, in their order.
         named_tensors: no two of them share memory.
-        version: as for `pack`.
-        dtype: as for `pack`.
-        memory: as for `pack`.
+        version: as in `pack`.
+        dtype: as in `pack`.
+        memory: as in `pack`.
 
     Raises:
         ValueError: the tensors are not those of the layout.
@@ -159,9 +159,9 @@ def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = 
     """Check that `bundle` arrived intact and fits the engine's model.
 
     Args:
-        bundle: as received.
+        bundle: the received bundle.
         expected: name and shape of every tensor the engine needs; None checks the receipt only.
-        dtype: of the engine; None accepts any.
+        dtype: the engine's dtype; None accepts any.
 
     Raises:
         WeightSyncError: the message names every damaged, missing or unknown tensor and every wrong shape or dtype.

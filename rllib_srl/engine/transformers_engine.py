@@ -111,7 +111,7 @@ class TransformersEngine:
         Args:
             model_dir: a local Hugging Face directory with weights and tokenizer.
             dtype: "float32" or "bfloat16".
-            seed: of the sampling generators.
+            seed: seed of the sampling generators.
             context_length: maximum number of tokens of prompt and turn together.
             max_num_seqs: maximum number of concurrent requests; the others wait.
             device: a torch device; None uses the GPU if there is one.

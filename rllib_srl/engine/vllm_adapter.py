@@ -1,11 +1,11 @@
 """The worker's side of adapters in vLLM: load one from memory in place of the old one, without files.
 
     receive_adapter (parts) -> keep_adapter -> load_adapter(spec)          A and B of each layer, one slot
-    layers_without_adapter(names)                                          what vLLM cannot adapt, asked at the start
-    multiply_by_one_adapter()                                              two plain products a layer, on a CPU
-    adapter_fingerprint(spec)                                              digests of what its kernels multiply by
+    layers_without_adapter(names)                                          those that vLLM cannot adapt
+    multiply_by_one_adapter()                                              two plain products per layer, on a CPU
+    adapter_fingerprint(spec)                                              digests of the matrices in its kernels
 
-The adapter replaces the old one under the same id, as whole weights replace old ones: requests that are under way go on
+The adapter replaces the old one under the same id, as whole weights replace old ones: running requests continue
 with the new adapter, after the engine has dropped their keys and values.
 
 Trap (vLLM 0.32): it scales B in place when an adapter is loaded. It gets copies; the bundle may be read-only shared
@@ -72,7 +72,7 @@ class AdapterWorker:
 
     @torch.inference_mode()
     def load_adapter(self, spec: AdapterSpec) -> None:
-        """Load the tensors that were kept in place of the adapter of before."""
+        """Replace the previous adapter by the tensors that were kept."""
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 

@@ -15,7 +15,7 @@ Traps (vLLM 0.32) and the remedies used here:
 6. Blocks of the default 128 tokens never share shorter prompts: on a CPU they are of 16, with kernels for AMX of 32.
 7. The default log-prob mode ignores the temperature: `processed_logprobs` are those of the sampling distribution.
 8. On a GPU it draws an unseeded request's seed from numpy's generator in the worker, and `torch.manual_seed` has no
-   effect on samples: each request gets a seed of its own there (`request_seed`).
+   effect on samples: each request gets its own seed there (`request_seed`).
 9. On a GPU attention in float32 runs in Triton, which rounds to TF32 (10 bits) by default: it is set to IEEE.
 10. Its shutdown destroys process-wide state that the other engines in the process still need: see `stop_vllm`.
 11. On a CPU a request without an adapter, in a batch with others that have one, is computed with theirs, and an adapted
@@ -51,7 +51,7 @@ _stopped: list[Any] = []  # engines to shut down once none is running
 
 
 def _cpu_block(dtype: str, tensor_parallel_size: int) -> int:
-    """Return the tokens of a block: 16, unless the kernels are those for AMX or run in processes of vLLM's own."""
+    """Return the tokens of a block: 16, unless the kernels are those for AMX or run in vLLM's own processes."""
     if tensor_parallel_size > 1 or (dtype == "bfloat16" and torch.cpu._is_amx_tile_supported()):
         return 32
     from rllib_srl.engine.small_blocks import BLOCK
@@ -184,8 +184,8 @@ def request_seed(seed: int, request_id: str, use: int) -> int:
     """Return the seed of one request's samples, in [0, 2^63): equal arguments give equal seeds on every machine.
 
     Args:
-        seed: of the engine's last `reseed`.
-        request_id: of the request.
+        seed: seed of the engine's last `reseed`.
+        request_id: the request's id.
         use: number of earlier requests with this id since then.
     """
     digest = blake2b(f"{seed}/{use}/{request_id}".encode(), digest_size=8).digest()
@@ -255,7 +255,7 @@ class VLLMEngine:
         Args:
             model_dir: a local Hugging Face directory with weights and tokenizer.
             dtype: "float32" or "bfloat16".
-            seed: of sampling.
+            seed: seed of sampling.
             context_length: maximum number of tokens of prompt and turn together.
             tensor_parallel_size: number of workers each layer is split over; above 1 they are separate processes.
             memory_utilization: share of the GPU's memory to use; unused on a CPU.
@@ -390,7 +390,7 @@ class VLLMEngine:
             self._load(update_infos)
             # Running requests are preempted and prefilled again: their keys and values are of the old weights.
             is_reset = self._llm.reset_prefix_cache(reset_running_requests=True)
-        except Exception as error:  # any: what was loaded is unknown
+        except Exception as error:  # any: which weights are loaded is unknown
             self._broken = f"loading version {version} failed: {error}"
             if self._has_lost_worker(error):
                 raise EngineBrokenError(f"vLLM lost a worker: {error}; create a new engine") from error
@@ -496,7 +496,7 @@ class VLLMEngine:
         with self._own_generator():
             try:
                 return [output for output in self._llm.step() if output.finished]
-            except Exception as error:  # any: what the step has done is unknown
+            except Exception as error:  # any: the state after a failed step is unknown
                 self._broken = f"a step failed: {error}"
                 raise EngineBrokenError(f"vLLM failed in a step: {error}; create a new engine") from error
 
@@ -548,8 +548,8 @@ class VLLMEngine:
     def _has_lost_worker(self, error: Exception) -> bool:
         """Return whether a call failed because a tensor-parallel worker is dead or silent (vLLM 0.32).
 
-        What it raises depends on how far vLLM is in ending the other workers: "cancelled", "Executor failed.", an
-        AssertionError, or what a worker says whose connection to the dead one is closed.
+        The exception depends on how far vLLM has come in ending the other workers: "cancelled", "Executor failed.", an
+        AssertionError, or the error of a worker whose connection to the dead one is closed.
         """
         executor = self._llm.model_executor
         workers = getattr(executor, "workers", None) or []

@@ -11,7 +11,7 @@ vLLM's own backends move data between CUDA devices only. Importing this module i
 Traps (vLLM 0.32), each covered by a test:
 1. The base class ends `update_weights` with `torch.accelerator.synchronize()`, which raises without an accelerator.
 2. On the CPU every linear layer computes with a prepacked copy of its weight. The layerwise reload packs it again,
-   except for a head tied to the embedding: that layer receives no tensor of its own and keeps the old matrix.
+   except for a head tied to the embedding: that layer receives no tensor and keeps the old matrix.
 3. A layer with missing tensors is filled from uninitialised memory: call `verify` against the model first.
 """
 
@@ -65,7 +65,7 @@ class BundleUpdateInfo(WeightTransferUpdateInfo):
     specs: list[TensorSpec] | None = None
 
 
-PART_BYTES = 256 * 2**20  # of shared memory for several workers; a larger tensor gets a block of its own size
+PART_BYTES = 256 * 2**20  # shared memory for several workers; a larger tensor gets a block of its size
 
 
 def parts_of(bundle: WeightBundle, num_bytes: int = PART_BYTES) -> list[list[TensorSpec]]:
@@ -198,7 +198,7 @@ class WorkerExtension(AdapterWorker):
 
 
 def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
-    """End a layerwise reload, without vLLM's warnings about layers that have no tensors of their own.
+    """End a layerwise reload, without vLLM's warnings about layers that have no separate tensors.
 
     Those are rotary caches and tied heads; `verify` has found no tensor missing.
     """

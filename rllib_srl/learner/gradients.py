@@ -42,7 +42,7 @@ def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.T
     """Return the sum over shards of each tensor: new tensors, or the given ones with fewer than two learners.
 
     Args:
-        gradients: of this learner's shard.
+        gradients: gradients of this learner's shard.
         num_learners: number of learners.
     """
     if num_learners < 2:
@@ -55,7 +55,7 @@ def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.T
 
 @contextmanager
 def aside(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Accumulate gradients from zero inside the context; at its end those from before are back, unchanged."""
+    """Accumulate gradients from zero inside the context, and restore the earlier ones at its end."""
     before = _taken(parameters)
     yield
     set_gradients(before, before.values())
@@ -63,7 +63,7 @@ def aside(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Accumulate gradients from zero inside the context; those from before are added to them at its end."""
+    """Accumulate gradients from zero inside the context, and add the earlier ones at its end."""
     before = _taken(parameters)
     yield
     for parameter, gradient in before.items():
@@ -72,7 +72,7 @@ def apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 
 def _taken(parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, torch.Tensor | None]:
-    """Return the gradient of each parameter, which has none from here on."""
+    """Remove and return the gradient of each parameter."""
     before = {parameter: parameter.grad for parameter in parameters}
     for parameter in before:
         parameter.grad = None

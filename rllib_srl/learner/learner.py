@@ -2,7 +2,7 @@
 
     shard -> groups -> episodes -> micro-batches, reused and played separately   batch/layout.py
     for each reused micro-batch: forward, loss, backward                         scoring.py, objective.py
-    likewise for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
+    the same for each micro-batch of held answers, if `replay_retain` is above 0 retention.py
     norm of their gradient over all learners                                     gradients.py
     for each played micro-batch: forward, loss, backward, added to the same gradient
     sum gradients over learners -> clip -> step              RLlib's grad_clip and learning-rate schedule apply
@@ -50,7 +50,7 @@ from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
 from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.types import Group, Target
 
-if TYPE_CHECKING:  # loaded if a run asks for it
+if TYPE_CHECKING:  # at run time imported only if a run needs it
     from rllib_srl.learner.regularisers.regularisers import Regularisers
     from rllib_srl.learner.retention import Conflict, HeldReport, StoredAnswers
 
@@ -64,7 +64,7 @@ class GRPOTorchLearner(TorchLearner):
 
     Attributes:
         scorer: forward passes of the policy.
-        frozen: policies that score and do not train, the reference among them.
+        frozen: policies that score but are not trained, including the reference.
         reference: anchor of the KL; None without a KL term.
         regularisers: terms that keep the policy near what it has learned; None without any.
         retention: stored answers that are held; None with `replay_retain` = 0.
@@ -210,7 +210,7 @@ class GRPOTorchLearner(TorchLearner):
 
         Args:
             num_empty: number of micro-batches.
-            also_others: run those of the regularisers, too.
+            also_others: also run those of the regularisers.
         """
         for _ in range(num_empty):
             if self.reference is not None:
@@ -219,7 +219,7 @@ class GRPOTorchLearner(TorchLearner):
                 self.regularisers.idle(self._empty_pass())
 
     def _empty_passes(self, num_passes: int) -> list[MicroBatch[torch.Tensor]]:
-        """Return the passes that this learner must add to so many; a collective, as `_num_empty`."""
+        """Return the empty passes that this learner must add to `num_passes`; a collective, as is `_num_empty`."""
         return [self._empty_pass()] * self._num_empty(num_passes)
 
     def _empty_pass(self) -> MicroBatch[torch.Tensor]:
@@ -293,7 +293,7 @@ class GRPOTorchLearner(TorchLearner):
         return fwd_out
 
     def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
-        """Store what stays fixed for all epochs: `prox_logp`, targets, drift; no extra pass."""
+        """Store the values that stay fixed for all epochs: `prox_logp`, targets, drift; no extra pass."""
         first_pass(one, fwd_out["logp"], self.settings.max_logp_gap)
         if self.retention is not None:
             self.retention.keep(one, fwd_out)
@@ -355,7 +355,7 @@ class GRPOTorchLearner(TorchLearner):
         return self.retention.take() if self.retention is not None else []
 
     def retention_report(self) -> HeldReport | None:
-        """Return and clear what the update says of held answers; see `StoredAnswers.report`."""
+        """Return and clear the update's report on held answers; see `StoredAnswers.report`."""
         return self.retention.report() if self.retention is not None else None
 
     def episode_kl(self, shard: TrainingShard) -> list[list[float]]:
@@ -376,7 +376,7 @@ class GRPOTorchLearner(TorchLearner):
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
     def end_stages(self, domains: list[str], shard: TrainingShard) -> int:
-        """Let the regularisers take over what was learned in stages that ended; see `Regularisers.end_stages`.
+        """Let the regularisers record what was learned in stages that ended; see `Regularisers.end_stages`.
 
         Args:
             domains: those that ended.

@@ -129,7 +129,7 @@ def sent_weights(
     """Return layout and tensors of what an engine receives: only the adapters, or the whole policy.
 
     Args:
-        model: of the policy.
+        model: the policy's model.
         sends_adapter: whether the engine applies the adapters itself.
     """
     if not sends_adapter:

@@ -41,10 +41,10 @@ SUMS = (*PLAYED_MEANS, *PLAYED_COUNTS, *REUSED_MEANS, *REUSED_COUNTS, *OTHER_SUM
 
 
 def first_pass(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, max_logp_gap: float | None) -> None:
-    """Set what stays fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
+    """Set the values that stay fixed for the whole update: `prox_logp` and, for a reused micro-batch, `is_kept` [N].
 
     Args:
-        batch: as for `reused_loss`; changed in place.
+        batch: as in `reused_loss`; changed in place.
         logp_N: log-probs under the weights at the start of the update, nats.
         max_logp_gap: an episode is left out if its mean |prox_logp - behaviour_logp| is above this, nats; None: any.
 

@@ -27,7 +27,7 @@ from rllib_srl.losses.kl import KL_REWARDS
 from rllib_srl.storage.checkpoints import MANIFEST
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 
-START = "start"  # in place of a model: the policy as it starts to train
+START = "start"  # instead of a model: the policy before training
 
 
 class Root(torch.nn.Module):
@@ -53,7 +53,7 @@ class Home(NamedTuple):
 
 
 class FrozenPolicy:
-    """A policy that scores tokens: a model of its own, or the policy in training with its adapters off.
+    """A policy that scores tokens: a separate model, or the policy in training with its adapters off.
 
     Invariant: equal on all learners, or sharded over them; it never gets a gradient.
     """
@@ -61,7 +61,7 @@ class FrozenPolicy:
     def __init__(self, model: torch.nn.Module, home: Home) -> None:
         """Set the model, which is whole and, if it is offloaded, in host memory; it is sharded in place."""
         self.model, self._home = model, home
-        self._copies: dict[str, torch.Tensor] = {}  # of offloaded weights, on the device
+        self._copies: dict[str, torch.Tensor] = {}  # copies of offloaded weights, on the device
         self._root: Any = Root(model)  # FSDP2 adds methods
         if home.is_sharded:
             shard(self._root, model, home.device, home.compute_dtype, home.is_offloaded)
@@ -117,7 +117,7 @@ class FrozenPolicies:
     """The frozen policies of one learner. Invariant: each is loaded once."""
 
     def __init__(self, policy: CausalLMModule, home: Home) -> None:
-        """Begin without any, beside a policy that starts to train."""
+        """Start with none loaded; `policy` is the policy before training."""
         self._policy, self._home = policy, home
         self.loaded: dict[str, FrozenPolicy] = {}  # by source
 
@@ -142,7 +142,7 @@ class FrozenPolicies:
             module.set_state(read_weights(_weights_in(Path(source))))
         model, num_tokens = module.model, len(policy.model.get_input_embeddings().weight)
         if len(model.get_input_embeddings().weight) > num_tokens:
-            # Both have the same tokenizer: what is beyond the policy's tokens is padding, which is never written.
+            # Both have the same tokenizer: logits beyond the policy's tokens are padding, which is never sampled.
             model.resize_token_embeddings(num_tokens)
         model.requires_grad_(False)
         if home.compute_dtype == "bfloat16":

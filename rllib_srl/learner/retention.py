@@ -32,21 +32,21 @@ Sums = dict[str, list[float]]  # domain -> number of answers, their KL and Delta
 
 
 class Cosines(NamedTuple):
-    """What was compared. A domain without a gradient is missing."""
+    """The cosines of compared gradients; a domain without a gradient is missing."""
 
     of_all: float
     by_domain: dict[str, float]
 
 
 class HeldReport(NamedTuple):
-    """What an update says of the answers that it held, before its step."""
+    """An update's report on the answers that it held, before its step."""
 
-    sums: Sums  # of this learner's answers
-    cosines: Cosines | None  # of all learners'; None unless the update compared gradients
+    sums: Sums  # sums over this learner's answers
+    cosines: Cosines | None  # over all learners; None unless the update compared gradients
 
 
 class StoredAnswers:
-    """One learner's side of retention. Invariant: between two updates it holds targets that were not taken yet only."""
+    """One learner's side of retention. Invariant: between two updates it holds only targets that were not taken yet."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class StoredAnswers:
         shares_prefixes: bool,
         empty_passes: Callable[[int], list[MicroBatch[torch.Tensor]]],
     ) -> None:
-        """Set what passes need.
+        """Set what forward passes need.
 
         Args:
             config: an `SRLConfig`.
             scorer: forward passes of the policy.
             shares_prefixes: whether micro-batches are tries.
-            empty_passes: returns those that this learner must add to so many, so that all learners run equally many.
+            empty_passes: returns the passes that this learner must add to a number of passes, so that all learners run
+                equally many.
         """
         self._config, self._scorer = config, scorer
         self._shares, self._empty_passes = shares_prefixes, empty_passes
@@ -80,7 +81,7 @@ class StoredAnswers:
         """Lay out the held answers, score those that are only scored, and ask for targets of the played ones.
 
         Args:
-            shard: of the update.
+            shard: the update's shard.
             groups: its groups; episodes are numbered as `episodes_of` does.
             played: their micro-batches.
 
@@ -223,11 +224,11 @@ class StoredAnswers:
         return tuple(self._compared)
 
     def note(self, cosines: Cosines) -> None:
-        """Keep what was compared for the report; later epochs do not compare."""
+        """Keep the cosines for the report; later epochs do not compare."""
         self._cosines, self._compared = cosines, {}
 
     def report(self) -> HeldReport:
-        """Return and clear, by domain of the held answers, their number and the sums of KL_y and Delta_y; cosines.
+        """Return and clear, by domain, the number of held answers and the sums of KL_y and Delta_y; and the cosines.
 
         Delta_y = sum_t (log p - log q) at the sampled tokens: the policy's right answers are at least exp(-Delta) as
         likely as when they were stored. All are measured before the update's step.
@@ -285,8 +286,8 @@ class Conflict:
         """Return the cosines after `note`; a collective.
 
         Args:
-            gradients: of the whole update, held answers included, summed over learners.
-            domains: of held answers, equal on all learners.
+            gradients: gradients of the whole update, held answers included, summed over learners.
+            domains: domains of held answers, equal on all learners.
             backward: adds the gradient of a domain's held answers to the parameters.
         """
         rest = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]

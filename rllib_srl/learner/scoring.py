@@ -141,7 +141,7 @@ class Scorer:
 
         Args:
             policy: the `CausalLMModule` in training.
-            device: of the policy.
+            device: the policy's device.
             compute_dtype: "float32" or "bfloat16".
             is_sharded: whether FSDP2 shards the weights.
         """
@@ -156,8 +156,8 @@ class Scorer:
         """Return the output of `token_logps`, with gradients unless they are disabled.
 
         Args:
-            batch: from `tensors`.
-            is_exact: compute in fp32, whatever the compute dtype is.
+            batch: what `tensors` returned.
+            is_exact: compute in fp32 regardless of the compute dtype.
         """
         dtype = "float32" if is_exact else self._compute_dtype
         with Widened() if is_exact else nullcontext(), autocast(self._device, dtype):

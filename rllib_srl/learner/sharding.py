@@ -109,9 +109,9 @@ def clipped_shards(gradients: Mapping[Any, torch.Tensor], norm: float, limit: fl
     """Return the gradients scaled down from their global norm to at most `limit`.
 
     Args:
-        gradients: of this learner's shards.
-        norm: as `norm_of_shards` returns it.
-        limit: of the norm; None: no limit.
+        gradients: gradients of this learner's shards.
+        norm: the norm that `norm_of_shards` returned.
+        limit: maximum norm; None: no limit.
     """
     if limit is None:
         return dict(gradients)
@@ -136,7 +136,7 @@ def whole_optimizer_state(state: Mapping[str, Any], keeps: bool = True) -> dict[
     """Return an optimiser's `state_dict()` with its tensors gathered, in host memory; a collective.
 
     Args:
-        state: of this learner.
+        state: this learner's state.
         keeps: False on a learner that only takes part in gathering; its entries are empty.
     """
     entries: dict[Any, dict[str, Any]] = {}

@@ -22,8 +22,7 @@ from rllib_srl.learner.sharding import sharded_optimizer_state, whole_optimizer_
 class TrainingState:
     """Weights and optimiser state of a learner.
 
-    Invariant: what was gathered is dropped by the next update (`forget_gathered`), so it is never older than the
-    weights.
+    Invariant: the next update drops the gathered state (`forget_gathered`), so it is never older than the weights.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ HIDDEN = -1e30  # added to masked scores; finite, so that a fully masked row of 
 BLOCK = 128  # rows and keys of one block of flex-attention's masks; torch's default
 SHARING_TOLERANCE = 1e-3  # largest allowed |log-prob difference| of trie and padded layout in fp32, nats
 CHECK_TOKENS = 192  # the check's longest stream has this many tokens beyond the sliding window
-MAX_GRAPHS = 64  # of flex-attention in one process; a model needs about 6: gradients or not, by dtype and window
+MAX_GRAPHS = 64  # maximum graphs of flex-attention in one process; a model needs about 6 (gradients, dtype, window)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -65,7 +65,7 @@ def attention(
         module: attention layer.
         query: [R, H, T, D]; with a trie R is 1.
         key: [R, Hkv, T, D], where Hkv divides H.
-        value: as `key`.
+        value: as for `key`.
         attention_mask: for padded batches, bool [R, 1, T, T]; None means causal.
         dropout: must be 0.
         scaling: factor of the scores; None means D ** -0.5.

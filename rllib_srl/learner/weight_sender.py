@@ -59,7 +59,7 @@ class WeightSender:
         return Sent(ref, dict(zip(("pack_s", "put_s"), spent, strict=True)))
 
     def _pack(self, version: int) -> WeightBundle | None:
-        """Return the bundle of what is sent, None on a learner that only takes part in gathering it."""
+        """Return the bundle to send, None on a learner that only takes part in gathering it."""
         layout, weights = sent_weights(self._model, self._sends_adapter)
         if not self._is_first:
             for _ in weights:

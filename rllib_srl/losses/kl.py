@@ -8,7 +8,7 @@
 
     in the reward               r - coeff * sum over an episode's tokens of k(d), d = behaviour_logp - ref_logp
 
-k1, k2 and k3 have a place in the reward, where only the value counts; k3_k2 differs from k3 by its gradient alone.
+k1, k2 and k3 can be used in the reward, where only the value counts; k3_k2 differs from k3 only in its gradient.
 
 Source: Schulman 2020, "Approximating KL divergence"; the straight-through k3_k2 is verl's "k3+".
 """

@@ -65,7 +65,7 @@ from rllib_srl.common.rules import Rules
 from rllib_srl.losses.settings import LossSettings
 
 MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; verl's bound
-TAUS = (1.0, 1.05)  # of sapo, as published: for A > 0 and for A < 0
+TAUS = (1.0, 1.05)  # temperatures of sapo, as published: for A > 0 and for A < 0
 
 
 def episode_sum(value_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:

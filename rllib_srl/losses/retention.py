@@ -2,7 +2,7 @@
 
     KL_t    sum_k p_k (log p_k - log q_k) + p_rest (log p_rest - log q_rest)      k >= 1 stored tokens
             exp(d) - d - 1,  d = log q - log p of the sampled token               k = 0
-    loss    weight * sum over domains of  mean over its answers of KL_y / T       KL_y = sum_t KL_t, nats an answer
+    loss    weight * sum over domains of  mean over its answers of KL_y / T       KL_y = sum_t KL_t, nats per answer
 
 p is the stored policy, q the policy in training, both at the sampling temperature; T is the mean length of the domain's
 answers, so a domain's part is the mean KL over the tokens of its answers. Each domain counts fully: divided by their
@@ -28,8 +28,8 @@ import torch
 from rllib_srl.losses.kl import k3
 from rllib_srl.types import Target
 
-LEAST_REST = 1e-6  # probability of all other tokens below which it does not change the loss: fp32 ends there
-LEAST_STORED_REST = 5e-4  # likewise of the stored policy, whose log-probs are rounded to fp16
+LEAST_REST = 1e-6  # probability of all other tokens below which they are ignored: the limit of fp32
+LEAST_STORED_REST = 5e-4  # the same for the stored policy, whose log-probs are rounded to fp16
 
 
 def top_kl(stored_Nk: torch.Tensor, logp_Nk: torch.Tensor, least: float = LEAST_STORED_REST) -> torch.Tensor:
@@ -69,7 +69,7 @@ def scales(num_tokens_B: Sequence[int], domains_B: Sequence[str], weight: float)
     Args:
         num_tokens_B: policy-written tokens of each answer of the whole batch.
         domains_B: their domains.
-        weight: of the term.
+        weight: weight of the term.
     """
     num: Counter[str] = Counter()
     for num_tokens, domain in zip(num_tokens_B, domains_B, strict=True):
@@ -79,17 +79,17 @@ def scales(num_tokens_B: Sequence[int], domains_B: Sequence[str], weight: float)
 
 @dataclass(frozen=True)
 class Retention:
-    """The term for any trainer. Invariant: at its targets the loss and its gradient are 0 up to fp16."""
+    """The retention term, for any trainer. Invariant: at its targets the loss and its gradient are 0 up to fp16."""
 
     weight: float = 1.0
     top_k: int = 16  # tokens stored at each written token; 0: the sampled one alone
-    temperature: float = 1.0  # of sampling
+    temperature: float = 1.0  # sampling temperature
 
     def __post_init__(self) -> None:
         """Check the values.
 
         Raises:
-            ValueError: one is out of its range.
+            ValueError: a value is out of its range.
         """
         if self.weight < 0 or self.top_k < 0 or self.temperature <= 0:
             raise ValueError(f"{self}; expected weight >= 0, top_k >= 0 and temperature > 0")
@@ -97,12 +97,12 @@ class Retention:
     def target(
         self, logits_TV: torch.Tensor, tokens_T: torch.Tensor, group_id: str = "", episode: int = 0
     ) -> Target:
-        """Return what is stored of an answer.
+        """Return the target to store for an answer.
 
         Args:
-            logits_TV: that predict its T written tokens.
+            logits_TV: logits that predict its T written tokens.
             tokens_T: these tokens.
-            group_id: of its group.
+            group_id: id of its group.
             episode: its number in the group.
 
         Raises:

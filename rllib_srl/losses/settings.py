@@ -61,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class LossSettings(Settings):
     """Final values of all loss settings. Invariant: no value is `PRESET`."""
 
-    # `advantage`, `clip_rule` and `correction` name rules of tables that stand above this module: `loss_validation.py`
+    # `loss_validation.py` checks `advantage`, `clip_rule` and `correction`, whose tables this module must not import.
     advantage: Any = setting(
         "group", "group mean_only batch leave_one_out posterior none, or my_file.py:function, docs/losses.md",
         is_preset=True,
@@ -144,7 +144,7 @@ class LossSettings(Settings):
     dynamic_sampling_tries: int = setting(
         0, "rounds of fresh prompts in place of groups without signal", ge=0, is_preset=True
     )
-    # of the memory, where they have the prefix `replay_`
+    # settings of the memory, which have the prefix `replay_` there
     max_logp_gap: float | None = 1.0
 
     @classmethod

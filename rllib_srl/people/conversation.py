@@ -1,7 +1,7 @@
-"""A conversation with a served model: what was asked and answered, and the tokens to train on.
+"""A conversation with a served model: question and answer, and the tokens to train on.
 
-Token ids say as much as the text. A conversation in which the redaction found a secret has none, so it can be rated and
-is not trained on; `untrainable` says so.
+Token ids reveal as much as the text. A conversation in which the redaction found a secret therefore has none: it can be
+rated but is not trained on, and `untrainable` says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tokens:
     logps: Sequence[float]  # nats, of the distribution that was sampled
 
     def faults(self) -> str:
-        """Return what makes them unusable, "" if nothing does."""
+        """Return why the tokens are unusable, "" if they are usable."""
         if not self.prompt_ids or not 0 < len(self.ids) == len(self.logps):
             return f"{len(self.prompt_ids)} prompt tokens, {len(self.ids)} tokens and {len(self.logps)} log-probs"
         return "" if max(self.logps) <= 1e-4 else "a log-prob above 0"
@@ -38,7 +38,7 @@ class Conversation:
     """A request with its answer. Invariant: `tokens` is None exactly if `untrainable` says why."""
 
     id: str
-    version: int  # of the model that answered; 0 is the model that was given
+    version: int  # version of the model that answered; 0 is the initial model
     at: str  # UTC, ISO 8601
     messages: Sequence[Mapping[str, Any]]
     answer: str

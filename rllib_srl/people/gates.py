@@ -177,7 +177,7 @@ def least_prompts(max_drop: float, confidence: float) -> int:
 
     Args:
         max_drop: share of right answers that may be lost, in (0, 1).
-        confidence: of the interval, in (0, 1).
+        confidence: confidence of the interval, in (0, 1).
     """
     from scipy import stats
 

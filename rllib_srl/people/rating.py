@@ -1,4 +1,4 @@
-"""A person's rating of an answer as a text, and what it is worth under each scheme.
+"""A person's rating of an answer, and its reward under each scheme.
 
     scheme        values                          reward
     ""            good, bad, 1 to 5               as "binary" or "ordinal", whichever the value is of
@@ -18,12 +18,12 @@ from typing import NamedTuple
 TAKEN_BACK = "none"
 THUMBS = ("good", "bad")
 STARS = ("1", "2", "3", "4", "5")
-MOMENTUM = 0.95  # of the moving mean and variance: weight of the past at each rating
+MOMENTUM = 0.95  # weight of the past in the moving mean and variance at each rating
 NORMALISED = "normalised"
 
 
 class Scheme(NamedTuple):
-    """What a rating may be, and how it is meant."""
+    """The values of a rating, and their meaning."""
 
     values: tuple[str, ...]
     words: str  # the values, for people
@@ -44,7 +44,7 @@ NAMED_SCHEMES = tuple(SCHEMES)[1:]
 
 
 def expected(scheme: str = "") -> str:
-    """Return the values of a scheme, and that which takes a rating back, in words."""
+    """Return in words the values of a scheme and the one that takes a rating back."""
     return f"{SCHEMES[scheme].words}, or {TAKEN_BACK} (taken back)"
 
 
@@ -59,7 +59,7 @@ def check_value(value: str, scheme: str = "") -> None:
 
 
 def fixed_reward(value: str) -> float:
-    """Return the reward of a value that was not taken back; the same in each scheme but "normalised"."""
+    """Return the reward of a value that was not taken back; it is the same in all schemes except "normalised"."""
     if value in THUMBS:
         return float(value == "good")
     thumb, _, stars = value.rpartition(" ")
@@ -97,17 +97,17 @@ class Moving:
 class Answer:
     """An answer that people rate: one episode of a stored group, as text.
 
-    Invariant: `answer_id` and `fingerprint` together identify it for good; a run that is resumed and plays something
+    Invariant: `answer_id` and `fingerprint` together identify it permanently; a run that is resumed and plays something
     else under the same group id gives another fingerprint.
     """
 
     group_id: str
     episode: int  # position in the stored group
-    key: str  # of the prompt
+    key: str  # key of the prompt
     fingerprint: str  # `replay.ratings.fingerprint`
     env_id: str
     domain: str
-    version: int  # of the policy that wrote its last token
+    version: int  # version of the policy that wrote its last token
     prompt: str
     answer: str
 
@@ -125,7 +125,7 @@ class Rating:
     value: str
     rater: str  # "" if unnamed
     rated_at: str  # UTC, ISO 8601
-    seq: int  # of the change among all changes of the file, ascending
+    seq: int  # number of this change among all changes of the file, ascending
     reward: float | None  # None: it was taken back
     scheme: str = ""
 
@@ -136,26 +136,26 @@ class Rating:
 
     @property
     def is_binary(self) -> bool:
-        """Return whether it says good or bad, and no more."""
+        """Return whether it says only good or bad."""
         return self.value in THUMBS
 
     @property
     def quality(self) -> float | None:
-        """Return how good the answer is, in [0, 1], whatever the scheme; None if the rating was taken back."""
+        """Return how good the answer is, in [0, 1], in any scheme; None if the rating was taken back."""
         if not self.is_given:
             return None
         return (1 + fixed_reward(self.value)) / 2 if self.scheme == "hybrid" else fixed_reward(self.value)
 
     @property
     def pass_reward(self) -> float | None:
-        """Return the lowest reward of a pass; None if it was taken back, or "normalised", which has none for good."""
+        """Return the lowest reward of a pass; None if it was taken back or is "normalised", which has no fixed one."""
         if not self.is_given or self.scheme == NORMALISED:
             return None
         return SCHEMES["binary" if self.is_binary else self.scheme].good
 
     @property
     def shown(self) -> str:
-        """Return it with its reward, as people see it."""
+        """Return the rating with its reward, as people see it."""
         return f"{self.value} (reward {shown_reward(self.reward)})" if self.is_given else TAKEN_BACK
 
 

@@ -3,8 +3,8 @@
     RUN/ratings.db ──changes since the position──> RatedGroup ──memory.rate_answers──> rewards, grades
                           position, unused <── the memory's own state, so a restored run applies again what it lost
 
-Nothing new costs one stat and one indexed query. A group is fed with all of its ratings, so a repetition changes
-nothing. Ratings of answers that were not found are fed again once their group is played again (a resumed run).
+Without news a call costs one stat and one indexed query. A group is fed with all of its ratings, so a repetition
+changes nothing. Ratings of answers that were not found are fed again once their group is played again (a resumed run).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rllib_srl.replay.ratings import RatedAnswer, RatedGroup
 
 
 class RatingFeed:
-    """The ratings that a running run has not applied yet.
+    """The ratings that a run has not applied yet.
 
-    Invariant: every change of the file up to `_position` was fed to the memory; None: the memory is asked.
+    Invariant: every change of the file up to `_position` was fed to the memory; None: ask the memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +49,10 @@ class RatingFeed:
         self._again |= self._known.intersection(group_ids) if self._known else set()
 
     def apply(self, memory: ReplayClient, now: int) -> dict[str, int]:
-        """Apply what is new; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
+        """Apply new ratings; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
 
         Args:
-            memory: of the run.
+            memory: the run's memory.
             now: the training iteration.
 
         Raises:
@@ -70,7 +70,7 @@ class RatingFeed:
             return {}
         changed = {one.answer.group_id for one in store.changed_since(self._position)}
         ratings = store.of_groups(sorted(changed | self._again))
-        # A change that came after the first query belongs to the next call, but its group is fed whole: no harm.
+        # A change that came after the first query belongs to the next call; feeding its whole group now does no harm.
         counts = memory.rate_answers(as_groups(ratings), store.source_id, newest, now)
         self._position, self._again = newest, set()
         self._known |= changed
@@ -89,7 +89,7 @@ class RatingFeed:
 
 
 def as_groups(ratings: Iterable[Rating]) -> list[RatedGroup]:
-    """Return ratings by group, in the order in which groups first come."""
+    """Return ratings by group, in the order in which groups first appear."""
     by_group: dict[tuple[str, str], list[Rating]] = {}
     for one in ratings:
         by_group.setdefault((one.answer.group_id, one.answer.key), []).append(one)

@@ -1,10 +1,10 @@
-"""Ask a person for ratings, one line a reply: at a terminal, or from a pipe.
+"""Ask a person for ratings, one line per reply: at a terminal, or from a pipe.
 
     good, bad, skip, 1 to 5, undo, quit          also g, b, s, u, q; the end of the input is quit
     good 4, bad 2, skip, undo, quit              with the scheme "hybrid"; also g4, b2
 
-Answers without a rating come first, the newest first; then those that have one, with it. Each rating is durable before
-it is acknowledged.
+Answers without a rating come first, newest first; then rated ones, with their rating. Each rating is durable before it
+is acknowledged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_MORE = "\nno more answers in the memory of the run"
 
 
 class RatingSession:
-    """One person's ratings in one sitting. Invariant: what was acknowledged is in the store."""
+    """One person's ratings in one sitting. Invariant: every acknowledged rating is in the store."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RatingSession:
         """Prepare a session.
 
         Args:
-            store: for the ratings.
+            store: store of the ratings.
             answers: returns all answers, in the order in which they are shown.
             read: takes a prompt for the person and returns a line; raises EOFError at the end.
             show: takes a text for the person.
@@ -82,7 +82,7 @@ class RatingSession:
         return answer
 
     def _in_order(self) -> Iterator[Answer]:
-        """Yield answers without a rating, then those that had one; a rating that comes meanwhile moves its answer."""
+        """Yield answers without a rating, then those that had one; an answer that is rated meanwhile moves."""
         seen = set[tuple[str, str]]()
         for with_rated in (False, True):
             for answer in self._answers():
@@ -92,7 +92,7 @@ class RatingSession:
                     yield answer
 
     def _reply(self, is_last: bool) -> str:
-        """Ask until a reply is known, by its name or its first letters; after the last answer only two are."""
+        """Ask until the reply is a known name or its first letters; after the last answer only two are known."""
         scheme = SCHEMES[self._store.scheme]
         known, asked = {"u": "undo", "q": "quit"}, "undo, quit"
         if not is_last:

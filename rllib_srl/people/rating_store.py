@@ -5,11 +5,11 @@
                       ratings   one row per change, append-only, with its reward; its seq orders all changes
                       raters    moving mean and variance of each rater's stars
 
-    store.rate(answer, "good", rater="ann")     durable when it returns; False: it was rated so already
+    store.rate(answer, "good", rater="ann")     durable when it returns; False: it has this rating already
     store.changed_since(seq)                    one indexed query; [] if nothing is new
 
 The file is private (mode 0600): it has the text of prompts and answers. Writers wait for each other for up to
-`database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it. A file has one scheme for good.
+`database.TIMEOUT_S`. The newest rating of an answer counts, whoever gave it. A file never changes its scheme.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING}
 
 
 class RatingsError(RuntimeError):
-    """Ratings, or what is stored with them, cannot be read or written; the message names the file and what to do."""
+    """Ratings, or the data stored with them, cannot be read or written; the message names the file and what to do."""
 
 
 class RatingStore(Database):
@@ -67,8 +67,8 @@ class RatingStore(Database):
         """Open the file, or create it.
 
         Args:
-            path: of the file.
-            scheme: of its ratings, which a file that has some keeps; "" takes the file's, or none in particular.
+            path: path of the file.
+            scheme: scheme of its ratings, which a file with ratings keeps; "" takes the file's, or leaves it open.
 
         Raises:
             ValueError: the scheme is unknown, or the file has ratings of another one.
@@ -104,7 +104,7 @@ class RatingStore(Database):
 
         Args:
             answer: the answer.
-            value: of the file's scheme, or none to take the rating back.
+            value: a value of the file's scheme, or "none" to take the rating back.
             rater: name of the person, "" without one.
 
         Returns:
@@ -134,7 +134,7 @@ class RatingStore(Database):
         return True
 
     def _reward(self, value: str, rater: str) -> float | None:
-        """Return the reward of a new rating; "normalised": by the moments of its rater, which move on."""
+        """Return the reward of a new rating; "normalised" uses and updates the moments of its rater."""
         if value == TAKEN_BACK:
             return None
         if self.scheme != NORMALISED:
@@ -157,7 +157,7 @@ class RatingStore(Database):
         return self._ratings("ORDER BY r.seq")
 
     def changed_since(self, seq: int) -> list[Rating]:
-        """Return the ratings that changed after a change."""
+        """Return the ratings that changed after change `seq`."""
         return self._ratings("WHERE a.newest > ? ORDER BY r.seq", seq)
 
     def rewards(self) -> dict[float, int]:

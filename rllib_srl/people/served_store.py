@@ -1,4 +1,4 @@
-"""Everything that a served model keeps, in one SQLite file: conversations, ratings of them, and the versions.
+"""Store all data of a served model in one SQLite file: conversations, their ratings, and the versions.
 
     DIR/served.db   conversations                 redacted, with the tokens of their answers
                     answers, ratings, raters      as in every file of ratings (`rating_store.py`)
@@ -11,8 +11,8 @@
 Version 0 is the model that was given. It has no row, cannot be rejected, and is active while no other version is.
 
 A version is *stale* if a rating that it was trained on has changed, or its parent was rolled back, before it was
-active; its ratings are free. A rating is used up by the version that was trained on it, whatever became of that
-version, until it is changed.
+active; its ratings are free. A rating is used up by the version that was trained on it, even if that version
+failed, until it is changed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ ORDER BY seq DESC LIMIT ?"""
 
 
 class LineageError(RuntimeError):
-    """A version cannot change so; the message says why."""
+    """A version cannot change its state in this way; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Version:
     settings: Mapping[str, Any]
     metrics: Mapping[str, Any]
     files: Mapping[str, str]  # name -> SHA-256 in hex
-    reason: str  # of its state
+    reason: str  # reason of its state
 
 
 class ServedStore(RatingStore):
-    """The file of one served model. Invariant: nothing in it was left unredacted; at most one version is active.
+    """The file of one served model. Invariant: everything in it is redacted; at most one version is active.
 
     Each method that changes something is one transaction, durable on return. All raise `RatingsError` if the file
     cannot be read or written, and `DiskFull`.
@@ -116,13 +116,13 @@ class ServedStore(RatingStore):
 
     @property
     def num_changes(self) -> int:
-        """Return a number that differs whenever this process has changed something."""
+        """Return a number that changes whenever this process has changed something."""
         return self._db.total_changes
 
     # --- conversations -----------------------------------------------------------------------------
 
     def log(self, conversation: Conversation) -> Conversation:
-        """Store a conversation, redacted, and return it so."""
+        """Redact and store a conversation; return the redacted one."""
         one = conversation.redacted()
         values = {**vars(one), "messages": json.dumps(one.messages, ensure_ascii=False)}
         values["tokens"] = None if one.tokens is None else json.dumps(vars(one.tokens))
@@ -142,11 +142,11 @@ class ServedStore(RatingStore):
         return int(self._read("SELECT count(*) FROM conversations")[0][0])
 
     def search(self, text: str, before: int | None, most: int) -> tuple[list[Conversation], int | None]:
-        """Return the newest conversations in which a text occurs, and where to go on; None: at the end.
+        """Return the newest conversations in which a text occurs, and where to continue; None: at the end.
 
         Args:
-            text: in a message or the answer; A to Z match a to z, and "" is in all.
-            before: where a former search ended; None: from the newest one.
+            text: text in a message or the answer; A to Z match a to z, and "" is in all.
+            before: where an earlier search ended; None: from the newest one.
             most: number of conversations to find.
         """
         rows = self._read(_SEARCH, 2**62 if before is None else before, text, text, most)
@@ -159,7 +159,7 @@ class ServedStore(RatingStore):
 
         Args:
             uses: answer id -> value of the rating that it is trained on.
-            settings: of its training.
+            settings: settings of its training.
         """
         with self._explained("beginning a version"), self._transaction():
             row = (self._active_number(), TRAINING, _now(), json.dumps(dict(settings)), "{}", "{}", "")
@@ -187,7 +187,7 @@ class ServedStore(RatingStore):
         """Make a candidate the active version, and the active one superseded.
 
         Raises:
-            LineageError: it is no candidate, or not a child of the active version.
+            LineageError: it is not a candidate, or not a child of the active version.
         """
         with self._explained("activating a version"), self._transaction():
             active, parent = self._active_number(), self.version(number).parent
@@ -198,7 +198,7 @@ class ServedStore(RatingStore):
             self._change(number, ACTIVE, reason)
 
     def roll_back(self, reason: str) -> dict[str, Any]:
-        """Roll the active version back to its parent; what is being trained from it becomes stale.
+        """Roll the active version back to its parent; a version being trained from it becomes stale.
 
         Returns:
             `rolled_back`, `active`: numbers of both; `withdrawn_ratings`: ids of answers whose ratings only the first
@@ -265,7 +265,7 @@ class ServedStore(RatingStore):
     def free_ratings(self) -> dict[str, str]:
         """Return the ratings that can be trained on and are not used up: answer id -> value, in their order.
 
-        They are read again only after a change: the training asks all the time.
+        They are read again only after a change, because training asks all the time.
         """
         if self._free[0] != (now := self.num_changes):
             self._free = (now, dict(self._read(_FREE)))
@@ -280,12 +280,12 @@ class ServedStore(RatingStore):
         return {answer: value for answer, value, _ in self._read(_REMEMBERED, number)}
 
     def changed(self, uses: Mapping[str, str]) -> list[str]:
-        """Return the ids of those answers whose rating is another today."""
+        """Return the ids of those answers whose rating has changed since."""
         today = dict(self._read(f"SELECT id, value FROM {_TODAY}"))
         return [answer for answer, value in uses.items() if today.get(answer, value) != value]
 
     def rated(self, number: int) -> list[tuple[Conversation, Rating]]:
-        """Return the conversations that a version is trained on, with their ratings of today."""
+        """Return the conversations that a version is trained on, with their current ratings."""
         pairs = [(self.find(answer.rpartition("/")[0]), self.of_answer(answer)) for answer in self.uses(number)]
         return [(one, rating) for one, rating in pairs if one and one.tokens and rating and rating.is_given]
 
@@ -314,9 +314,9 @@ class ServedStore(RatingStore):
 
 
 class StoreThread:
-    """An open store in a thread of its own, so that the event loop never waits for a disk.
+    """An open store in its own thread, so that the event loop never waits for a disk.
 
-    `await db.run(db.store.find, "chatcmpl-...")`. Invariant: methods of `store` are called in the thread alone.
+    `await db.run(db.store.find, "chatcmpl-...")`. Invariant: methods of `store` are called only in this thread.
     """
 
     def __init__(self, directory: Path, scheme: str = "") -> None:
@@ -333,7 +333,7 @@ class StoreThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
 
     def close(self) -> None:
-        """Close the store, after what is under way."""
+        """Close the store after the calls that are pending."""
         self._thread.submit(self.store.close).result()
         self._thread.shutdown()
 

@@ -30,7 +30,7 @@ class NotARun(ValueError):
 
 
 class StoredAnswers:
-    """The answers of one run as of one moment. Invariant: the reading is an open copy; the run is not disturbed."""
+    """The answers of one run at one moment. Invariant: the reading is an open copy; the run is not disturbed."""
 
     def __init__(self, reading: Reading, decode: Callable[[], Decode]) -> None:
         """Use an open reading; `decode` returns the function that turns token ids into text."""
@@ -44,7 +44,7 @@ class StoredAnswers:
         """Yield the answers of a run.
 
         Raises:
-            NotARun: the directory has no memory of a run; a checkpoint and a database have no ratings of their own.
+            NotARun: the directory has no memory of a run; a checkpoint and a database have no ratings.
             StoreError: the memory cannot be read.
         """
         check_run(directory)
@@ -70,7 +70,7 @@ class StoredAnswers:
         return None
 
     def state_of(self, answer: Answer, seq: int) -> str:
-        """Return what has become of the rating of an answer whose last change is `seq`, in words."""
+        """Return in words what became of an answer's rating whose last change is `seq`."""
         rated = self._rated
         if rated.position < seq:
             return WAITS
@@ -123,7 +123,7 @@ def check_run(directory: Path) -> None:
     """Check that a path is the directory of a run with a memory.
 
     Raises:
-        NotARun: it is not.
+        NotARun: the directory has no memory of a run.
     """
     if not (directory / "replay/memory.db").is_file():
         reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"

@@ -7,7 +7,7 @@
       bad_logp         a policy token's log-prob is not finite or above 0 (occurs in foreign and imported groups)
       invalid          another invariant of `Group` is broken
       secret           the policy wrote a secret in these episodes: the hook "secrets"
-      <reason>         of a user's own hook
+      <reason>         of a user's hook
     not stored, trained on
       too_long         an episode has more than `max_episode_tokens` tokens, prompt included
       degenerate       more than half of the episodes are one repeated token or a loop
@@ -51,7 +51,7 @@ REASONS = (*MALFORMED, "secret", "too_long", "degenerate", "duplicate", "ungrade
 MIN_TOKENS = 32  # policy-written tokens below which an episode is too short to be judged degenerate
 MAX_PERIOD = 64  # longest period of a loop, in tokens
 _MAX_LOGP = 1e-4  # as in Group.check_valid: rounding may put a token of probability 1 slightly above 0
-_MIN_REPEATS = 3  # of a loop: a phrase written twice may be emphasis
+_MIN_REPEATS = 3  # copies that make a loop: a phrase written twice may be emphasis
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 Decode = Callable[[Sequence[int]], str]
@@ -62,8 +62,8 @@ class Refusal:
     """Why a group is not stored, and which of its episodes get no loss."""
 
     reason: str  # lower case, as in "word_list"; counted as num_refused_<reason>
-    episodes: tuple[int, ...] = ()  # those that the reason is about
-    train: bool = False  # whether they are trained on all the same
+    episodes: tuple[int, ...] = ()  # those to which the reason applies
+    train: bool = False  # whether they are trained on nevertheless
 
     @property
     def without_loss(self) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | 
         decode: token ids -> text; None only without hooks.
 
     Raises:
-        AdmissionError: a user's hook raised, or returned something else than a refusal.
+        AdmissionError: a user's hook raised, or returned something other than a refusal.
     """
     for name in names_of(checks.admit):
         assert decode is not None
@@ -269,11 +269,11 @@ Hook = Callable[[Group, Decode], Refusal | None]
 
 
 class AdmissionError(ValueError):
-    """A hook raised an exception, or returned something else than a `Refusal` or None."""
+    """A hook raised an exception, or returned something other than a `Refusal` or None."""
 
 
 def _without(detector: Detector) -> Hook:
-    """Return a hook that refuses episodes in which the policy wrote what a detector finds."""
+    """Return a hook that refuses episodes in which the policy wrote something that a detector finds."""
 
     def hook(group: Group, decode: Decode) -> Refusal | None:
         found = secret_episodes(group, decode, detector)

@@ -8,8 +8,8 @@
     buffer.rate_answers(rated, ...)             rewards of stored answers by people
 
 Every call takes the training iteration as `now` and, from other processes, the name of the call as `request`: a call
-that is repeated by name returns its stored answer and changes nothing. Neither does a call that raises, a `StoreError`
-of a full disk included: the memory is loaded again from the store.
+that is repeated by name returns its stored answer and changes nothing. A call that raises, even a `StoreError` of a
+full disk, changes nothing either: the memory is loaded again from the store.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class SRLReplayBuffer:
 
         Args:
             settings: replay settings; None builds them from `kwargs`.
-            directory: of the store; None uses a temporary directory.
-            seed: of all draws; a restored run keeps its own.
+            directory: directory of the store; None uses a temporary directory.
+            seed: seed of all draws; a restored run keeps its own.
             run: name of the run; a store of the same run is continued, that of another run is set aside. "" continues
                 any.
-            model_dir: of the policy, for its tokenizer.
-            decode: token ids -> text, in place of that tokenizer.
+            model_dir: the policy's model directory, for its tokenizer.
+            decode: token ids -> text, instead of that tokenizer.
             max_prompt_tokens: longest history that becomes an item, in tokens; None: no limit.
             kwargs: fields of `ReplaySettings`.
 
@@ -103,7 +103,7 @@ class SRLReplayBuffer:
         return len(self.tables)
 
     def _load(self) -> None:
-        """Take everything from the store."""
+        """Load everything from the store."""
         self.tables, state = self.store.read()
         settings = self.settings
         self._seed = state.get("seed", self._seed)  # a restored run keeps its seed
@@ -322,9 +322,9 @@ class SRLReplayBuffer:
         """Apply ratings of stored answers: rewards of their groups and grades of their items; see `replay/ratings.py`.
 
         Args:
-            groups: of distinct ids, each with all of its ratings. Those of groups that are not stored are noted.
+            groups: rated groups of distinct ids, each with all of its ratings. Those of unstored groups are noted.
             source: id of the ratings file.
-            position: of its newest change among these; `rated` remembers both.
+            position: position of its newest change among these; `rated` remembers both.
             now: the last finished training iteration.
 
         Returns:
@@ -377,7 +377,7 @@ class SRLReplayBuffer:
         The names of domains and the counts stay, and checkpoints have copies. The file is rewritten.
 
         Args:
-            keys: of prompts.
+            keys: keys of prompts.
             domain: all items of it.
             before: items that were visited last before this iteration, and groups that were played before it.
 

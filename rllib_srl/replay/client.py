@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class ReplayClient:
-    """Handle of one run's memory; that of a run without one (capacity 0) stores and draws nothing.
+    """Handle of one run's memory; with capacity 0 it stores and draws nothing.
 
     Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 22 `timeout_s`), and its effect is
     applied at most once.
@@ -41,7 +41,7 @@ class ReplayClient:
     def __init__(self, settings: ReplaySettings, process: BufferProcess | None) -> None:
         """Use a buffer; None without a memory."""
         self.settings, self.is_on = settings, process is not None
-        self.revisit_fraction = settings.revisit_fraction  # in use: callbacks may change both
+        self.revisit_fraction = settings.revisit_fraction  # the one in use: callbacks may change both
         self.reuse_fraction = settings.reuse_fraction
         self._revisits, self._reuses = Slots(self.revisit_fraction), Slots(self.reuse_fraction, is_added=True)
         self._process = process
@@ -63,7 +63,7 @@ class ReplayClient:
         """Return the buffer's process.
 
         Raises:
-            ValueError: this run has none.
+            ValueError: this run has no memory.
         """
         if self._process is None:
             raise ValueError("this run has no memory; expected replay_capacity above 0")
@@ -77,7 +77,7 @@ class ReplayClient:
         Slots without an available item are counted in `num_revisits_short` and not carried over.
 
         Args:
-            num_prompts: of the iteration.
+            num_prompts: prompts of the iteration.
             now: the training iteration.
             in_play: keys of prompts that are being played and must not be drawn.
         """
@@ -99,10 +99,10 @@ class ReplayClient:
     def draw_groups(
         self, num_played: int, now: int, version: int | None = None, exactly: int | None = None
     ) -> list[GroupMeta]:
-        """Draw stored groups to train on beside `num_played` played prompts, at most `reuse_fraction`.
+        """Draw stored groups to train on with `num_played` played prompts, at most `reuse_fraction`.
 
-        The groups stay in the object store. `version` as in `SRLReplayBuffer.draw_groups`; `exactly` so many are drawn
-        whatever was played, fewer only if fewer may be.
+        The groups stay in the object store. `version` as in `SRLReplayBuffer.draw_groups`; `exactly` is their number
+        regardless of what was played, fewer only if fewer can be drawn.
         """
         num = self._owed(self._reuses, num_played) if exactly is None else exactly
         metas = list[GroupMeta]()
@@ -227,7 +227,7 @@ class ReplayClient:
     def _request(self, now: int, method: str) -> str:
         """Return a new request name, such as "3f2a91c0/12.add".
 
-        The incarnation keeps a run that was started again, or has gone back, from getting answers of its past; the
+        The incarnation keeps a restarted or restored run from getting answers of its past; the
         suffix does so for an iteration that is retried after an error.
         """
         self._asked[f"{now}.{method}"] += 1

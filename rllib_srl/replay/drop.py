@@ -1,4 +1,4 @@
-"""Remove items from a memory for good: from the database of a run, and from the snapshots in its checkpoints.
+"""Remove items from a memory permanently: from the database of a run, and from the snapshots in its checkpoints.
 
 A run that is resumed restores a snapshot, so items that were left there would come back.
 """
@@ -20,12 +20,12 @@ def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, in
     """Remove items with their groups, answers and targets; return their number in each database.
 
     Args:
-        directory: of a run, with its checkpoints, of one checkpoint, or of a buffer.
-        names: prompt ids, or beginnings of keys.
+        directory: directory of a run, with its checkpoints, of one checkpoint, or of a buffer.
+        names: prompt ids, or prefixes of keys.
         which: further items, as in `SRLReplayBuffer.remove`.
 
     Raises:
-        ValueError: a name fits no item, or several.
+        ValueError: a name matches no item, or several.
         StoreError: a run is using the memory, or there is none.
         CheckpointError: a checkpoint is damaged, or another user sealed it.
     """

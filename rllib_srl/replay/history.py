@@ -6,7 +6,7 @@
     after it         s += sum of raw rewards,  n += episodes                                    the item's row
     of a stored group   rho (s - w S),  rho (n - w n_g),  w = 0.5 ** (versions since its visit / half_life)
 
-A version is an update of the policy. The default half-life of 11 is a factor of .5 a visit for groups that come back
+A version is an update of the policy. The default half-life of 11 is a factor of .5 per visit for groups that come back
 every 10 updates. `DomainStatistics` has the mean reward of each domain, of every played group, refused ones too.
 
 Sources: `docs/design/0003-memory.md`; SPO, arXiv 2509.13232, whose tracker is discounted by the policy's KL instead.
@@ -26,7 +26,7 @@ from rllib_srl.types import Group, History
 
 MAX_SILENT = 8
 _ROUNDING = 1e-9  # episodes
-REWARD_FADE = 0.97  # a group
+REWARD_FADE = 0.97  # factor per group
 
 OF_GROUP = (  # numbers in the row of a group
     *("size", "num_success", "reward", "variance", "abs_advantage", "nll", "num_tokens", "num_loss_tokens", "version"),
@@ -37,7 +37,7 @@ OF_GROUP = (  # numbers in the row of a group
 class GroupFacts:
     """Summary numbers of one group, stored in its row and in its item's row.
 
-    Those of rewards are over the episodes that have one (`Group.has_reward_G`); `size` counts all.
+    Statistics of rewards are over the episodes that have one (`Group.has_reward_G`); `size` counts all.
     """
 
     size: int
@@ -72,7 +72,7 @@ def facts_of(group: Group, pass_reward: float) -> GroupFacts:
         num_success=int(np.count_nonzero(is_success_G)),
         reward=reward,
         reward_sum=reward_sum,
-        # Same threshold as `batch.advantages.has_signal`: rounding errors of equal rewards are no variance.
+        # Same threshold as `batch.advantages.has_signal`: rounding errors of equal rewards are not a variance.
         variance=squares / size if len(rewards_G) and np.ptp(rewards_G) > 1e-8 else 0.0,
         abs_advantage=float(np.abs(centred_G).sum() / size / (deviation + EPSILON)),
         nll=float(-group.behaviour_logp_N.sum(dtype=np.float64) / max(1, num_loss_tokens)),
@@ -109,7 +109,7 @@ def history_of(
     without: Group | None = None,
     row: np.void | None = None,
 ) -> History:
-    """Return the history of an item as a policy of this version finds it, without one of its stored groups, by its row.
+    """Return an item's history for a policy of this version, without one of its stored groups (given by its row).
 
     The mean of the domain includes that group's reward: it has 3 % of the weight there, less with every later group.
     """

@@ -11,9 +11,10 @@ The hook `replay_on_group` makes new items from each played group that is stored
     def mine(group, room, generator):                       replay_on_group="my_module:mine"
         yield replace(group.prompt, history=(*group.prompt.history, group.extra["turns"][0][0]))
 
-Arguments: the group; `room`, the most tokens of a prompt that leave room for a turn, None without a limit; a generator
-whose state is saved. Known prompts are left out. With the hook, groups keep the policy's texts: `group.extra["turns"]`,
-a list of texts for each episode, and `group.extra["can_iterate"]`, if the environment says it.
+Arguments: the group; `room`, the maximum tokens of a prompt that leave room for a turn, None without a limit; a
+generator whose state is saved. Known prompts are left out. With the hook, groups keep the policy's texts:
+`group.extra["turns"]`, a list of texts for each episode, and `group.extra["can_iterate"]`, if the environment
+defines it.
 """
 
 from __future__ import annotations
@@ -67,19 +68,19 @@ class Visit:
 
 @dataclass
 class Entry:
-    """A well-formed group on its way in, and what becomes of it."""
+    """A well-formed group that is being added, and its outcome."""
 
     group: Group
     visit: Visit
     facts: GroupFacts
-    slot: int | None  # of its item; None: it has none
+    slot: int | None  # slot of its item; None: it has none
     measured: Measured | None = None  # None: nothing is embedded
-    is_visit: bool = False  # of its item
+    is_visit: bool = False  # is this a visit of its item?
 
 
 @dataclass
 class Intake:
-    """The way of played and rated groups into a memory. Invariant: all that it changes is in what it was given."""
+    """Takes played and rated groups into a memory. Invariant: it changes only the objects that it was given."""
 
     settings: ReplaySettings
     tables: Tables
@@ -88,13 +89,13 @@ class Intake:
     statistics: DomainStatistics
     counts: Counter[str]
     store: Store
-    generator: np.random.Generator  # of new items
+    generator: np.random.Generator  # generator of new items
     decode: Decode | None  # token ids -> text, for hooks of admission
     on_group: OnGroup | None
-    max_prompt_tokens: int | None  # of a history that becomes an item
+    max_prompt_tokens: int | None  # longest history that becomes an item
 
     def __post_init__(self) -> None:
-        """Gather what every call reads of the settings."""
+        """Cache the settings that every call reads."""
         self._reads_recall = self.settings.reads_recall
 
     def history_of(self, group: Group) -> History:
@@ -106,7 +107,7 @@ class Intake:
         return history_of(self.tables.items[slot], version, half_life, mean)
 
     def take(self, played: Sequence[tuple[Group, Visit]], now: int, is_played: bool) -> None:
-        """Take in groups of distinct prompts, in order; note in the visit of each what became of it."""
+        """Take in groups of distinct prompts, in order; record the outcome in each visit."""
         entries = list[Entry]()
         for group, visit in played:
             if (refusal := malformed(group)) is not None:

@@ -114,16 +114,16 @@ class Tables:
         domains: Sequence[str] = (),
         newest_domain: str = "",
     ) -> None:
-        """Create tables with what a store holds, empty ones by default.
+        """Create tables with the content of a store, empty ones by default.
 
         Args:
             slots_N: of the items, ascending, with their rows and prompts.
             groups_N: rows of the groups, in the order of seq, with their ids.
             targets: seq and episode -> bytes.
             vectors_KD: of the items that have one, in the order of their slots.
-            next_seq: of items, never used before, as `next_group_seq` of groups.
+            next_seq: seq of the next item, never used before, as is `next_group_seq` for groups.
             domains: an item's `domain` is a position here; positions are final.
-            newest_domain: of the item added last.
+            newest_domain: domain of the item added last.
 
         Raises:
             ValueError: the parts do not fit together.
@@ -189,7 +189,7 @@ class Tables:
         return len(self._slots)
 
     def num_by_domain(self) -> dict[str, tuple[int, int]]:
-        """Return domain -> number of its items and of their groups, 0 of domains whose items are gone."""
+        """Return domain -> number of its items and of their groups, 0 for domains whose items are gone."""
         of_groups = self.groups["slot"][self.group_slots()]
         counts = (
             np.bincount(self.items["domain"][slots], minlength=len(self.domains)).tolist()
@@ -278,7 +278,7 @@ class Tables:
         return int(is_gone_N.sum())
 
     def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of distinct items, each an array with one entry a slot or one value for all, or nothing.
+        """Set fields of distinct items to an array with one entry per slot, or to one value; an error changes nothing.
 
         Raises:
             ValueError: slots without an item, or given twice.

@@ -44,7 +44,7 @@ def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now:
 
 
 def counts_of_domains(stored: Mapping[str, tuple[int, int]], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return "domains/<domain>/<name>" -> what is stored of each domain now, items and groups, and its counts."""
+    """Return "domains/<domain>/<name>" -> the items and groups stored of each domain now, and its counts."""
     found: dict[str, int] = {}
     for domain in sorted(stored.keys() | by_domain(counts).keys()):
         num_items, num_groups = stored.get(domain, (0, 0))

@@ -54,7 +54,7 @@ def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
     Args:
         payload: what `encode` returned.
         name: the group's name in error messages.
-        origin: of the group; None: as stored.
+        origin: origin of the group; None: as stored.
 
     Raises:
         ValueError: the payload cannot be read; the message names the group.

@@ -1,7 +1,6 @@
 """The process of a run's buffer: calls with timeouts, and a restart when it dies or falls silent.
 
-Ray starts a buffer that died again, from its database, and the call is repeated. A buffer that is silent is killed
-first.
+Ray restarts a buffer that died, from its database, and the call is repeated. A silent buffer is killed first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rllib_srl.replay.settings import ReplaySettings, check_importable
 from rllib_srl.replay.store import DATABASE, holder_of
 
 RETRY_S = 0.2
-RELEASE_S = 10.0  # for a killed process to give up its database
+RELEASE_S = 10.0  # wait for a killed process to release its database
 LONG = 10  # times the timeout, for a snapshot and its restoration
 
 Result = TypeVar("Result")
@@ -38,7 +37,7 @@ class BufferProcess:
     def __init__(self, actor: Any, is_local: bool, path: Path, timeout_s: float) -> None:
         """Wrap the buffer with its database at `path`: the handle of an actor, or a `RLlibReplayBuffer` (`is_local`).
 
-        `timeout_s` is that of a call, and again of a restart with what follows it.
+        `timeout_s` limits a call and, separately, a restart with the repeated call.
         """
         self.actor, self.is_local, self.path, self._timeout_s = actor, is_local, path, timeout_s
         self.num_restarts = 0
@@ -68,7 +67,7 @@ class BufferProcess:
     def call(self, call: Call[Result], timeout_s: float = 0.0) -> Result:
         """Run a call; repeat it once the buffer that died or timed out is back.
 
-        `timeout_s` is the limit of the first attempt, and again of a restart with what follows it; 0: the usual one.
+        `timeout_s` limits the first attempt and, separately, a restart with the repeated call; 0: the usual limit.
 
         Raises:
             ActorFailure: no answer came in time; the message names the call.
@@ -83,7 +82,7 @@ class BufferProcess:
         return first, second
 
     def call_long(self, call: Call[Result]) -> Result:
-        """Run a call that may take 10 times as long; a buffer that was silent before is still found in usual time."""
+        """Run a call that may take 10 times as long; an already silent buffer is still detected in the usual time."""
         self.call(Call.of(RLlibReplayBuffer.describe))
         return self.call(call, LONG * self._timeout_s)
 
@@ -139,7 +138,7 @@ def _remote_class(name: str, sees_gpus: bool) -> Any:
     """Return the actor class, pinned to this node (its database is a local file) and restarted without limit.
 
     Args:
-        name: of the actor.
+        name: the actor's name.
         sees_gpus: whether it sees the node's GPUs. It reserves none of them in Ray, which would hide them.
     """
     shown = {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}} if sees_gpus else {}

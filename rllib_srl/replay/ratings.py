@@ -46,12 +46,12 @@ class RatedGroup:
     """All ratings of the answers of one group, those taken back included."""
 
     group_id: str
-    key: str  # of its prompt
+    key: str  # key of its prompt
     answers: tuple[RatedAnswer, ...]
     pass_reward: float | None = None  # lowest reward of a pass, where the environment pays no reward
 
     def seen(self, group: Group) -> list[RatedAnswer]:
-        """Return the ratings of answers that are those of `group`."""
+        """Return the ratings whose answers are those of `group`."""
         return [a for a in self.answers if a.episode < group.size and fingerprint(group, a.episode) == a.fingerprint]
 
 
@@ -73,14 +73,14 @@ class RatedGroups:
     source: str = ""  # id of the ratings file
     position: int = 0  # its newest change that was applied
     num_applied: int = 0  # ratings that were new
-    num_changed: int = 0  # that replaced or took back an earlier one
+    num_changed: int = 0  # ratings that replaced or took back an earlier one
     applied: dict[str, Rewards] = field(default_factory=dict)  # by group id, also after the group has left the memory
     unused: dict[str, int] = field(default_factory=dict)  # group id -> its ratings without a stored answer
 
     def note(self, one: RatedGroup, rewards: Rewards | None = None, earlier: Rewards | None = None) -> None:
-        """Note ratings: `rewards` are of stored answers, which had the ratings `earlier`; None: the group is gone.
+        """Note ratings: `rewards` are of stored answers, which had the ratings `earlier`; None: it is not stored.
 
-        Of a group that is gone those are unused that were never applied.
+        Ratings of a group that is gone count as unused if they were never applied.
         """
         given, known = rewards_of(one.answers), self.applied.get(one.group_id, {})
         if rewards is None or earlier is None:

@@ -49,7 +49,7 @@ def database_in(path: Path) -> Path:
 class Reading:
     """What a memory held at one commit. Invariant: `store` is an open copy; the context manager closes it."""
 
-    path: Path  # of the database that was copied
+    path: Path  # path of the database that was copied
     store: Store
     tables: Tables
     state: dict[str, Any]
@@ -70,7 +70,7 @@ class Reading:
     def recall(self) -> dict[int, float]:
         """Return the predicted recall of each item now, by slot, in [0, 1].
 
-        It is nan without a review, and if the spacing rule is a user's own: reading runs no code that a memory names.
+        It is nan without a review, and if the spacing rule is a user's: reading never runs code that a memory names.
         """
         settings, slots_N = self.settings, self.tables.slots()
         rows_N, recall_N = rows_at(self.tables.items, slots_N), np.full(len(slots_N), np.nan)
@@ -124,5 +124,5 @@ def reading(path: Path) -> Iterator[Reading]:
     path = database_in(path)
     with closing(Store(None)) as store:
         store.restore(path)
-        store.path = path  # as errors name it
+        store.path = path  # the path that errors name
         yield Reading(path, store, *store.read())

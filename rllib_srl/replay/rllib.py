@@ -42,7 +42,7 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         Args:
             settings: replay settings; None builds them from `arguments`.
             is_actor: keep an exception for the next `call`, because Ray would lose its message.
-            arguments: of `SRLReplayBuffer`.
+            arguments: arguments of `SRLReplayBuffer`.
         """
         self._busy_s, self._error = 0.0, None
         try:
@@ -80,9 +80,9 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         return [GroupMeta.of(group, None) for group in groups], groups
 
     def add_targets(self, targets: Sequence[Any], now: int, request: str = "", per_domain: int | None = None) -> int:
-        """Store targets: lists of them, one a learner, or references to such lists; see `SRLReplayBuffer`."""
+        """Store targets: lists of them, one per learner, or references to such lists; see `SRLReplayBuffer`."""
         found = [target for part in _fetched(targets, self.settings.timeout_s) for target in part]
-        found.sort(key=lambda target: (target.group_id, target.episode))  # whatever the number of learners
+        found.sort(key=lambda target: (target.group_id, target.episode))  # independent of the number of learners
         return super().add_targets(found, now, request, per_domain)
 
     def rated_until(self, source: str) -> tuple[int, list[str]]:

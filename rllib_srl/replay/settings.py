@@ -236,7 +236,7 @@ def check_importable(settings: ReplaySettings) -> None:
     """Check that the buffer's process can find the rules.
 
     Raises:
-        ValueError: a rule that was registered in this process alone.
+        ValueError: a rule is registered only in this process.
     """
     from rllib_srl.replay.admission import names_of
 

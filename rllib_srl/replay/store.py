@@ -41,7 +41,7 @@ NUM_ANSWERS = 4096
 # Larger pages cost more where a commit updates rows all over the tables, smaller ones cost large groups more calls.
 PAGE_BYTES = 8192
 MAX_LOG_BYTES = 32 << 20  # a commit that finds more than this in the log moves it into the file
-PAGES_A_STEP = 1024  # of a copy
+PAGES_A_STEP = 1024  # pages per step of a copy
 VERSION = json.dumps([7, np.lib.format.dtype_to_descr(ITEM), np.lib.format.dtype_to_descr(GROUP)])
 TABLES = """
 CREATE TABLE items (slot INTEGER PRIMARY KEY, row BLOB NOT NULL, prompt TEXT NOT NULL, vector BLOB);
@@ -68,7 +68,7 @@ class Store(Database):
     mode, is_of_one_thread = 0o666, False
 
     def __init__(self, directory: Path | None, run: str = "") -> None:
-        """Open the database of a run in `directory`, or create it; set that of another run aside, but with `run` = "".
+        """Open the database of a run in `directory`, or create it; set that of another run aside, unless `run` is "".
 
         Without a directory it is a temporary one, which `close` deletes.
 
@@ -131,7 +131,7 @@ class Store(Database):
         self.position += 1
 
     def put(self, table: str, rows: Collection[Sequence[Any]]) -> None:
-        """Write rows in place of those with the same key, in a transaction."""
+        """Write rows, which replace those with the same key, in a transaction."""
         if rows:
             marks = ", ".join("?" * len(next(iter(rows))))
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
@@ -245,7 +245,7 @@ class Store(Database):
         """Go back to a snapshot; return the number of groups stored after it, which are dropped.
 
         If nothing was committed here yet, they are those of the file that was set aside, which is removed if it
-        continued the snapshot's run. A crash leaves what was there or the snapshot, each whole.
+        continued the snapshot's run. A crash leaves either the old state or the snapshot, complete.
 
         Raises:
             StoreError: the snapshot cannot be read or there is no room; nothing has changed.
@@ -323,7 +323,7 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
         Store.explained(path, "reading"),
         closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S, isolation_level=None)) as db,
     ):
-        db.execute("BEGIN")  # one read transaction: a copy in steps would begin anew with each commit
+        db.execute("BEGIN")  # one read transaction: a copy in steps would begin again with each commit
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         yield db
 

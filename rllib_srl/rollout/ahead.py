@@ -26,8 +26,8 @@ from rllib_srl.rollout.runner_group import PendingSlice, RunnerGroup
 from rllib_srl.types import Prompt
 
 POLL_S = 0.05  # longest time until an idle runner gets new groups
-JOIN_S = 10.0  # at the end, beside the time of a slice
-ANSWER_S = 60.0  # to fetch a result that is there
+JOIN_S = 10.0  # wait for the thread at the end, in addition to the time of a slice
+ANSWER_S = 60.0  # to fetch a result that is ready
 
 Restore = Callable[[dict[int, Failure]], None]
 
@@ -39,8 +39,8 @@ class Launched:
     group_id: str
     prompt: Prompt
     runner_id: int
-    arguments: PlayArguments  # of its launch, which may have launched others too
-    is_begun: bool = False  # by the runner in its present life
+    arguments: PlayArguments  # arguments of its launch, which may have launched other groups
+    is_begun: bool = False  # has the runner begun it since its last start?
     num_lost: int = 0  # how often its runner was lost
     batch: RunnerBatch | None = None  # once it has ended
 
@@ -53,7 +53,7 @@ class Launched:
 class RolloutsAhead:
     """Keeps the runners playing in the background.
 
-    Invariant: a launched group is in `outstanding` until `take` returns its batch, whatever happens to its runner.
+    Invariant: a launched group is in `outstanding` until `take` returns its batch, even if its runner is lost.
     """
 
     def __init__(self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int) -> None:
@@ -62,19 +62,19 @@ class RolloutsAhead:
         Args:
             runners: remote ones.
             slice_s: seconds of a slice.
-            timeout_s: seconds without an answer, or for the groups of one `take`, after which something is lost.
+            timeout_s: maximum seconds without an answer, and for the groups of one `take`.
             max_tries: attempts to play a group when runners die.
         """
-        self.version = 0  # of the weights; changed by the main thread while the runners are at rest
+        self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
         self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
         self._changed = threading.Condition()
         self._groups: dict[str, Launched] = {}  # by id, in the order of their launch
-        self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and when it is lost
+        self._in_slice: dict[int, tuple[PendingSlice, float]] = {}  # and the time from which it counts as lost
         self._lost: dict[int, Failure] = {}
         self._error: Exception | None = None
         self._wanted = self._num_at_rest = 0
         self._is_closed = False
-        self._seconds: dict[int, list[dict[str, float]]] = {}  # of the slices since the last `take`, by runner
+        self._seconds: dict[int, list[dict[str, float]]] = {}  # seconds of the slices since the last `take`, by runner
         self._thread = threading.Thread(target=self._keep_going, name="rollouts-ahead", daemon=True)
         self._thread.start()
 
@@ -95,8 +95,8 @@ class RolloutsAhead:
         """Let a runner play new groups; it begins with them in its next slice.
 
         Args:
-            runner_id: of the runner.
-            arguments: of `LLMEnvRunner.play_groups`.
+            runner_id: the runner's id.
+            arguments: arguments of `LLMEnvRunner.play_groups`.
         """
         with self._changed:
             for group_id, prompt in arguments["prompts"].items():
@@ -106,7 +106,7 @@ class RolloutsAhead:
     def take(self, num: int, restore: Restore) -> list[RunnerBatch]:
         """Wait until `num` groups have ended, all if fewer are outstanding; return a batch for each of them.
 
-        Of more ended groups those that were launched first are returned. The first batch has the seconds in the engine
+        If more have ended, those launched first are returned. The first batch has the seconds in the engine
         and of waiting for environments since the last call, those of the runner with the most.
 
         Args:
@@ -171,7 +171,7 @@ class RolloutsAhead:
             self._lost.update(lost)
 
     def close(self) -> None:
-        """End the thread; running slices are not waited for longer than they should take."""
+        """End the thread; wait for running slices at most as long as they should take."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -296,7 +296,7 @@ class RolloutsAhead:
             self._changed.notify_all()
 
     def _keep(self, runner_id: int, played: Slice) -> None:
-        """Keep the batches of a slice; a runner that has not the groups it should have is lost."""
+        """Keep the batches of a slice; a runner without the groups that it should have counts as lost."""
         self._seconds.setdefault(runner_id, []).append(played.seconds)
         for group_id, batch in played.batches.items():
             if group_id in self._groups:

@@ -61,7 +61,7 @@ class RunnerBatch:
 class Slice:
     """The result of one `advance` call.
 
-    Invariant: each batch is that of one group, with none in it if it was dropped; a group is in one slice only.
+    Invariant: each batch has one group, or none if it was dropped; a group is in one slice only.
     """
 
     batches: dict[str, RunnerBatch]  # by group id

@@ -1,4 +1,4 @@
-"""The conversations of one episode, recorded token for token: which one a call continues, and what it is given.
+"""The conversations of one episode, recorded token for token: which one a call continues, and the tokens it gets.
 
 An ordinary environment adds an observation to the one conversation of its episode. An agent calls the policy with a
 whole conversation, as in OpenAI's API, and may hold several in one episode:
@@ -37,7 +37,7 @@ TOO_LONG, REWRITTEN, OUT_OF_CALLS, UNSUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call of an agent: a conversation to go on with. Invariant: every message has `role` and a text `content`."""
+    """One call of an agent: a conversation to continue. Invariant: every message has `role` and a text `content`."""
 
     messages: list[Message]
     tools: str = ""  # JSON of the tool schemas; empty if none
@@ -83,7 +83,7 @@ class _Conversation:
     tools: str
     keys: list[str] = field(default_factory=list)  # see `_key`
     answers: list[int] = field(default_factory=list)  # which messages the policy wrote in it
-    ends: list[int] = field(default_factory=list)  # of `stream` after each of them
+    ends: list[int] = field(default_factory=list)  # length of `stream` after each of them
     stream: list[int] = field(default_factory=list)
     steps: list[tuple[list[int], Turn]] = field(default_factory=list)  # tokens that were given, then the turn
     text: list[tuple[str, str]] = field(default_factory=list)  # as `LiveEpisode.text`
@@ -94,7 +94,7 @@ class _Conversation:
         return next((n for n, (own, other) in pairs if own != other), min(len(self.keys), len(keys)))
 
     def is_rewritten_by(self, keys: Sequence[str], tools: str) -> bool:
-        """Return whether a call contains what preceded the first answer, goes on, and does so in another way."""
+        """Return whether a call contains all that preceded the first answer, and continues in another way."""
         shared, opening = self.shares(keys), self.answers[0]
         goes_on = shared >= opening and len(keys) > opening
         is_kept = shared == len(self.keys) or (shared == len(keys) and shared in self.answers)  # whole or sampled again
@@ -123,7 +123,7 @@ class Conversations:
 
         Args:
             transcript: messages -> tokens.
-            max_tokens: most tokens of a conversation, the answers included.
+            max_tokens: maximum tokens of a conversation, answers included.
         """
         self._transcript, self._max_tokens = transcript, max_tokens
         self._all: list[_Conversation] = []
@@ -151,7 +151,7 @@ class Conversations:
             opened = self._continued(conversation, keys, ask) if conversation else self._new(same_tools, keys, ask)
         except AskRefusedError:
             raise
-        except Exception as error:  # templates refuse a conversation in whatever way they like
+        except Exception as error:  # templates may raise anything to refuse a conversation
             raise AskRefusedError(UNSUPPORTED, " ".join(str(error).split())[:500]) from error
         prompt = opened.conversation.stream + opened.given
         if not 0 < len(prompt) < self._max_tokens:
@@ -171,7 +171,7 @@ class Conversations:
         )
 
     def _new(self, others: Sequence[_Conversation], keys: list[str], ask: Ask) -> _Open:
-        """Fork the conversation of which the call contains the most answers, or begin one of its own."""
+        """Fork the conversation of which the call contains the most answers, or begin a new one."""
         told = [(sum(at < one.shares(keys) for at in one.answers), one) for one in others]
         num_answers, source = max(told, key=lambda pair: pair[0], default=(0, None))
         if not num_answers or source is None:
@@ -227,8 +227,8 @@ class Conversations:
 
         Args:
             episode: without a reset; the tokens that a turn was given are its observation.
-            reward: of the whole episode, assigned to the last turn.
-            info: of the last step.
+            reward: reward of the whole episode, assigned to the last turn.
+            info: info of the last step.
 
         Returns:
             Where the conversations begin in the episode's stream; see `Group.starts`.
@@ -251,7 +251,7 @@ class Conversations:
 def _key(message: Message) -> str:
     """Return a text that is equal for messages that mean the same: names without a value do not count.
 
-    Nor does a thought that a client keeps apart, as the answers that it got have none.
+    Nor does a thought that a client keeps apart, because the recorded answers have none.
     """
     said = {name: one for name, one in message.items() if one not in (None, [], "") and name != "reasoning_content"}
     return json.dumps(said, sort_keys=True)

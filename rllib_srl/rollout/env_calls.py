@@ -168,7 +168,7 @@ class EnvCalls:
     Args:
         num_workers: number of threads, at least 1.
         timeout_s: the longest run time of a call, seconds.
-        max_abandoned: with more living abandoned threads, `poll` raises.
+        max_abandoned: maximum number of living abandoned threads; with more, `poll` raises.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, *, max_abandoned: int = 64) -> None:
@@ -360,7 +360,7 @@ def settle(
     """Replace the rewards of every group whose environment has `settle_group`; leave the others unchanged.
 
     Args:
-        episodes: of whole groups, all ended, in any order; changed in place.
+        episodes: episodes of whole groups, all ended, in any order; changed in place.
         worlds: environment id -> a function that makes an instance.
         calls: the threads environments run in; no call may be open.
         deadline_s: seconds from now after which the remaining groups end as ENV_TIMEOUT.

@@ -44,7 +44,7 @@ from rllib_srl.rollout.player import Limits, Player
 from rllib_srl.rollout.transcript import make_transcript
 from rllib_srl.types import Group, GroupMeta, Prompt
 
-PLAY_SHARE = 0.9  # of `sample_timeout_s`, so that the runner returns before the driver's timeout
+PLAY_SHARE = 0.9  # fraction of `sample_timeout_s`, so that the runner returns before the driver's timeout
 SETTLE_SHARE = 0.05
 
 
@@ -127,7 +127,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             as_groups: False for evaluation: one valid episode is enough, rewards are not settled, and `ref` is None.
             revisits: ids of the groups whose prompts come from the memory.
             with_answers: whether to return the policy's last turns as text.
-            min_episodes: least valid episodes of a group; one with fewer is dropped.
+            min_episodes: minimum number of valid episodes of a group; one with fewer is dropped.
             overrides: fields of `Sampling`.
         """
         if seed is not None:
@@ -173,11 +173,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         Args:
             version: as in `play_groups_apart`, which says what is returned.
             slice_s: seconds after which the slice ends; it ends earlier if no group is left.
-            enough: the slice also ends with this many ended groups; 0: not.
+            enough: the slice also ends with this many ended groups; 0: no limit.
             begin: new groups to play, arguments of `play_groups`; None: no new ones.
 
         Raises:
-            Exception: as `play_groups`; no group is left in play then.
+            Exception: as in `play_groups`; no group is left in play then.
         """
         if self.engine.version != version:
             return None, []
@@ -232,9 +232,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Play as `play_groups`; return metadata whose `ref` is None, and the groups as a separate object.
 
         Args:
-            version: of the policy. If the engine has another version, the runner was restarted since and has the
+            version: the policy's version. If the engine has another version, the runner was restarted since and has the
                 weights of its files: it returns (None, []) without playing.
-            arguments: of `play_groups`.
+            arguments: arguments of `play_groups`.
         """
         if self.engine.version != version:
             return None, []

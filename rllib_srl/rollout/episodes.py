@@ -29,7 +29,7 @@ from rllib_srl.rollout.replies import Constructed, Reply
 from rllib_srl.types import Group, Prompt, StopReason, with_starts
 
 MIN_EPISODES = 2  # below that no episode can be compared with another
-METRIC_PREFIXES = ("reward/", "agent/")  # of names in an info whose means are metrics
+METRIC_PREFIXES = ("reward/", "agent/")  # prefixes of names in an info whose means are metrics
 MAX_SHOWN_ANSWERS = 3  # maximum number of answers in `unpaid_answers`
 MAX_SHOWN_CHARS = 160  # the last characters of each text in it
 
@@ -54,12 +54,12 @@ class LiveEpisode:
     num_turns: int = 0
     pass_reward: float | None = None
     is_unpaid: bool = False
-    versions: tuple[int, int] = (0, 0)  # of the weights; set when the episode starts or is aborted before that
+    versions: tuple[int, int] = (0, 0)  # versions of the weights; set when the episode starts or is aborted before that
     place: int = 0  # among all episodes of its player
-    deadline_s: float = math.inf  # as given
+    deadline_s: float = math.inf  # as passed to `Player.add`
     deadline: float = math.inf  # the same as a time of the monotonic clock
     doing: str = "not started"
-    conversations: Conversations | None = None  # of an agent; `stream` is then that of its present call
+    conversations: Conversations | None = None  # conversations of an agent; `stream` is then that of its present call
     ask: Ask | None = None  # the agent's present call
     last_reply: Reply = field(default_factory=lambda: Reply(""))  # to the agent's last call
     num_refused: int = 0  # calls that got no turn
@@ -140,7 +140,7 @@ class LiveEpisode:
     def _write_conversations(self) -> tuple[int, ...]:
         said, reply = self.conversations, self.last_reply
         assert said is not None
-        said.answered("")  # a turn whose answer the agent is not known to have got is not recorded
+        said.answered("")  # a turn is recorded only if the agent is known to have got the answer
         counts = {
             "agent/num_calls": self.num_turns,
             "agent/num_conversations": said.num_conversations,
@@ -269,7 +269,7 @@ def is_unparsed(episode: SingleAgentEpisode) -> bool:
 def reward_sums(episodes: Sequence[SingleAgentEpisode]) -> dict[str, tuple[float, int]]:
     """Return name -> (sum, number of episodes) of the values named "reward/..." or "agent/..." in infos of last steps.
 
-    Environments that compute a reward from several functions report each one by this; of agents calls are counted.
+    Environments that compute a reward from several functions report each one this way; agents report counts of calls.
     """
     sums: dict[str, tuple[float, int]] = {}
     for episode in episodes:

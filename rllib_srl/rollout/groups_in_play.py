@@ -27,7 +27,7 @@ class GroupInPlay:
     prompt: Prompt
     size: int  # episodes
     is_revisit: bool
-    is_shown: bool  # in transcripts
+    is_shown: bool  # is it in transcripts?
     min_episodes: int
     start: float = field(default_factory=time.monotonic)
     seconds: float = 0.0  # from the start to the end of the last episode
@@ -78,12 +78,12 @@ class GroupsInPlay:
         """Add new groups.
 
         Args:
-            prompts: by group id.
+            prompts: prompts by group id.
             group_size: number of episodes of each group.
             deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
             revisits: ids of the groups whose prompts come from the memory.
-            shown: ids of the groups that are wanted as text.
-            min_episodes: least valid episodes of a group; one with fewer is dropped.
+            shown: ids of the groups to return as text.
+            min_episodes: minimum number of valid episodes of a group; one with fewer is dropped.
 
         Raises:
             ValueError: an unknown environment; nothing was added.
@@ -99,7 +99,7 @@ class GroupsInPlay:
             self._groups[group_id] = GroupInPlay(group_id, prompt, group_size, *marks, min_episodes)
 
     def to_the_end(self) -> list[GroupInPlay]:
-        """Play until no group is left, and return all in the order in which they ended; `close` in any case."""
+        """Play until no group is left, and return all in the order in which they ended; always call `close`."""
         try:
             return self.advance(math.inf)
         finally:
@@ -112,7 +112,7 @@ class GroupsInPlay:
             The groups that have ended, in the order in which they did.
 
         Raises:
-            Exception: as `Player.advance`; call `close` then.
+            Exception: as in `Player.advance`; call `close` then.
         """
         ended: list[GroupInPlay] = []
         for episode in self._player.advance(until):

@@ -11,10 +11,10 @@ as sampled, `extra_model_outputs["action_logp"]`, reward. The observation after 
 (An episode ended by infrastructure may close with an observation that has no turn.)
 `custom_data` holds `prompt`, `group_id`, `index`, `stop_reason`, `versions`, `text`, `error`, `pass_reward`, `starts`.
 
-An environment whose agent calls the policy itself (`Reply.ask`) takes the same way: a call is a turn, and
+An environment whose agent calls the policy itself (`Reply.ask`) works the same way: a call is a turn, and
 `Conversations` decides what tokens it is given. The episode is written when it ends, one conversation after the other.
 
-Every `LiveEpisode` yields exactly one episode, in order of completion, whatever its `StopReason`.
+Every `LiveEpisode` yields exactly one episode, in order of completion, for every `StopReason`.
 
     player.add(episodes, deadline_s)
     for episode in player.advance(until)        in slices, with new episodes between them, or to the end
@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 # an engine that starts on the first reply alone spends a whole step on one request.
 _LINGER_S = 0.002
 _MAX_LINGER_S = 0.05
-_REST_S = 0.1  # a slice ends when all episodes have waited for their environments for so long
-_MAX_REFUSED = 8  # calls of an episode that are refused before it ends
+_REST_S = 0.1  # seconds after which a slice ends while all episodes wait for their environments
+_MAX_REFUSED = 8  # refused calls with which an episode ends
 # Refusals after which the failure of an agent counts as an ending that the policy caused.
 _REFUSED_AS = {OUT_OF_CALLS: StopReason.OUT_OF_TURNS, TOO_LONG: StopReason.OUT_OF_TOKENS}
 
@@ -65,7 +65,7 @@ def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
     system = [{"role": "system", "content": reply.system}] if reply.system else []
     try:
         return transcript.whole([*system, *reply.messages], reply.tools)
-    except Exception as error:  # templates refuse a conversation in whatever way they like
+    except Exception as error:  # templates may raise anything to refuse a conversation
         roles = ", ".join(one["role"] for one in (*system, *reply.messages))
         raise ValueError(
             f"the chat template refuses a prompt with the roles {roles} ({one_line(error)}); expected turns of user "
@@ -74,7 +74,7 @@ def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
 
 
 def _policy_caused(live: LiveEpisode) -> StopReason | None:
-    """Return the limit at which the policy drove an agent that then failed; None if it failed by itself."""
+    """Return the limit that the policy reached before its agent failed; None if the agent failed by itself."""
     has_turns = live.conversations is not None and live.conversations.num_turns > 0
     return live.refused_as if has_turns else None
 
@@ -99,7 +99,7 @@ class Limits:
 
     max_turns: int
     max_turn_tokens: int
-    max_episode_tokens: int  # of the whole stream, prompt included
+    max_episode_tokens: int  # maximum of the whole stream, prompt included
     max_concurrent: int | None = None  # concurrent episodes, and so environment instances; None = all
 
 
@@ -313,7 +313,7 @@ class Player:
         except ValueError as error:
             if not reply.messages:
                 raise
-            self._end(live, StopReason.ENV_CRASHED, f"{live.where}: {error}")  # of this row alone
+            self._end(live, StopReason.ENV_CRASHED, f"{live.where}: {error}")  # only this row of data is at fault
             return
         if not 0 < len(ids) < self._max_tokens:
             message = (
@@ -341,7 +341,7 @@ class Player:
             self._write(live)
 
     def _hear(self, live: LiveEpisode, reply: Reply) -> None:
-        """Take what an agent did after its last call: another call, which gets a turn or is refused, or the end."""
+        """Handle what an agent did after its last call: another call, which gets a turn or is refused, or the end."""
         assert live.conversations is not None and live.instance is not None
         live.conversations.answered(reply.answered)
         turn, live.turn, live.last_reply = live.turn, None, reply

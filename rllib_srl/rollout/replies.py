@@ -8,7 +8,7 @@ A chat with an environment that has `opening_messages` (a list of {"role", "cont
 place of the observation as one message of the user. An environment's `hear_turn(token_ids, version)`, if it has one, is
 called with the tokens of each turn before its step.
 
-An environment that holds conversations of its own (`rllib_srl.envs.agents`) names the next one in
+An environment that holds its own conversations (`rllib_srl.envs.agents`) names the next one in
 `info["conversation"]`, the fields of an `Ask` as JSON, in place of an observation to append. It is stepped by
 `answer_call` and `refuse_call` then, and `info["answered"]` has the message that its agent got.
 
@@ -77,7 +77,7 @@ class Reply:
     role: str = "user"  # role of the observation in a chat: "user", or "tool" for a tool's result
     system: str = ""  # of a reset: the system prompt of the episode; empty if none
     pass_reward: float | None = None  # of a reset: the environment's own lowest reward that counts as a pass
-    ask: Ask | None = None  # the conversation to go on with; None for an observation
+    ask: Ask | None = None  # the conversation to continue; None for an observation
     answered: str = ""  # JSON of the message with which the last call was answered; "" if nobody got it
     is_unpaid: bool = False  # of a reset: the environment pays no reward, people rate the answers
     messages: tuple[dict[str, str], ...] = ()  # of a reset: the observation as a conversation; () for one message
@@ -132,8 +132,8 @@ def step(env: Any, text: str, token_ids: Sequence[int] = (), version: int = 0) -
     Args:
         env: the environment.
         text: the turn.
-        token_ids: of the turn, as sampled.
-        version: of the weights that ended it.
+        token_ids: tokens of the turn, as sampled.
+        version: version of the weights that ended it.
     """
     if (hear := attribute(env, "hear_turn", None)) is not None:
         hear(token_ids, version)

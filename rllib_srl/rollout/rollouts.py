@@ -1,4 +1,4 @@
-"""All runners as one: prompts in, batches of groups out, whatever happens to a runner.
+"""All runners as one: prompts in, batches of groups out, even if a runner is lost.
 
     rollouts.play(prompts, iteration, stream="greedy")      each runner's batch as it arrives
     rollouts.play_training(prompts, iteration)              batches to train on; with `max_lag` runners play ahead
@@ -27,7 +27,7 @@ from rllib_srl.rollout.runner_group import RunnerGroup
 from rllib_srl.types import Prompt
 
 MAX_TRIES = 3  # attempts to play the same prompts when runners die
-MOST_LOST_ITERATIONS = 5  # in a row
+MOST_LOST_ITERATIONS = 5  # consecutive iterations without a group, after which the run ends
 
 
 class Notes(Protocol):
@@ -37,13 +37,13 @@ class Notes(Protocol):
         """Add to a metric."""
 
     def warn(self, line: str) -> None:
-        """Tell the user."""
+        """Warn the user."""
 
 
 class RolloutSettings(NamedTuple):
-    """How `Rollouts` plays."""
+    """Settings of `Rollouts`."""
 
-    training: PlayOptions  # of prompts to train on
+    training: PlayOptions  # options for prompts to train on
     num_prompts_per_batch: int
     max_lag: int  # 0: rollout and training take turns
     in_flight: int | None  # groups that are played or wait to be trained on; None: those that `max_lag` allows
@@ -70,8 +70,8 @@ class Rollouts:
 
         Args:
             runners: started, with these weights.
-            settings: of play.
-            seed: of all sampling.
+            settings: how to play.
+            seed: seed of all sampling.
             load_weights: called with (version, runner ids): sends the current weights, or raises `RunnerFailure`.
             notes: gets counts and warnings.
         """
@@ -92,14 +92,14 @@ class Rollouts:
 
     @property
     def num_free(self) -> int:
-        """Return the number of prompts to begin, beside those in play."""
+        """Return the number of prompts to begin, in addition to those in play."""
         most = self._settings.in_flight
         if most is None:
             most = (self._settings.max_lag + 1) * self._settings.num_prompts_per_batch
         return max(0, most - len(self.in_play))
 
     def resumed_first(self, filled: Batch) -> Batch:
-        """Return the prompts to begin: those of a batch, after a resume behind those that were in play."""
+        """Return the prompts to begin: after a resume those that were in play, then those of a batch."""
         if not self._again:
             return filled
         again, self._again = self._again, []
@@ -164,7 +164,7 @@ class Rollouts:
     ) -> list[RunnerBatch]:
         """Return batches to train on: those of the prompts, or with `max_lag` of the P groups that ended first.
 
-        An iteration that is repeated after an error goes on numbering its groups: the memory may hold those of the
+        An iteration that is repeated after an error continues to number its groups: the memory may hold those of the
         first try. Runners that play ahead begin each prompt where the fewest episodes are in play.
 
         Args:
@@ -251,7 +251,7 @@ class Rollouts:
         self._counted = 0, 0
 
     def close(self) -> None:
-        """End what plays in the background."""
+        """Stop playing in the background."""
         if self.ahead is not None:
             self.ahead.close()
 
@@ -289,7 +289,7 @@ class EpisodesLost(ValueError):
 
 
 class LossWatch:
-    """Counts iterations in a row of which no group is left. Invariant: `num_lost` < `MOST_LOST_ITERATIONS`."""
+    """Counts consecutive iterations of which no group is left. Invariant: `num_lost` < `MOST_LOST_ITERATIONS`."""
 
     def __init__(self) -> None:
         """Start with none."""

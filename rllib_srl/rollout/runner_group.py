@@ -80,9 +80,9 @@ class RunnerGroup:
         """Play on the given runners; yield the batch or a `Failure` of each. Played groups outlive their runner.
 
         Args:
-            arguments: of `LLMEnvRunner.play_groups`, by runner id.
-            version: of the policy that plays; a runner with another version has been restarted since.
-            timeout_s: for all runners together.
+            arguments: arguments of `LLMEnvRunner.play_groups`, by runner id.
+            version: version of the policy that plays; a runner with another one has been restarted since.
+            timeout_s: timeout of all runners together.
         """
         if self.is_local:
             here = {i: Call.of(LLMEnvRunner.play_groups, **own) for i, own in arguments.items()}
@@ -105,7 +105,7 @@ class RunnerGroup:
         return PendingSlice(runner_id, answer, groups)
 
     def slice_of(self, pending: PendingSlice, timeout_s: float) -> Slice | Failure:
-        """Return a slice whose `answer` is there, with references to its groups."""
+        """Return a slice whose `answer` is ready, with references to its groups."""
         (_, played), *_ = gather({pending.runner_id: pending.answer}, timeout_s)
         if isinstance(played, Failure):
             return played
@@ -124,7 +124,7 @@ class RunnerGroup:
     ) -> PendingLoads:
         """Start to load a bundle of weights and to score the canary; see `LLMEnvRunner.load_weights`.
 
-        The local runner, which has no process of its own, begins in `loaded`.
+        The local runner has no separate process and begins in `loaded`.
         """
         call = Call.of(LLMEnvRunner.load_weights, ref, sequences, timeout_s)
         if self.is_local:
@@ -259,10 +259,10 @@ class StartedRunners(EnvRunnerGroup):
         super()._setup(**settings)
 
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
-        """Start runners, without waiting for them unless they may share a card with a learner, whatever `validate`.
+        """Start runners, and wait only for those that may share a card with a learner; `validate` is ignored.
 
         Raises:
-            RunnerFailure: as `wait_until_started`.
+            RunnerFailure: as in `wait_until_started`.
         """
         super().add_workers(num_workers)
         shares_card = self._remote_config.colocate or 0 < (self._remote_config.num_gpus_per_env_runner or 0) < 1
@@ -290,7 +290,7 @@ class StartedRunners(EnvRunnerGroup):
         return token_spaces(len(load_tokenizer(self._remote_config.model_dir())))
 
     def sync_env_runner_states(self, **states: Any) -> None:
-        """Do nothing: runners have no state of their own."""
+        """Do nothing: runners have no state."""
 
     def sync_weights(self, *args: Any, **weights: Any) -> None:
         """Do nothing: `weights/sync.py` sends weights, and verifies them."""
@@ -298,7 +298,7 @@ class StartedRunners(EnvRunnerGroup):
 
 @contextmanager
 def runners_started_in_time() -> Iterator[None]:
-    """Let algorithms that are set up inside the context start their runners as `StartedRunners`.
+    """Make algorithms that are set up inside the context start their runners as `StartedRunners`.
 
     RLlib 2.60 has no setting for it: `Algorithm.setup` creates the group by its class's name.
     """

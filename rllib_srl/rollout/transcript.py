@@ -30,7 +30,7 @@ from typing import Any
 
 from rllib_srl.rollout.control_tokens import ControlTokens, unused_character
 
-Message = Mapping[str, Any]  # of a conversation, as in OpenAI's API
+Message = Mapping[str, Any]  # message of a conversation, as in OpenAI's API
 
 _NUM_CACHED = 1024  # the G episodes of a prompt begin with the same text
 # A conversation that tests a chat template.
@@ -89,7 +89,7 @@ class Transcript(ABC):
         """Return the ids of messages that follow a turn that ended in `last_id`, up to the policy's next token.
 
         Raises:
-            ValueError: as `whole`.
+            ValueError: as in `whole`.
         """
 
 
@@ -99,7 +99,7 @@ def make_transcript(format: str, tokenizer: Any, max_turns: int | None = None) -
     Args:
         format: "text" (texts concatenated) or "chat" (the model's chat template).
         tokenizer: a Hugging Face tokeniser.
-        max_turns: of an episode; with 1 a template need not keep earlier tokens when a turn is added.
+        max_turns: maximum turns of an episode; with 1 a template need not keep earlier tokens when a turn is added.
 
     Raises:
         ValueError: for another format, or a tokeniser or template that does not support it.
@@ -186,12 +186,12 @@ class ChatTranscript(Transcript):
             )
         self._controls = ControlTokens(tokenizer)
         self._harmless = lru_cache(_NUM_CACHED)(self._num_controls)
-        self._checked: set[str] = set()  # what the first prompts asked for: "tools", "system"
+        self._checked: set[str] = set()  # features that the first prompts used: "tools", "system"
         self._has_one_turn = max_turns == 1
         opened = self._prompt()
         try:
             self._prefix, tail = self._split(_dialogue([_QUESTION, _QUESTION]))
-        except Exception:  # templates refuse a conversation in whatever way they like
+        except Exception:  # templates may raise anything to refuse a conversation
             if not self._has_one_turn:
                 raise
             self._prefix, tail = [], []
@@ -219,7 +219,7 @@ class ChatTranscript(Transcript):
         try:
             if _QUESTION in self._tokenizer.decode(ids := self._render([_QUESTION])):
                 return ids
-        except Exception as error:  # templates refuse a conversation in whatever way they like
+        except Exception as error:  # templates may raise anything to refuse a conversation
             fault = f"rejects a user's message ({error})"
         raise ValueError(
             f"the chat template of {_name(self._tokenizer)} {fault}; expected one that takes its content as text: use "
@@ -325,7 +325,7 @@ class ChatTranscript(Transcript):
 
         Args:
             tail: the ids after the dummy answer, in front of a dummy question.
-            role: of that question.
+            role: role of that question.
         """
         if not tail:
             return []
@@ -343,7 +343,7 @@ class ChatTranscript(Transcript):
         try:
             told = [*_dialogue([_QUESTION]), {"role": "assistant", "content": _ANSWERS[0]}]
             prefix, tail = self._split(told, is_open=False)
-        except Exception:  # templates refuse a conversation in whatever way they like
+        except Exception:  # templates may raise anything to refuse a conversation
             return [], None
         at = next((n for n, token_id in enumerate(tail) if token_id in self._marks()), None)
         is_right_after = at is not None and not self._tokenizer.decode(tail[:at]).strip()
@@ -411,7 +411,7 @@ class ChatTranscript(Transcript):
         try:
             shown = self._render([_QUESTION], system=_SYSTEM)
             whole = both = [] if self._has_one_turn else self._render([_QUESTION] * 2, system=_SYSTEM)
-        except Exception as error:  # templates refuse a conversation in whatever way they like
+        except Exception as error:  # templates may raise anything to refuse a conversation
             raise ValueError(
                 f"the chat template of {name} rejects the role 'system' ({error}); expected a template that accepts "
                 f"it, for a system_prompt: {remedy}"
@@ -445,7 +445,7 @@ class ChatTranscript(Transcript):
             return
         try:
             whole, bare = (self._render([_QUESTION] * 2, role="tool", tools=each) for each in (tools, ""))
-        except Exception as error:  # templates refuse a conversation in whatever way they like
+        except Exception as error:  # templates may raise anything to refuse a conversation
             raise ValueError(
                 f"the chat template of {name} rejects the role 'tool' ({error}); expected a template that accepts it, "
                 "or an environment that lists the tools in its prompt (tools_in = 'prompt')"
@@ -475,7 +475,7 @@ class ChatTranscript(Transcript):
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many ids at the start are equal."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

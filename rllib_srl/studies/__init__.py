@@ -20,5 +20,5 @@ Terms. A *stage* is a period of training on one domain or mixture, numbered from
 stage of training in a stream with boundaries. An *arm* is one setting under comparison, a *trial* is one arm with one
 seed, and trials of two arms with the same seed are a *pair*.
 
-Dimension letters, beside those of types.py: S stages, C domains, I evaluations, E seeds, A answers.
+Dimension letters, in addition to those of types.py: S stages, C domains, I evaluations, E seeds, A answers.
 """

@@ -166,8 +166,8 @@ class TrialWriter:
             study: the study in that directory.
             arm: one of its arms.
             seed: one of its seeds.
-            from_iteration: of the run's checkpoint; later lines of an earlier attempt are removed, and written again by
-                the run. 0 starts a new file.
+            from_iteration: iteration of the run's checkpoint; later lines of an earlier attempt are removed and
+                written again by the run. 0 starts a new file.
 
         Raises:
             ResultsError: the trial is finished.

@@ -70,7 +70,7 @@ def is_not_worse(differences_E: np.ndarray, margin: float, level: float = 0.95) 
     Args:
         differences_E: one number per seed, higher is better.
         margin: above 0; it must be fixed beforehand.
-        level: of the one-sided interval, the two-sided one of 2 `level` - 1.
+        level: level of the one-sided interval, which corresponds to a two-sided one of 2 `level` - 1.
     """
     return bool(bootstrap_interval(differences_E, 2 * level - 1).low > -margin)
 

@@ -23,7 +23,7 @@ from rllib_srl.studies.measures import MEASURES
 from rllib_srl.studies.seeds import ALPHA
 
 FORMAT = "rllib_srl.study/3"
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of dataclasses that are read from JSON
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # for dataclasses that are read from JSON
 PRIMARY_MEASURES = ("average_accuracy", "retention_area")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 

@@ -57,17 +57,17 @@ class WeightSync:
 
         Args:
             learners: learner 0 sends the weights.
-            runners: that receive them.
+            runners: receive the weights.
             sequences: the canary's token ids.
             dtype: number format of the engines.
-            timeout_s: of each call.
+            timeout_s: timeout of each call.
             has_adapters: whether the engines receive adapters, which are in no file of the model.
         """
         self._has_adapters = has_adapters
         self._learners, self._runners, self._canary = learners, runners, update_sequences(sequences)
         self._dtype, self._timeout_s = dtype, timeout_s
         self._sent: tuple[int, Sent] | None = None  # the version and its bundle in the object store
-        self.healthy: CanaryGap | None = None  # of the last self-test: rounding only
+        self.healthy: CanaryGap | None = None  # gap of the last self-test: rounding only
         self.seconds: dict[str, float] = {}  # duration of each step of the last sync
 
     def start(self, version: int, runner_ids: Sequence[int] | None = None) -> None:
@@ -80,7 +80,7 @@ class WeightSync:
         """
         ids = self._runners.ids if runner_ids is None else list(runner_ids)
         self._sent = None
-        self._test(ids, version, is_same=version == 0 and not self._has_adapters)  # a new engine has read the files
+        self._test(ids, version, is_same=version == 0 and not self._has_adapters)  # read from files
         self._sent = None
 
     def sync(self, version: int) -> tuple[CanaryGap | None, dict[int, Failure]]:
@@ -107,8 +107,8 @@ class WeightSync:
     def _check(self, gaps: Sequence[CanaryGap], ids: Sequence[int], version: int) -> None:
         """Check the canary after an update; in bf16, test the engines again before an update is refused.
 
-        Training may sharpen a policy, and rounding then costs more nats than at version 0. The self-test tells this
-        from a stale matrix, and its gap becomes the new limit.
+        Training may sharpen a policy, and rounding then costs more nats than at version 0. The self-test distinguishes
+        this from a stale matrix, and its gap becomes the new limit.
 
         Raises:
             WeightSyncError: an engine does not compute with the weights it received.
@@ -134,8 +134,8 @@ class WeightSync:
         """Run the self-test on runners, all at the same time; they then hold the weights of `version`.
 
         Args:
-            ids: of the runners.
-            version: of the learner's weights.
+            ids: ids of the runners.
+            version: version of the learner's weights.
             is_same: whether the engines hold these weights already.
         """
         prints = self._runners.load_noise(ids, self._timeout_s)
@@ -162,7 +162,7 @@ class WeightSync:
             LearnerFailure: a learner died or timed out, or the weights were lost with it after it had sent them.
         """
         if self._sent is None or self._sent[0] != version:
-            self._sent = None  # frees the old one first
+            self._sent = None  # frees the old bundle first
             self._sent = version, self._learners.send(version, self._timeout_s)
         sent = self._sent[1]
         loading = self._runners.start_loading(ids, sent.ref, self._canary, self._timeout_s)

@@ -36,13 +36,13 @@ Result = TypeVar("Result")
 
 
 class LearnerFailure(ActorFailure):
-    """A learner died, timed out or lost what it was to train on: the others wait for it in collectives, of no use."""
+    """A learner died, timed out or lost its training data; the others wait for it in collectives in vain."""
 
 
 class Learners:
     """Calls of `GRPOTorchLearner` methods, in other processes or on the local learner of this one.
 
-    A method of the name of one of `GRPOTorchLearner` does that on the learners.
+    A method with the name of one of `GRPOTorchLearner` calls that method on the learners.
 
     Invariant: no method waits longer than its `timeout_s`, which holds for all learners together. An exception that a
     learner raises is raised here; a learner that died or timed out raises `LearnerFailure`.
@@ -53,7 +53,7 @@ class Learners:
         self._group = group
 
     def end(self) -> None:
-        """Kill all remote learners; none is waited for, since they may hang in a collective."""
+        """Kill all remote learners without waiting for them, since they may hang in a collective."""
         group = self._group
         if group.is_local or group._is_shut_down:
             return
@@ -62,9 +62,9 @@ class Learners:
             family = family_of(Place(worker.metadata.node_id, worker.metadata.pid))
             ray.kill(worker.actor)
             end_family(family)
-        if executor._placement_group is not None:  # it would keep the places of the dead
+        if executor._placement_group is not None:  # it would keep the resources of dead learners
             remove_placement_group(executor._placement_group)
-        executor.worker_group = InactiveWorkerGroup()  # or RLlib's shutdown would call the dead
+        executor.worker_group = InactiveWorkerGroup()  # else RLlib's shutdown would call dead learners
         group._is_shut_down = True
 
     @property
@@ -115,11 +115,11 @@ class Learners:
         return [call.submit(worker) for worker in workers]
 
     def take_targets(self) -> list[Any]:
-        """Return the targets of this iteration, one list a shard, or without waiting a reference to each."""
+        """Return this iteration's targets: one list per shard or, without waiting, a reference to it."""
         return self._taken(Call.of(GRPOTorchLearner.take_targets))
 
     def retention_report(self, timeout_s: float) -> list[Any]:
-        """Return what each shard says of its held answers; see `StoredAnswers.report`."""
+        """Return each shard's report on its held answers; see `StoredAnswers.report`."""
         return self._every(Call.of(GRPOTorchLearner.retention_report), timeout_s, "reporting")
 
     def end_stages(self, domains: Sequence[str], shards: Sequence[TrainingShard], timeout_s: float) -> int:
@@ -186,7 +186,6 @@ class Learners:
     # --- calls -----------------------------------------------------------------------------------
 
     def _every(self, call: Call[Result], timeout_s: float, what: str) -> list[Result]:
-        """Run a call on every learner."""
         return self._run([call] * self.num, timeout_s, what)
 
     def _gathered(self, call: Call[Result], timeout_s: float, what: str) -> Result:
@@ -220,7 +219,7 @@ def _is_broken_connection(error: Exception) -> bool:
 
 @contextmanager
 def _loss_reported(what: str) -> Iterator[None]:
-    """Raise `LearnerFailure` if the groups that a learner fetches have died with their node.
+    """Raise `LearnerFailure` if the groups that a learner fetches were lost with their node.
 
     Other learners may have got theirs, and wait in a collective for one that has not.
     """
@@ -264,7 +263,7 @@ def started(build: Callable[[], LearnerGroup], num: int, timeout_s: float) -> Le
 
     Args:
         build: RLlib's function that starts `num` learners.
-        num: of remote learners.
+        num: number of remote learners.
         timeout_s: timeout of the start.
 
     Raises:

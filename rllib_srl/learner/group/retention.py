@@ -1,12 +1,13 @@
-"""The driver's side of retention: which stored answers an update holds, and where new targets go. No tokens here.
+"""The driver's side of retention: which stored answers an update holds, and where new targets go. Handles no tokens.
 
     remember    draw     stored answers of domains that are not being learned now
     batch       add_to   held answers, and those whose targets are taken, to the shards
     look back   keep     targets to the memory, from object store to object store; KL, Delta and cosines to the metrics
 
 A domain is held unless it was among the *fresh* prompts of the last `retain_window` iterations. Revisits do not count:
-they would let a domain go when it is needed. Prompts in the batch are left out. The weight is `retain` times the pass
-rate of the fresh prompts: what cannot be done yet is learned first, and what was held then comes back to its targets.
+with them a domain would be released when holding it matters. Prompts in the batch are left out. The weight is `retain`
+times the pass rate of the fresh prompts: what cannot be done yet is learned first, and held answers then return to
+their targets.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from rllib_srl.types import GroupMeta
 
 COMPARED_EVERY = 10  # iterations: gradients of held domains are compared with that of the batch
 CONFLICT = -0.3  # cosine
-RATE = 0.05  # of a group in the faded pass rate
-LEAST_GROUPS = 20  # of a domain before its pass rate counts as its best
+RATE = 0.05  # weight of a group in the faded pass rate
+LEAST_GROUPS = 20  # groups of a domain before its pass rate counts as its best
 MARGIN = 0.1
 UPDATES = 20
-PER_DOMAIN = 128  # targets that are stored of a domain, of its newest groups: the policy at its best, not on its way
+PER_DOMAIN = 128  # maximum stored targets of a domain, from its newest groups: those of the best policy so far
 
 
 class Retention:
@@ -53,18 +54,18 @@ class Retention:
         """Use the parts of a run.
 
         Args:
-            settings: of the memory.
-            memory: of the run.
-            learners: of the run.
-            timeout_s: of a call to the learners.
+            settings: the memory's settings.
+            memory: the run's memory.
+            learners: the run's learners.
+            timeout_s: timeout of a call to the learners.
             gradings: `grading_digest` by environment id.
         """
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
         self._gradings = dict(gradings)
-        self._changed: list[str] = []  # environments that graded otherwise when their targets were stored
+        self._changed: list[str] = []  # environments whose grading has changed since their targets were stored
         self._warnings: list[str] = []
         self._fresh_at: dict[str, int] = {}  # domain -> last iteration in which it was among the fresh prompts
-        self.weight = settings.retain  # of the KL in this update
+        self.weight = settings.retain  # weight of the KL in this update
         self._counts: dict[str, float] = {}
         self._watch = RetentionWatch(settings)
         self._compared: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ class Retention:
         """Draw the answers that the update of this iteration holds.
 
         Args:
-            groups: that were played in this iteration.
+            groups: those played in this iteration.
             now: the training iteration.
         """
         fresh = [group for group in groups if group.origin == "fresh"]
@@ -108,12 +109,12 @@ class Retention:
         trained: Sequence[GroupMeta],
         oldest: int,
     ) -> None:
-        """Set the part of each shard.
+        """Set each shard's part of retention.
 
         Args:
-            shards: of the update.
+            shards: the update's shards.
             held: what `draw` returned.
-            stored: played groups that the memory has stored, each with the episodes of it that it has not.
+            stored: played groups that the memory has stored, each with its episodes that were not stored.
             trained: groups with a gradient in this update.
             oldest: version of weights whose right answers give targets.
         """
@@ -159,7 +160,7 @@ class Retention:
         self._memory_s += time.perf_counter() - start
 
     def get_state(self) -> dict[str, Any]:
-        """Return when each domain was last among the fresh prompts, what warnings count, and how answers are graded."""
+        """Return when each domain was last among the fresh prompts, the state of warnings, and grading digests."""
         return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state(), "gradings": dict(self._gradings)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +178,7 @@ def pass_rate(groups: Sequence[GroupMeta], pass_reward: float) -> float:
 def means_of(
     reports: Sequence[Mapping[str, Sequence[float]]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return the mean KL and Delta an answer, nats, over all held answers (NaN without any) and by domain.
+    """Return the mean KL and Delta per answer, nats, over all held answers (NaN without any) and by domain.
 
     Args:
         reports: the sums of `HeldReport` of each shard.
@@ -200,21 +201,21 @@ def _means(sums_3: np.ndarray) -> dict[str, float]:
 
 @dataclass
 class DomainRecord:
-    """How a domain does. Invariant: `best` is at least `rate` once `num_groups` is `LEAST_GROUPS`."""
+    """A domain's pass rate over time. Invariant: `best` is at least `rate` once `num_groups` is `LEAST_GROUPS`."""
 
     rate: float = 0.0  # faded pass rate
     num_groups: int = 0
     best: float = 0.0
-    num_below: int = 0  # updates in turn that held the domain while it was below its best
+    num_below: int = 0  # consecutive updates that held the domain while it was below its best
 
 
 class RetentionWatch:
-    """Warns where retention does not do what it is for. Invariant: no line comes twice from one object.
+    """Warns where retention fails. Invariant: one object gives each warning only once.
 
     conflict     cosine of the gradients of a domain's held answers and of the rest of the update below `CONFLICT`
-    below best   faded pass rate of a held domain more than `MARGIN` below its best, in `UPDATES` updates in turn
+    below best   faded pass rate of a held domain more than `MARGIN` below its best, in `UPDATES` consecutive updates
 
-    The faded pass rate of a domain moves by `RATE` of the way to each group that is played of it, fresh or revisited.
+    The faded pass rate of a domain moves by `RATE` of the way to each of its played groups, fresh or revisited.
     One batch of a few prompts does not move it by `MARGIN`: its standard deviation is at most a sixth of a group's.
     """
 
@@ -243,10 +244,10 @@ class RetentionWatch:
             record.best = max(record.best, record.rate)
 
     def warnings(self, cosines: Mapping[str, float]) -> list[str]:
-        """Return what is to be told after the update of an iteration.
+        """Return the warnings after an iteration's update.
 
         Args:
-            cosines: by held domain, if the update compared gradients.
+            cosines: cosine by held domain, if the update compared gradients.
         """
         return [*self._conflicts(cosines), *self._below_best()]
 
@@ -276,7 +277,7 @@ class RetentionWatch:
         return is_new
 
     def get_state(self) -> dict[str, Any]:
-        """Return the records; what was told is told again after a resume."""
+        """Return the records; warnings are repeated after a resume."""
         return {domain: asdict(record) for domain, record in self._records.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""The setting `regularisers`, and the regularisers of a learner as its update sees them.
+"""The setting `regularisers`, and the interface through which a learner calls all its regularisers.
 
     {"ewc": {"coeff": 10.0, "decay": 0.9}, "l2": 0.1}      a number alone is the coefficient
     {"my_module:Mine": {"coeff": 0.1}}                     a class of another module, by its import path
 
-A regulariser that is not named, or whose coefficient is 0, does not exist: the run is that without it, bit for bit.
+A regulariser that is not named, or whose coefficient is 0, is not created: the run equals one without it, bit for bit.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def _overrides(one: Regulariser, method: str) -> bool:
 
 
 class Regularisers:
-    """The regularisers of one learner, as its update sees them; `Regulariser` says what each method is for."""
+    """The regularisers of one learner, called as one; `Regulariser` explains each method."""
 
     def __init__(self, regularisers: Mapping[str, Regulariser], training: Training) -> None:
         """Start them with the weights of the model's files; call it before a checkpoint is loaded.
 
         Raises:
-            ValueError: the model has fewer tokens than a parameter asks for, or as `Regulariser.start`.
+            ValueError: the model has fewer tokens than a parameter requires, or as in `Regulariser.start`.
         """
         self._all, self._training = dict(regularisers), training
         if faults := size_faults(self._all, training.policy.model.config.get_text_config().vocab_size):
@@ -101,7 +101,7 @@ class Regularisers:
             one.begin(groups, origins)
 
     def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
-        """Add what stays fixed during the update to a micro-batch."""
+        """Add the values that stay fixed during the update to a micro-batch."""
         for one in self._all.values():
             one.prepare(batch, is_reused)
 
@@ -132,7 +132,7 @@ class Regularisers:
 
         Args:
             gradients: summed over learners.
-            sums: of `self.sums`, over all learners.
+            sums: values of `self.sums`, summed over all learners.
         """
         result, penalties = list(gradients), {}
         for name, one in self._pulls.items():
@@ -149,7 +149,7 @@ class Regularisers:
     def end_stages(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        """Take over what the policy has learned by the end of a stage; see `Regulariser.end_stage`."""
+        """Record what the policy has learned by the end of a stage; see `Regulariser.end_stage`."""
         return sum(one.end_stage(domains, episodes, temperature, shares) for one in self._all.values())
 
     def get_state(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Regularisers:
         return {name: one.get_state() for name, one in self._all.items() if _overrides(one, "get_state")}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `get_state` returned; a regulariser that the state lacks stays as it is."""
+        """Load what `get_state` returned; a regulariser that the state lacks is unchanged."""
         for name, one in self._all.items():
             if name in state:
                 one.set_state(state[name])

@@ -8,8 +8,8 @@
     pull         each optimiser step          changes the gradient of the batch, after the sum over learners
     end_stage    a domain's stage has ended
 
-A subclass is a dataclass; its fields are the parameters that users give. It overrides what it needs. The rest does
-nothing, so a regulariser that is off costs nothing.
+A subclass is a dataclass; its fields are the parameters that users give. It overrides the methods it needs. The
+others do nothing, so a regulariser that is off costs nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bounded(default: Any, valid: Range) -> Any:
 
 @dataclass(frozen=True)
 class Training:
-    """The learner that a regulariser acts in."""
+    """The learner to which a regulariser belongs."""
 
     policy: CausalLMModule
     parameters: Named
@@ -64,7 +64,7 @@ class Term(NamedTuple):
     """A term of the loss of a micro-batch."""
 
     loss: torch.Tensor  # times the coefficient, with gradient
-    total: torch.Tensor  # of the unscaled values over its tokens, detached; the metric is their mean
+    total: torch.Tensor  # sum of the unscaled values over its tokens, detached; the metric is their mean
     num_tokens: torch.Tensor
 
 
@@ -75,8 +75,8 @@ class Regulariser:
     coeff: float = bounded(0.1, COEFF)
 
     needs_stages: ClassVar[bool] = False  # acts from the end of a stream's first stage on
-    num_copies: ClassVar[int] = 0  # of the trained weights that a learner keeps for it, fp32
-    trains_all: ClassVar[bool] = False  # needs groups without signal in the batch, too
+    num_copies: ClassVar[int] = 0  # fp32 copies of the trained weights that a learner keeps for it
+    trains_all: ClassVar[bool] = False  # also needs groups without signal in the batch
 
     @property
     def frozen_sources(self) -> Collection[str]:
@@ -89,11 +89,11 @@ class Regulariser:
         return 0
 
     def faults(self, name: str, config: Any) -> Iterator[str]:
-        """Yield errors of its parameters beside other settings; `name` begins each message."""
+        """Yield conflicts of its parameters with other settings; `name` begins each message."""
         return iter(())
 
     def faults_of_model(self, name: str, num_tokens: int) -> Iterator[str]:
-        """Yield errors of its parameters with a model of so many tokens."""
+        """Yield conflicts of its parameters with a vocabulary of `num_tokens`."""
         return iter(())
 
     def start(self, training: Training) -> None:
@@ -104,7 +104,7 @@ class Regulariser:
         """Note the groups of the next update; episodes are numbered as `episodes_of` does."""
 
     def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
-        """Add what stays fixed during the update to a micro-batch."""
+        """Add the values that stay fixed during the update to a micro-batch."""
 
     def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
         """Take part in the passes of `prepare` for a micro-batch that only other learners have."""
@@ -120,12 +120,12 @@ class Regulariser:
     def end_stage(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        """Take over what the policy has learned by the end of a stage; a collective.
+        """Record what the policy has learned by the end of a stage; a collective.
 
         Args:
             domains: those whose stage ended.
             episodes: this learner's part of up to `num_stage_episodes` episodes of these domains.
-            temperature: at which they were sampled.
+            temperature: temperature at which they were sampled.
             shares: whether micro-batches are tries.
 
         Returns:
@@ -134,7 +134,7 @@ class Regulariser:
         return 0
 
     def get_state(self) -> dict[str, Any]:
-        """Return what must outlive the process; {} for nothing."""
+        """Return the state for a checkpoint; {} if there is none."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

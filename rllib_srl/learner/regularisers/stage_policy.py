@@ -1,6 +1,6 @@
 """The policy at the end of the last stage, frozen: its log-probs of revisited prompts (LwF).
 
-Its weights are a copy of the trained ones, put in their place for a forward pass without gradient. Other than
+Its weights are a copy of the trained ones, put in their place for a forward pass without gradient. Unlike
 `FrozenPolicy`, which is loaded from files, it needs no second model and works with LoRA: only adapters are
 copied then.
 """
@@ -28,7 +28,7 @@ REVISIT = "revisit"  # origin of a played group that the memory brought back
 class LwF(Regulariser):
     """KL to the policy at the end of the last stage, on revisited prompts of domains whose stage has ended.
 
-    Invariant: without weights until the first stage has ended.
+    Invariant: it has no weights until the first stage has ended.
     """
 
     coeff: float = bounded(0.1, COEFF)
@@ -83,7 +83,7 @@ class LwF(Regulariser):
     def end_stage(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        """Freeze the present weights, and act on these domains too from now on."""
+        """Freeze the present weights, and include these domains from now on."""
         parameters = self.training.parameters
         self._weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         self._domains.update(domains)

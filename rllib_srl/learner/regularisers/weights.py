@@ -49,7 +49,7 @@ def _pulled(
 class L2(Regulariser):
     """L2 to the weights of the starting model.
 
-    Invariant: the anchor is what the model's files hold (with LoRA: the adapters' first values, which the seed fixes),
+    Invariant: the anchor is in the model's files (with LoRA: the adapters' first values, which the seed fixes),
     also in a restored run, so that checkpoints need no copy.
     """
 
@@ -74,7 +74,7 @@ class EWC(Regulariser):
 
     coeff: float = bounded(100.0, COEFF)
     decay: float = bounded(1.0, Range(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]"))
-    episodes: int = bounded(64, AT_LEAST_1)  # of the domain that ended; whole groups, so there may be a few more
+    episodes: int = bounded(64, AT_LEAST_1)  # episodes of the ended domain; whole groups, so there may be a few more
 
     needs_stages = True
     num_copies = 2
@@ -100,7 +100,7 @@ class EWC(Regulariser):
         self._anchor: dict[str, torch.Tensor] | None = None
 
     def pull(self, gradients: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
-        """As `L2.pull`, weighted by importance; before the first end of a stage the gradients stay as they are."""
+        """Add gradients as `L2.pull` does, weighted by importance; none before the end of the first stage."""
         if self._anchor is None:
             return list(gradients), 0.0
         return _pulled(self.training.parameters, gradients, self.coeff, self._anchor, self._importance)
@@ -112,7 +112,7 @@ class EWC(Regulariser):
 
         The squares are of the gradient of log pi(y | x) of whole episodes that the policy wrote: with its own samples
         their mean estimates the diagonal of the Fisher information, not of the loss. An episode with a gradient that
-        is not finite is left out; without any episode, importance and anchor stay as they are.
+        is not finite is left out; without any episode, importance and anchor do not change.
         """
         parameters, scorer = self.training.parameters, self.training.scorer
         squares = [torch.zeros_like(parameter) for parameter in parameters.values()]

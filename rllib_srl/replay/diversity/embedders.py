@@ -30,7 +30,7 @@ class Embedder:
     another prompt. Equal groups and equal state give equal vectors in every process.
     """
 
-    model_dir: Path | None = None  # of the policy, for its tokenizer; the memory sets it
+    model_dir: Path | None = None  # the policy's directory, for its tokenizer; the memory sets it
 
     def __init__(self) -> None:
         self._prefixes: dict[str, tuple[np.ndarray, bool]] = {}  # the prefix, and whether it is a header already
@@ -98,7 +98,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(
 
 
 class NgramEmbedder(Embedder):
-    """Signed hashing of token n-grams: no model, no tokenizer, microseconds a prompt.
+    """Signed hashing of token n-grams: no model, no tokenizer, microseconds per prompt.
 
     v[h(gram) mod D] += s(gram) over all n-grams of the given orders, then v / |v|. Before normalisation, inner products
     equal those of the n-gram counts in expectation over hash functions.
@@ -107,7 +107,7 @@ class NgramEmbedder(Embedder):
     """
 
     def __init__(self, dim: int = 256, orders: Sequence[int] = (1, 2, 3), seed: int = 0) -> None:
-        """Set up the hash: `dim` numbers a vector, n-grams of the lengths `orders`, a hash function by `seed`."""
+        """Set up the hash: `dim` numbers per vector, n-grams of the lengths `orders`, a hash function by `seed`."""
         super().__init__()
         self._dim, self._orders, self._seed = dim, sorted(set(orders)), np.uint64(seed)
 

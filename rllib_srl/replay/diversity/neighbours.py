@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 NUMPY_UP_TO = 32_768  # vectors; a flat index of faiss is slower up to here (docs/LOG.md)
-CARD_BYTES = 2 * 2**30  # what a search takes of a GPU at most: CUDA's context, the copied part of the vectors, scratch
-_PART_BYTES = 2**30  # of vectors on the card at once
+CARD_BYTES = 2 * 2**30  # maximum GPU memory of a search: CUDA's context, the copied part of the vectors, scratch
+_PART_BYTES = 2**30  # maximum bytes of vectors on the card at once
 _SCRATCH_BYTES = 256 * 2**20
 _MARGIN = 8  # candidates beyond k, so that rounding does not decide which k are returned
 _MOST_SIMILARITIES = 1 << 24  # held at once: 64 MiB
@@ -100,7 +100,7 @@ def _by_numpy(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int) -> np.nd
 
 
 def _by_faiss(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int, device: str) -> np.ndarray:
-    """Return the same by faiss; the vectors are copied to a GPU in parts."""
+    """Return what `_by_numpy` does, by faiss; the vectors are copied to a GPU in parts."""
     import faiss
 
     search: Any = faiss.knn

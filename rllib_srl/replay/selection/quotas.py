@@ -2,7 +2,7 @@
 
     fraction .2, batches of 4 prompts  -> 0 1 1 1 1, 0 1 1 1 1, ...     fractions of a slot are carried
     weights 3 : 1, 8 slots             -> 6, 2
-    weights 9 : 1, 4 slots, 10 times   -> 36, 4                         rounding errors are carried, too
+    weights 9 : 1, 4 slots, 10 times   -> 36, 4                         rounding errors are also carried
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Slots:
         self.change(fraction)
 
     def change(self, fraction: float) -> None:
-        """Set another fraction; what is carried, less than one slot, stays."""
+        """Set another fraction; the carry, less than one slot, stays."""
         rate = Fraction(repr(float(fraction)))
         self._rate = rate / (1 - rate) if self._is_added else rate
 

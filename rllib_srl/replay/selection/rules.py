@@ -35,9 +35,9 @@ from rllib_srl.common.rules import MISTAKES, Rules, failure
 from rllib_srl.common.setting_model import Settings, setting
 
 LEARNABILITY = 3.0  # of `SRL`: weight of 4 p (1 - p) in the priority of a due item
-SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without any have weight
+SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without variance have weight
 AGE_SCALE = 16.0  # of `SRL`: iterations in which the priority of a group falls by a factor e
-HIGH_REWARD_FACTOR = 2.0  # `high_reward` draws among so many times the slots
+HIGH_REWARD_FACTOR = 2.0  # `high_reward` draws among this many candidates per slot
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
 COLUMNS: dict[str, Any] = {
@@ -45,7 +45,7 @@ COLUMNS: dict[str, Any] = {
     "domain": np.int64,
     "pass_rate": np.float64,  # fraction of the episodes of the last visit that passed
     "reward": np.float64,  # mean of the last visit, in [0, 1]
-    "variance": np.float64,  # of its rewards (population), in [0, .25]
+    "variance": np.float64,  # population variance of its rewards, in [0, .25]
     "abs_advantage": np.float64,  # mean |advantage| of a group; of an item: deviation of the rewards of its last visit
     "nll": np.float64,  # mean -log-prob of the policy's tokens, nats per token
     "diversity": np.float64,  # in [0, 1]
@@ -54,8 +54,8 @@ COLUMNS: dict[str, Any] = {
     "overdue": np.float64,  # (now - due) / interval; below 0: not due yet
     "retrievability": np.float64,  # predicted recall, in [0, 1]
     "uses": np.int64,  # number of reuses of a group
-    "visits": np.int64,  # of the item
-    "posterior_mean": np.float64,  # of recall, in [0, 1]
+    "visits": np.int64,  # number of visits of the item
+    "posterior_mean": np.float64,  # posterior mean of recall, in [0, 1]
     "num_zero_variance": np.int64,  # groups of equal rewards in a row, at most 8
     "history_sum": np.float64,  # discounted sum of the rewards of all visits ...
     "history_count": np.float64,  # ... and their discounted number
@@ -99,7 +99,7 @@ class Candidates:
 
 Rule = Callable[[Candidates, int, np.random.Generator], np.ndarray]
 
-# --- ways to draw, of which rules are made ---------------------------------------------------------
+# --- draws that rules are made of -----------------------------------------------------------------
 
 
 def first(num: int, generator: np.random.Generator, *columns_N: np.ndarray) -> np.ndarray:
@@ -202,7 +202,7 @@ class SRL(Settings):
 
 
 class PER(Settings):
-    """Prioritised replay: draw in proportion to (priority + 1e-6) ** alpha, the mean |advantage| for the TD error.
+    """Prioritised replay: draw in proportion to (priority + 1e-6) ** alpha, with the mean |advantage| as TD error.
 
     Differences from the source: draws are without replacement and not stratified over a sum tree; the loss has no
     importance weights.
@@ -257,7 +257,7 @@ _OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
 _OWN |= {"high_reward": high_reward, "balanced": balanced, "per": PER}
 SELECTIONS: Rules[Any] = Rules("selection", _OWN)  # functions, and classes of rules with parameters
 
-# Rules of prompts to which it matters how long an item is due; with a user's rule only a spacing rule says so.
+# Rules that use how long an item has been due; a user's rule is assumed to, if there is a spacing rule.
 BY_DUE = ("srl", "fifo")
 DATELESS = tuple(name for name in SELECTIONS if name != "srl")  # rules that read neither due dates nor predicted recall
 

@@ -20,7 +20,7 @@ from rllib_srl.replay.schedule.recall import Recall
 from rllib_srl.replay.selection.rules import BY_DUE, DATELESS, EVICTIONS, SELECTIONS, Candidates, apply
 from rllib_srl.replay.settings import ReplaySettings
 
-MOST_CANDIDATES = 4096  # of a draw; of more, a uniform sample is drawn first
+MOST_CANDIDATES = 4096  # maximum candidates of a draw; if there are more, a uniform sample of them
 
 
 class Draws:
@@ -199,7 +199,7 @@ def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.
     if math.prod(spans) >= 1 << 63:
         order_N = np.lexsort(keys_N[::-1])
         return order_N[rank_K]
-    code_N = np.zeros(len(keys_N[0]), np.int64)  # one integer a row is sorted eight times as fast
+    code_N = np.zeros(len(keys_N[0]), np.int64)  # one integer per row is sorted eight times as fast
     for key_N, span in zip(keys_N, spans):
         code_N = code_N * span + (key_N.astype(np.int64) - int(key_N.min()))
     order_N = np.argsort(code_N)

@@ -104,7 +104,7 @@ class Page:
 
 
 def to_html(page: Page, refresh_s: int = 0) -> str:
-    """Return a page as HTML; with `refresh_s` the browser loads it anew so often, and the styles from its server."""
+    """Return a page as HTML; with `refresh_s` the browser reloads it so often, and the styles from its server."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     how: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}

@@ -249,7 +249,7 @@ def number(value: float, unit: str, signed: bool = False) -> str:
 
 
 def span(low: float, high: float, unit: str, signed: bool = False) -> str:
-    """Format an interval as "81.1 to 83.7", without a unit that the number beside it has."""
+    """Format an interval as "81.1 to 83.7", without the unit, which the number next to it has."""
     if math.isnan(low):
         return "no interval"
     ends = [number(end, unit, signed).removesuffix("%").removesuffix(" points") for end in (low, high)]
