@@ -80,7 +80,7 @@ class Iteration:
     now: int  # number of the iteration, from 1
     plan: Plan = field(default_factory=Plan)
     batches: list[RunnerBatch] = field(default_factory=list)
-    num_played: int = 0  # groups of the batches, dropped ones too, without those of dynamic sampling
+    num_played: int = 0  # groups of the batches, including dropped ones, without those of dynamic sampling
     groups: list[GroupMeta] = field(default_factory=list)  # played, in the order in which they were begun
     late: frozenset[str] = frozenset()  # ids of those that lag too much to be trained on
     visits: Mapping[str, Visit] = field(default_factory=dict)  # outcome of adding each group to the memory

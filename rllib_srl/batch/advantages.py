@@ -12,8 +12,8 @@
     none             0: rewards do not count                         yes; for distillation
 
 With "posterior" the history has raw rewards and the group's other episodes have shaped ones; a group is trained on if
-its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged in the same way, by the
-history of their prompts as the policy in training finds it, without themselves, and in units of the groups just played.
+its largest advantage without the KL penalty reaches `min_surprise`. Reused groups are judged in the same way, in
+units of the groups just played: by the history of their prompts for the policy in training, without the group itself.
 
 To add a rule that needs one group only, register a function, `ADVANTAGES["mine"] = rule`, or name its import path,
 `advantage="module:rule"`; it is called with the rewards of a group, float64 [G], and returns as many advantages.

@@ -172,7 +172,7 @@ class MicroBatch(TypedDict, Generic[Array]):
     top_at: NotRequired[Array]  # int64 [M], the loss tokens for which it returns them
     stored_tokens: NotRequired[Array]  # int64 [N, k]; of held answers, with the next two, or of teachers
     stored_top: NotRequired[Array]  # [N, k], nats, their log-probs when the answer was first trained on
-    stored_sampled: NotRequired[Array]  # [N], nats, those of `target`
+    stored_sampled: NotRequired[Array]  # [N], nats, stored log-probs of `target`
     is_noted: NotRequired[bool]  # whether the KL of these answers was reported
     prox_logp: NotRequired[Array]  # [N], nats; from the first pass on, as is `is_kept`
     is_kept: NotRequired[Array]  # bool [N]; of reused episodes

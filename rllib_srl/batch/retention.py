@@ -5,8 +5,8 @@
     scored    right answers of groups without spread, which are not trained on: a pass without gradient
 
 Targets are taken from groups played by the present weights or, with `max_lag`, by weights of at most that many updates
-ago, so that the policy that gave an answer is, or almost is, the one that is held. Each group gives at most `PER_GROUP`
-answers: many prompts represent a skill better than many answers.
+ago. The held policy is then (almost) the one that gave the answer. Each group gives at most `PER_GROUP` answers:
+many prompts represent a skill better than many answers.
 """
 
 from __future__ import annotations

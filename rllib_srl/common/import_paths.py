@@ -74,10 +74,10 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
 def with_whole_paths(settings: Any) -> Any:
     """Return settings of environments with absolute paths: the processes that read them run in other directories.
 
-    Changed are, at any depth, the files of `reward`, `agent`, `load` and rules ("file.py:f", and "module:f" if there is
-    module.py in the working directory), of `agent_command` and `files`, and values of `path`, `directory`, `..._path`
-    and `..._dir` that exist in the working directory. Paths within a data set of the hub (with `hub_id`), URLs and
-    names of installed modules stay as they are.
+    Files of `reward`, `agent`, `load` and rules are changed at any depth ("file.py:f", and "module:f" if module.py is
+    in the working directory). So are those of `agent_command` and `files`, and values of `path`, `directory`,
+    `..._path` and `..._dir` that exist in the working directory. Paths within a data set of the hub (with `hub_id`),
+    URLs and names of installed modules stay as they are.
     """
     return _with_paths(settings, _whole)
 

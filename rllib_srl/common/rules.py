@@ -143,7 +143,7 @@ def called(title: str, rule: Callable[..., Any], *arguments: Any, inputs: str = 
 
 
 def _described(result: Any) -> str:
-    """Return the type of a result and its shape, if it has one; of a tuple those of its items."""
+    """Return the type of a result and its shape, if it has one; for a tuple, the types and shapes of its items."""
     if isinstance(result, tuple):
         return f"({', '.join(map(_described, result))})"
     shape = getattr(result, "shape", None)

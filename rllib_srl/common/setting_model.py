@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     meaning: str  # with the unit
     kind: Any = Any  # its annotation
     needs: tuple[str, ...] = ()  # the setting on which it depends, and the values of that one with which it is read
-    needed: str = ""  # the same as text: "clip_rule = 'dual'"
+    needed: str = ""  # `needs` as text: "clip_rule = 'dual'"
     is_preset: bool = False  # a named algorithm may set it
     is_rllib: bool = False  # it belongs to RLlib
 

@@ -212,7 +212,7 @@ class PromptSource:
         return parts
 
     def heldout(self, num_prompts: int) -> list[Prompt]:
-        """Return the same held-out prompts at each call, equally many per environment; fewer if one has fewer."""
+        """Return the same held-out prompts at each call, the same number per environment, unless one has fewer."""
         share = -(-num_prompts // len(self._ids))
         prompts: list[Prompt] = []
         for env_id in self._ids:

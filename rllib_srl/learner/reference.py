@@ -122,7 +122,7 @@ class FrozenPolicies:
         self.loaded: dict[str, FrozenPolicy] = {}  # by source
 
     def load(self, source: str = START) -> FrozenPolicy:
-        """Return a frozen policy: that of the start, a model, or a checkpoint of the policy's model.
+        """Return a frozen policy: the starting policy, a model, or a checkpoint of the policy's model.
 
         Raises:
             ValueError: the checkpoint is of another model.

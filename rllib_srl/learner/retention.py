@@ -202,7 +202,7 @@ class StoredAnswers:
         Args:
             kl_N: to the target.
             logp_N: log-prob of the sampled token under the policy in training.
-            stored_N: that of the target.
+            stored_N: log-prob of the sampled token in the target.
         """
         return kl_N
 

@@ -171,7 +171,7 @@ def kept(domain: str, change: Change, max_drop: float) -> Verdict:
 
 
 def least_prompts(max_drop: float, confidence: float) -> int:
-    """Return the smallest number of prompts with which `kept` can pass: that of a model that has not changed.
+    """Return the smallest number of prompts with which `kept` can pass, for a model that has not changed.
 
     Without a loss or a gain, paired_score = sqrt(n d / (1 - d)) at a drop of d.
 

@@ -236,7 +236,7 @@ class SRLReplayBuffer:
     def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[Group]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
 
-        They have the `origin` "reuse". In training with a baseline from history, `version` is that of the policy: each
+        They have the `origin` "reuse". In training with a baseline from history, `version` is the policy's: each
         group has the history of its prompt, without the group itself, in `extra[HISTORY]`; None leaves out groups of
         equal rewards. A repeated request whose groups have been removed is a StoreError.
         """
@@ -271,7 +271,7 @@ class SRLReplayBuffer:
     def add_targets(self, targets: Sequence[Target], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store the targets of right answers; return how many have a stored group.
 
-        One that is stored already is replaced. Of each domain `per_domain` are kept, those of the newest groups.
+        A target that is stored already is replaced. Each domain keeps the `per_domain` targets of its newest groups.
         """
 
         def work() -> int:

@@ -136,7 +136,7 @@ class DomainStatistics:
         self.sums[domain] = (REWARD_FADE * total + reward, REWARD_FADE * weight + 1)
 
     def mean(self, domain: str) -> float:
-        """Return the faded mean reward of a domain; without a group, that of all domains; without any, .5."""
+        """Return the faded mean reward of a domain; without a group, the mean of all domains; without any, .5."""
         parts = [self.sums[domain]] if domain in self.sums else list(self.sums.values())
         weight = sum(weight for _, weight in parts)
         return sum(total for total, _ in parts) / weight if weight else 0.5

@@ -32,7 +32,7 @@ Rewards = dict[str, float]  # episode, as text for JSON -> reward of its rating
 
 @dataclass(frozen=True)
 class RatedAnswer:
-    """The rating of one episode. Invariant: `fingerprint` is that of the tokens that a person has seen."""
+    """The rating of one episode. Invariant: `fingerprint` identifies the tokens that a person has seen."""
 
     episode: int
     fingerprint: str

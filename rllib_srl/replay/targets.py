@@ -1,4 +1,4 @@
-"""The targets of stored answers: adds them, draws those of answers that are to be held, removes those in excess.
+"""Adds the targets of stored answers, draws targets of answers to hold, and removes targets in excess.
 
 A target is found by its place: the seq of its group, and the episode.
 """

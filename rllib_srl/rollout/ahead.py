@@ -107,7 +107,7 @@ class RolloutsAhead:
         """Wait until `num` groups have ended, all if fewer are outstanding; return a batch for each of them.
 
         If more have ended, those launched first are returned. The first batch has the seconds in the engine
-        and of waiting for environments since the last call, those of the runner with the most.
+        and of waiting for environments since the last call, from the runner with the most.
 
         Args:
             num: groups.

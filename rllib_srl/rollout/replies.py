@@ -95,8 +95,8 @@ def construct(creator: Callable[[], Any]) -> Constructed:
 def reset(env: Any, prompt: Prompt) -> Reply:
     """Reset the environment to `prompt`: by prompt id if it has `prompt_ids`, else with the id as seed.
 
-    The reply's info has `can_iterate` (whether the policy can improve its answer) if the environment defines it, in
-    the info of the reset or, for all episodes alike, as an attribute.
+    The reply's info has `can_iterate` (whether the policy can improve its answer) if the environment defines it: in
+    the info of the reset or, for all episodes, as an attribute.
     """
     if attribute(env, "prompt_ids", None) is not None:
         options = {"prompt_id": prompt.prompt_id, "history": list(prompt.history)}

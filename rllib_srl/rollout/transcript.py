@@ -165,8 +165,8 @@ class RawTranscript(Transcript):
 class ChatTranscript(Transcript):
     """The model's chat template: the environment is the user, the policy the assistant.
 
-    Invariant: if the policy closes its turns as the template does and no observation contains the name of a control
-    token, the stream equals the rendering of the conversation, but for the openings of earlier answers; the
+    Invariant: the stream equals the rendering of the conversation, except for the openings of earlier answers, if the
+    policy closes its turns as the template does and no observation contains the name of a control token. The
     constructor checks this on a dummy conversation. The number of control tokens in a stream equals that of the same
     conversation with dummy texts.
 

@@ -136,7 +136,7 @@ class Retention:
         """Send the targets of the update to the memory.
 
         Returns:
-            The metrics of the answers held, the same by domain, and warnings.
+            The metrics of the held answers, the metrics by domain, and warnings.
         """
         num_stored = 0
         if self._counts["num_taken"]:
