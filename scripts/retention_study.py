@@ -374,16 +374,11 @@ def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(proof_seeds(kind, arm))}
         yield from (f"{kind:9} {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
         tested = found.pop(TESTED)
-        gains = {
-            arm: np.array([tested[seed]["final"] - row["final"] for seed, row in sorted(by_seed.items())])
-            for arm, by_seed in found.items()
-        }
+        gains = {arm: gain_of(tested, by_seed) for arm, by_seed in found.items()}
         deciding = [arm for arm in CONTROLS if arm in needed]
         adjusted = dict(zip(deciding, holm([paired_test(gains[arm]).p for arm in deciding]), strict=True))
         for arm, gain in gains.items():
-            (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
-            p = f", p {adjusted[arm]:.4f}" if arm in adjusted else ""
-            yield f"{kind:9} {TESTED} - {arm}: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{p}, {ahead} of {len(gain)}"
+            yield f"{kind:9} {TESTED} - {arm}: {in_words(gain, adjusted.get(arm))}"
         if kind == "conflict":
             holds = all(adjusted[arm] < ALPHA and gains[arm].mean() >= MARGIN for arm in CONTROLS)
             yield f"primary: {'holds' if holds else 'missed'}"
@@ -407,9 +402,19 @@ def check_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"check: trials that are missing: {num}"
         return
     yield from (f"check     {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
-    gain = np.array([found[TESTED][seed]["final"] - found["uniform"][seed]["final"] for seed in seeds])
+    yield f"check     {TESTED} - uniform: {in_words(gain_of(found[TESTED], found['uniform']))}"
+
+
+def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
+    """Return the differences in final accuracy, one a seed of `other`."""
+    return np.array([tested[seed]["final"] - row["final"] for seed, row in sorted(other.items())])
+
+
+def in_words(gain: np.ndarray, p: float | None = None) -> str:
+    """Return a mean difference with its interval, its p value if there is one, and the seeds ahead."""
     (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
-    yield f"check     {TESTED} - uniform: {gain.mean():+.4f} [{low:+.4f}, {high:+.4f}], {ahead} of {len(gain)}"
+    tested = "" if p is None else f", p {p:.4f}"
+    return f"{gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{tested}, {ahead} of {len(gain)}"
 
 
 def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -432,7 +437,8 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.directory / "trials.jsonl"
     if arguments.table:
-        print(*tuning_table(read_rows(path)), *proof_table(read_rows(path)), *check_table(read_rows(path)), sep="\n")
+        rows = read_rows(path)
+        print(*tuning_table(rows), *proof_table(rows), *check_table(rows), sep="\n")
         return
     arguments.directory.mkdir(parents=True, exist_ok=True)
     while (trial := next(missing(read_rows(path)), None)) is not None:
