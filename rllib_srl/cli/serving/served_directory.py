@@ -124,10 +124,10 @@ class Address(NamedTuple):
 
 
 def address_of(served: ServedDirectory) -> Address:
-    """Return the address of the server that runs.
+    """Return the address of the running server.
 
     Raises:
-        DirectoryError: none is ready.
+        DirectoryError: no server is ready.
     """
     try:
         found = Running.read(served.path)
