@@ -2,9 +2,8 @@
 
     python scripts/retention_picture.py DIRECTORY docs/assets/retention.svg        DIRECTORY as of retention_study.py
 
-A panel is a task: held-out accuracy before training and after each stage, for none at its frozen setting and for the
-other two at those of the check at one rate. The seed is the one whose difference of these two, in final accuracy, is
-the (lower) median.
+A panel is a task: held-out accuracy before training and after each stage, without a memory, with old prompts and with
+held answers. The seed is the one whose difference of the last two, in final accuracy, is the (lower) median.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import matplotlib
 import numpy as np
 
 from rllib_srl.studies.report.charts import COLOURS, DASHES, FONT
-from scripts.retention_study import CHECKED, NUM_TASKS, SEEDS, TESTED, TOKENS, frozen, key_of, read_rows
+from scripts.retention_study import NUM_TASKS, SEEDS, TESTED, TOKENS, best, read_rows, rows_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -63,8 +62,8 @@ def main() -> None:
     parser.add_argument("picture", type=Path)
     arguments = parser.parse_args()
     rows = read_rows(arguments.directory / "trials.jsonl")
-    shown = {"none": frozen(rows, "conflict", "none")[0] or {}, **CHECKED}
-    draw([row for row in rows if key_of(row["settings"]) == key_of(shown.get(row["arm"], {}))], arguments.picture)
+    shown = [rows_of(rows, "conflict", arm, best(rows, "conflict", arm)).values() for arm in TITLES]
+    draw([row for by_seed in shown for row in by_seed], arguments.picture)
 
 
 if __name__ == "__main__":

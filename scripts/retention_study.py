@@ -1,10 +1,12 @@
-"""The study of retention on streams drawn from a pool of tasks: tuning, then the proof (docs/design/0023-retention.md).
+"""All arms of the study of retention at one learning rate, on streams drawn from a pool of tasks.
 
     python scripts/retention_study.py DIRECTORY            runs what is missing; goes on where it was ended
     python scripts/retention_study.py DIRECTORY --table    prints the tables of what has ended, and runs nothing
 
-Each trial adds one row to DIRECTORY/trials.jsonl. An arm's settings are all run on the development seeds; those with
-the best mean final accuracy are frozen, and run on the seeds of the proof.
+Each trial adds one row to DIRECTORY/trials.jsonl; docs/data/retention has the rows that docs/LOG.md reports. An arm
+with more than one setting runs all of them on the development seeds; the one with the best mean final accuracy runs on
+the seeds of the table. The three arms of attempt 2 keep the settings that were frozen there
+(docs/design/0023-retention.md).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rllib_srl.cli.shared.run_log import json_lines
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.contrib.retained import AsActed, CrossEntropy, FromStart, Importance
 from rllib_srl.studies.accuracy import FinalParts, final_parts, forgetting
-from rllib_srl.studies.seeds import bootstrap_interval, holm, is_not_worse, paired_test
+from rllib_srl.studies.seeds import bootstrap_interval, is_not_worse
 from rllib_srl.tune_configs.arms import COMMON
 from rllib_srl.tune_configs.kinds import KINDS
 
@@ -81,67 +83,61 @@ SHARED = {  # a task, and those that give it .1 or more
 }
 NUM_TASKS, TOKENS = 5, 20_000  # stages of a stream, generated tokens of each
 NUM_AT_MARKS, NUM_AT_END = 768, 3_000  # held-out prompts of all tasks together
-SEEDS = {  # of development, of the proof of the second attempt
-    "conflict": ((6001, 6002, 7001, 7002), tuple(range(7101, 7125))),
-    "shared": ((6101, 6102, 8001, 8002), tuple(range(8101, 8125))),
+SEEDS = {  # of development, of the table
+    "conflict": ((7001, 7002), tuple(range(7101, 7113))),
+    "shared": ((8001, 8002), tuple(range(8101, 8113))),
 }
 STRONG = 0.2  # lost accuracy
-RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+RATE = 4e-4
 WEIGHTS, SHARES = (0.3, 1.0, 3.0, 10.0), (0.1, 0.25, 0.4, 0.6)
-WIDER = {"lr": (5e-5, 1.6e-3), "replay_retain": (0.1, 30.0), "replay_revisit_fraction": (0.05, 0.8)}
 OFF: dict[str, Any] = {"replay_revisit_fraction": 0.0, "replay_reuse_fraction": 0.0}
-MARGIN, ALPHA = 0.02, 0.05 / 3
-TESTED, CONTROLS = "retention_revisits", ("uniform", "none")
+MARGIN = 0.02
+TESTED = "retention_revisits"
 
 Settings = Mapping[str, Any]
 
 
 class Arm(NamedTuple):
-    """A setting under comparison: what it fixes, and the two settings that are tuned, with their values."""
+    """What is compared: the settings that it fixes, and the one that is tuned, with its values."""
 
     fixed: dict[str, Any]
-    grid: Mapping[str, Sequence[Any]]
-    wider: Mapping[str, tuple[Any, Any]] = WIDER  # values next to the grid's
+    tuned: str
+    values: Sequence[float]
     learner: type | None = None  # in place of the ordinary one
     is_joint: bool = False  # all tasks from the start to the end
-    like: str = ""  # the arm whose frozen setting it takes, instead of being tuned
+    like: str = ""  # the arm whose best setting it takes, instead of being tuned
     tokens: float = 1.0  # part of the others' generated tokens
 
 
-PASSES: dict[str, Sequence[Any]] = {"lr": RATES, "passes_and_clip": ((1, 0.28), (2, 0.2), (2, 0.28), (4, 0.28))}
-HOLD: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": WEIGHTS}
-FIT: dict[str, Sequence[Any]] = {"lr": RATES, "replay_retain": (0.03, 0.1, 0.3, 1.0)}
-FIT_WIDER = {**WIDER, "replay_retain": (0.01, 3.0), "lwf": (0.01, 3.0)}
+AT_RATE = {**OFF, "lr": RATE}
+NONE, RATES = {**OFF, "replay_capacity": 0}, (1e-4, 2e-4, 4e-4, 8e-4)
+REVISITS = {**AT_RATE, "replay_revisit_fraction": 0.1}
+FIT = (0.03, 0.1, 0.3, 1.0)
 ARMS = {
-    "none": Arm({**OFF, "replay_capacity": 0}, PASSES),
-    "uniform": Arm(OFF, {"lr": RATES, "replay_revisit_fraction": SHARES}),
-    TESTED: Arm({**OFF, "replay_revisit_fraction": 0.1}, HOLD),
-    "retention": Arm(OFF, HOLD),
-    "retention_60": Arm(OFF, HOLD, like="retention", tokens=0.6),
-    "cross_entropy": Arm(OFF, FIT, FIT_WIDER, CrossEntropy),
-    "importance": Arm(OFF, FIT, FIT_WIDER, Importance),
-    "from_start": Arm(OFF, HOLD, learner=FromStart),
-    "as_acted": Arm({**OFF, "replay_retain_top_k": 0}, HOLD, learner=AsActed),
-    "lwf": Arm({**OFF, "replay_revisit_fraction": 0.1}, {"lr": RATES, "lwf": (0.03, 0.1, 0.3, 1.0)}, FIT_WIDER),
-    "srl": Arm(MEMORIES["srl"], {"lr": RATES, "replay_revisit_fraction": SHARES}),
-    "joint": Arm({**OFF, "replay_capacity": 0}, PASSES, is_joint=True),
+    "none": Arm(NONE, "lr", RATES),
+    "uniform": Arm(AT_RATE, "replay_revisit_fraction", SHARES),
+    TESTED: Arm(REVISITS, "replay_retain", WEIGHTS),
+    "srl": Arm({**MEMORIES["srl"], "lr": RATE}, "replay_revisit_fraction", SHARES),
+    "retention": Arm(AT_RATE, "replay_retain", WEIGHTS),
+    "retention_60": Arm(AT_RATE, "replay_retain", WEIGHTS, like="retention", tokens=0.6),
+    "cross_entropy": Arm(AT_RATE, "replay_retain", FIT, CrossEntropy),
+    "importance": Arm(AT_RATE, "replay_retain", FIT, Importance),
+    "from_start": Arm(AT_RATE, "replay_retain", WEIGHTS, FromStart),
+    "as_acted": Arm({**AT_RATE, "replay_retain_top_k": 0}, "replay_retain", WEIGHTS, AsActed),
+    "lwf": Arm(REVISITS, "lwf", FIT),
+    "joint": Arm(NONE, "lr", RATES, is_joint=True),
 }
-PHASES = [  # kind and arms; all of a phase are tuned before its proof begins
-    ("conflict", ("none", "uniform", TESTED)),
-    ("shared", ("uniform", TESTED)),
-    *((kind, ("srl",)) for kind in SEEDS),
-    ("conflict", ("retention", "retention_60")),
-    ("shared", ("none",)),
-    *((kind, (arm,)) for kind in SEEDS for arm in ("cross_entropy", "joint")),
-    *((kind, (arm,)) for kind in SEEDS for arm in ("importance", "from_start", "as_acted", "lwf")),
-    ("shared", ("retention",)),
+FROZEN = {  # by attempt 2 and its check, on four development seeds
+    "conflict": {"none": 2e-4, "uniform": 0.4, TESTED: 3.0},
+    "shared": {"uniform": 0.25, TESTED: 0.3},
+}
+PHASES = [  # kind and arms; all of a phase are tuned before its table seeds begin
+    *((kind, ("none", "uniform", TESTED, "srl")) for kind in SEEDS),
+    ("conflict", ("retention", "retention_60", "cross_entropy", "joint")),
+    ("conflict", ("importance", "from_start", "as_acted", "lwf")),
+    ("shared", ("retention", "cross_entropy", "joint")),
+    ("shared", ("importance", "from_start", "as_acted", "lwf")),
 ]
-DECIDING = PHASES[:2]  # their arms are tuned on four seeds of development, the others on the last two of these
-CHECKED = {  # conflict streams: beside the proof, without a test, both arms at the rate that attempt 1 froze
-    "uniform": {"lr": 4e-4, "replay_revisit_fraction": 0.4},
-    TESTED: {"lr": 4e-4, "replay_retain": 3.0},
-}
-ON_HALF = ("joint", "srl", "importance", "from_start", "as_acted", "lwf")  # of the proof's seeds; others on all
 
 
 class Trial(NamedTuple):
@@ -184,8 +180,6 @@ def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     for task in tasks:
         stage = {"world": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]}
         stream.append(stage if arm.is_joint else {**stage, "tokens": tokens_of(trial)})
-    if "passes_and_clip" in tuned:
-        tuned["num_epochs"], tuned["clip_high"] = tuned.pop("passes_and_clip")
     if "lwf" in tuned:
         tuned["regularisers"] = {"lwf": {"coeff": tuned.pop("lwf")}}
     given = {"domains": stream, "schedule": [[0, dict.fromkeys(tasks, 1.0)]]} if arm.is_joint else stream
@@ -207,6 +201,11 @@ def accuracies(algo: Any, tasks: Sequence[str], num: int) -> list[float]:
         for group in batch.groups:
             right[group.prompt.domain].append(bool(group.is_right_G()[0]))
     return [fmean(right[task]) for task in tasks]
+
+
+def rounded(values: Sequence[float]) -> list[float]:
+    """Return the values to five digits, more than 3,000 prompts tell."""
+    return [round(value, 5) for value in values]
 
 
 def counted(metrics: Mapping[str, Any], name: str) -> int:
@@ -242,13 +241,12 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     return {
         **trial._asdict(),
         "tasks": list(tasks),
-        "before": before,
-        "after": rows,
-        "final": fmean(rows[-1]),
+        "before": rounded(before),
+        "after": [rounded(mark) for mark in rows],
+        "final": round(fmean(rows[-1]), 5),
         "seconds": round(seconds, 1),
         "trained_tokens": trained * algo.config.num_epochs,
         "held_tokens": num_held,
-        "retention": {name: value for name, value in held.items() if isinstance(value, int | float)},
         "wall_seconds": round(time.perf_counter() - begin, 1),
     }
 
@@ -256,30 +254,18 @@ def run(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def grid_of(arm: str) -> list[dict[str, Any]]:
-    """Return the 16 settings of an arm."""
-    (one, ones), (other, others) = ARMS[arm].grid.items()
-    return [{one: a, other: b} for a in ones for b in others]
-
-
-def wider(arm: str, best: Settings) -> list[dict[str, Any]]:
-    """Return four settings on each side of the grid that the best setting touches."""
-    found = []
-    for name, values in ARMS[arm].grid.items():
-        if name not in ARMS[arm].wider or best[name] not in (values[0], values[-1]):
-            continue
-        at = ARMS[arm].wider[name][best[name] == values[-1]]
-        (other, others) = next(item for item in ARMS[arm].grid.items() if item[0] != name)
-        found += [{name: at, other: value} for value in others]
-    return [{name: setting[name] for name in ARMS[arm].grid} for setting in found]
+def grid_of(kind: str, arm: str) -> list[dict[str, Any]]:
+    """Return the settings of an arm among which tuning chooses; one where attempt 2 has frozen it."""
+    values = [FROZEN[kind][arm]] if arm in FROZEN[kind] else ARMS[arm].values
+    return [{ARMS[arm].tuned: value} for value in values]
 
 
 def best_of(rows: Sequence[Mapping[str, Any]], settings: Sequence[Settings], num_seeds: int) -> dict[str, Any] | None:
     """Return the setting with the best mean final accuracy; None if one has not all its development seeds."""
-    finals = [[row["final"] for row in rows if key_of(row["settings"]) == key_of(setting)] for setting in settings]
-    if any(len(found) < num_seeds for found in finals):
+    finals = [{row["seed"]: row["final"] for row in rows if key_of(row["settings"]) == key_of(s)} for s in settings]
+    if any(len(by_seed) < num_seeds for by_seed in finals):
         return None
-    return dict(settings[int(np.argmax([fmean(found) for found in finals]))])
+    return dict(settings[int(np.argmax([fmean(by_seed.values()) for by_seed in finals]))])
 
 
 def key_of(settings: Settings) -> str:
@@ -287,54 +273,24 @@ def key_of(settings: Settings) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def development_seeds(kind: str, arm: str) -> tuple[int, ...]:
-    """Return the seeds on which an arm is tuned."""
-    return SEEDS[kind][0] if any(kind == other and arm in arms for other, arms in DECIDING) else SEEDS[kind][0][-2:]
-
-
-def frozen(
-    rows: Sequence[Mapping[str, Any]], kind: str, arm: str
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the frozen setting of an arm, None if tuning has not ended, and the settings to run for it."""
-    if other := ARMS[arm].like:
-        return frozen(rows, kind, other)[0], []
-    seeds = development_seeds(kind, arm)
+def best(rows: Sequence[Mapping[str, Any]], kind: str, arm: str) -> dict[str, Any] | None:
+    """Return the setting that an arm runs with on the seeds of the table; None if tuning has not ended."""
+    arm = ARMS[arm].like or arm
+    settings, (seeds, _) = grid_of(kind, arm), SEEDS[kind]
     own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in seeds]
-    settings = grid_of(arm)
-    if (best := best_of(own, settings, len(seeds))) is None:
-        return None, settings
-    settings += wider(arm, best)
-    return best_of(own, settings, len(seeds)), settings
-
-
-def proof_seeds(kind: str, arm: str) -> tuple[int, ...]:
-    """Return the seeds on which an arm is proved."""
-    seeds = SEEDS[kind][1]
-    return seeds[: len(seeds) // 2] if arm in ON_HALF else seeds
+    return settings[0] if len(settings) == 1 else best_of(own, settings, len(seeds))
 
 
 def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
     """Yield the trials to run next, in order, as far as they are known."""
     done = {(r["kind"], r["arm"], r["seed"], key_of(r["settings"])) for r in rows}
     for kind, arms in PHASES:
-        found = {arm: frozen(rows, kind, arm) for arm in arms}
-        wanted = [
-            Trial(kind, arm, seed, setting)
-            for seed in SEEDS[kind][0]
-            for arm, (_, settings) in found.items()
-            for setting in settings
-            if seed in development_seeds(kind, arm)
-        ]
-        if all(best is not None for best, _ in found.values()):
-            wanted += [
-                Trial(kind, arm, seed, best or {})
-                for seed in SEEDS[kind][1]
-                for arm, (best, _) in found.items()
-                if seed in proof_seeds(kind, arm)
-            ]
-        if (kind, arms) == DECIDING[-1]:
-            checks = [(seed, *check) for seed in SEEDS["conflict"][1] for check in CHECKED.items()]
-            wanted += [Trial("conflict", arm, seed, setting) for seed, arm, setting in checks]
+        development, table = SEEDS[kind]
+        chosen = {arm: best(rows, kind, arm) for arm in arms}
+        tuned = [arm for arm in arms if len(grid_of(kind, arm)) > 1 and not ARMS[arm].like]
+        wanted = [Trial(kind, arm, seed, s) for seed in development for arm in tuned for s in grid_of(kind, arm)]
+        if None not in chosen.values():
+            wanted += [Trial(kind, arm, seed, setting or {}) for seed in table for arm, setting in chosen.items()]
         todo = [t for t in wanted if (t.kind, t.arm, t.seed, key_of(t.settings)) not in done]
         if todo:
             yield from todo
@@ -356,53 +312,35 @@ def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for row in rows:
             if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][0]:
                 finals[key_of(row["settings"])].append(row["final"])
-        best, settings = frozen(rows, kind, arm)
-        for name in (key_of(setting) for setting in settings):
+        chosen = best(rows, kind, arm)
+        for name in map(key_of, grid_of(kind, arm)):
             if found := finals[name]:
-                mark = "  <- frozen" if best is not None and name == key_of(best) else ""
-                yield f"{kind:9} {arm:19} {name:55} {fmean(found):.3f} ({len(found)}){mark}"
+                mark = "  <- best" if chosen is not None and name == key_of(chosen) else ""
+                yield f"{kind:9} {arm:19} {name:40} {fmean(found):.3f} ({len(found)}){mark}"
 
 
-def proof_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the arms of the proof, and what decides, for each kind whose seeds have all ended."""
+def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield each arm whose seeds have all ended, and its differences to the tested form and to uniform revisits."""
     for kind, (_, seeds) in SEEDS.items():
-        found = {arm: proof_of(rows, kind, arm, frozen(rows, kind, arm)[0]) for arm in ARMS}
-        needed = next(arms for other, arms in PHASES if other == kind)
-        if num := sum(len(seeds) - len(found[arm]) for arm in needed):
-            yield f"{kind}: trials that are missing: {num}; nothing is shown before"
-            continue
-        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(proof_seeds(kind, arm))}
-        yield from (f"{kind:9} {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
-        tested = found.pop(TESTED)
-        gains = {arm: gain_of(tested, by_seed) for arm, by_seed in found.items()}
-        deciding = [arm for arm in CONTROLS if arm in needed]
-        adjusted = dict(zip(deciding, holm([paired_test(gains[arm]).p for arm in deciding]), strict=True))
-        for arm, gain in gains.items():
-            yield f"{kind:9} {TESTED} - {arm}: {in_words(gain, adjusted.get(arm))}"
-        if kind == "conflict":
-            holds = all(adjusted[arm] < ALPHA and gains[arm].mean() >= MARGIN for arm in CONTROLS)
-            yield f"primary: {'holds' if holds else 'missed'}"
-        else:
-            yield f"co-primary: {'holds' if is_not_worse(gains['uniform'], MARGIN) else 'missed'}"
+        found = {arm: rows_of(rows, kind, arm, best(rows, kind, arm)) for arm in ARMS}
+        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(seeds)}
+        for arm, by_seed in found.items():
+            settings = key_of(next(iter(by_seed.values()))["settings"])
+            yield f"{kind:9} {arm:19} {settings:40} {parts_of(list(by_seed.values()))}"
+        for other in [arm for arm in (TESTED, "uniform", "none") if arm in found]:
+            for arm in [arm for arm in found if arm != other]:
+                yield f"{kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
+        if {TESTED, "srl"} <= set(found):
+            is_level = is_not_worse(gain_of(found["srl"], found[TESTED]), MARGIN)
+            yield f"{kind:9} srl is {'not ' if is_level else ''}worse than {TESTED} by {MARGIN}"
 
 
-def proof_of(
+def rows_of(
     rows: Sequence[Mapping[str, Any]], kind: str, arm: str, setting: Settings | None
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the row of each seed of the proof at one setting of an arm."""
+    """Return the row of each seed of the table at one setting of an arm."""
     own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][1]]
     return {row["seed"]: row for row in own if setting and key_of(row["settings"]) == key_of(setting)}
-
-
-def check_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield both arms of the check at one rate, and their difference, when all its trials have ended."""
-    found = {arm: proof_of(rows, "conflict", arm, setting) for arm, setting in CHECKED.items()}
-    seeds = SEEDS["conflict"][1]
-    if num := sum(len(seeds) - len(by_seed) for by_seed in found.values()):
-        yield f"check: trials that are missing: {num}"
-        return
-    yield from (f"check     {arm:19} {parts_of(list(by_seed.values()))}" for arm, by_seed in found.items())
-    yield f"check     {TESTED} - uniform: {in_words(gain_of(found[TESTED], found['uniform']))}"
 
 
 def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
@@ -410,11 +348,10 @@ def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping
     return np.array([tested[seed]["final"] - row["final"] for seed, row in sorted(other.items())])
 
 
-def in_words(gain: np.ndarray, p: float | None = None) -> str:
-    """Return a mean difference with its interval, its p value if there is one, and the seeds ahead."""
+def in_words(gain: np.ndarray) -> str:
+    """Return a mean difference with its interval, and the seeds ahead."""
     (low, high), ahead = bootstrap_interval(gain), int((gain > 0).sum())
-    tested = "" if p is None else f", p {p:.4f}"
-    return f"{gain.mean():+.4f} [{low:+.4f}, {high:+.4f}]{tested}, {ahead} of {len(gain)}"
+    return f"{gain.mean():+.4f} [{low:+.4f}, {high:+.4f}], {ahead} of {len(gain)}"
 
 
 def parts_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -438,7 +375,7 @@ def main() -> None:
     path = arguments.directory / "trials.jsonl"
     if arguments.table:
         rows = read_rows(path)
-        print(*tuning_table(rows), *proof_table(rows), *check_table(rows), sep="\n")
+        print(*tuning_table(rows), *result_table(rows), sep="\n")
         return
     arguments.directory.mkdir(parents=True, exist_ok=True)
     while (trial := next(missing(read_rows(path)), None)) is not None:
