@@ -7,6 +7,7 @@ its own line. docs/architecture.md has the same list with what each folder is fo
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -246,3 +247,12 @@ def test_cycles_are_found() -> None:
     a, b = "from rllib_srl.b import f", "from rllib_srl import a"
     assert set(cycle_of({"": "", "a": a, "b": b})) == {"a", "b"}
     assert cycle_of({"": "", "a": a, "b": f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {b}"}) == []
+
+
+@pytest.mark.skipif(not (REPO / ".git").exists(), reason="not a clone")
+def test_tracked_links_stay_inside_the_repository() -> None:
+    """A tracked link to elsewhere, such as .venv of a worktree, would replace what others have under its name."""
+    command = ["git", "ls-files", "-s"]
+    listed = subprocess.run(command, cwd=REPO, check=True, capture_output=True, text=True, timeout=60).stdout
+    links = [line.split("\t")[1] for line in listed.splitlines() if line.startswith("120000")]
+    assert [name for name in links if not (REPO / name).resolve().is_relative_to(REPO)] == []
