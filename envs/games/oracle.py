@@ -22,13 +22,12 @@ prompts drawn uniformly have lies of exactly this probability. The split depends
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb
+from math import comb, gcd
 from typing import Annotated
 
-from rllib_srl.envs.games.beliefs import Outcome, Policies, Pomdp, Solved
 from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.settings import Within
 from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
@@ -61,34 +60,23 @@ class OracleSettings(TurnSettings):
         return faults
 
 
-class Inquiry(Pomdp):
-    """What is known of a task before its first query.
+class Inquiry:
+    """What is known of a task before its first query, and the best policy that remembers all replies.
 
-    Invariant: the state is the hidden number and the number of queries made; actions are as the policy writes them.
+    The policy keeps a belief, the weights of the numbers that may be hidden. With t turns left the value of a belief is
+
+        V(b, t) = max over actions of  expected reward  +  sum over replies of V(b after the reply, t - 1),  V(b, 0) = 0
+
+    in whole numbers, so that nothing is rounded. Actions are as the policy writes them.
+
+    Source: Kaelbling, Littman and Cassandra 1998, Artificial Intelligence 101, section 3.
     """
-
-    scale = 100
-    reward_scale = 100
 
     def __init__(self, values: tuple[int, ...], lie_percent: int, cost_percent: int):
         self.answers = {f"answer {value}": value for value in values}
         self.queries = {f"above {value}": value for value in values[:-1]}
-        self.actions = (*self.answers, *self.queries)
         self._lie_percent, self._cost_percent = lie_percent, cost_percent
-
-    def starts(self) -> Iterable[tuple[int, tuple[int, int], str]]:
-        """Return the numbers, equally likely; the first observation is the same for all."""
-        return [(1, (value, 0), "") for value in self.answers.values()]
-
-    def outcomes(self, state: tuple[int, int], action: str) -> Iterable[Outcome]:
-        """Return the reward of an answer, or the two replies to a query."""
-        hidden, num_queries = state
-        if action in self.answers:
-            reward = self.percent_earned(num_queries) if self.answers[action] == hidden else 0
-            return [Outcome(self.scale, reward, None, "")]
-        chances = ((self.scale - self._lie_percent, False), (self._lie_percent, True))
-        replies = [(chance, self.reply(action, hidden, is_lie)) for chance, is_lie in chances if chance]
-        return [Outcome(chance, 0, (hidden, num_queries + 1), reply) for chance, reply in replies]
+        self._best: dict[object, tuple[int, str]] = {}
 
     def percent_earned(self, num_queries: int) -> int:
         """Return the reward of the right answer after some queries, in percent."""
@@ -97,6 +85,33 @@ class Inquiry(Pomdp):
     def reply(self, query: str, hidden: int, is_lie: bool) -> str:
         """Return the text of a reply."""
         return f"{query}: {'yes' if (hidden > self.queries[query]) != is_lie else 'no'}"
+
+    def after(self, belief: Mapping[int, int], query: str) -> dict[str, dict[int, int]]:
+        """Return the belief that each reply leads to; together their weights are 100 times those before."""
+        beliefs: dict[str, dict[int, int]] = {}
+        for hidden, weight in belief.items():
+            for chance, is_lie in ((100 - self._lie_percent, False), (self._lie_percent, True)):
+                if chance:
+                    beliefs.setdefault(self.reply(query, hidden, is_lie), {})[hidden] = weight * chance
+        return beliefs
+
+    def best(self, belief: Mapping[int, int], num_queries: int, turns: int) -> tuple[int, str]:
+        """Return the value of a belief, times 100 ** turns times 100 for percent, and the first best action."""
+        if not turns:
+            return 0, ""
+        common = gcd(*belief.values())
+        belief = {hidden: weight // common for hidden, weight in belief.items()}
+        key = (frozenset(belief.items()), num_queries, turns)
+        if key not in self._best:
+            right = self.percent_earned(num_queries) * 100**turns
+            values = {action: belief.get(value, 0) * right for action, value in self.answers.items()}
+            for query in self.queries:
+                following = self.after(belief, query).values()
+                values[query] = sum(self.best(each, num_queries + 1, turns - 1)[0] for each in following)
+            action = max(values, key=values.__getitem__)
+            self._best[key] = values[action], action
+        value, action = self._best[key]
+        return value * common, action
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ class Case:
         return self.inquiry.reply(query, self.hidden, num_queries in self.lies)
 
 
-class Oracle(TurnWorld, Solved):
+class Oracle(TurnWorld):
     """A number to be found by queries whose replies may be lies.
 
     Invariant: over all prompts of the same numbers, the hidden number is uniform, and lies are independent of it and of
@@ -171,11 +186,6 @@ class Oracle(TurnWorld, Solved):
         )
         return Case(question, self._inquiry(tuple(values)), int(found[2]), lies)
 
-    def solved(self, prompt_id: str) -> tuple[Policies, int]:
-        """Return the best policies for the smallest numbers: the values depend on how many there are only."""
-        values = tuple(_VALUES[: len(self.case(prompt_id).inquiry.answers)])
-        return policies_of(self._inquiry(values)), self.settings.num_turns
-
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the right answer, without a query."""
         return [f" answer {self.case(prompt_id).hidden}\n"]
@@ -183,14 +193,14 @@ class Oracle(TurnWorld, Solved):
     def shot_turns(self, prompt_id: str) -> list[str]:
         """Return the turns of the best policy with memory."""
         case = self.case(prompt_id)
-        policies, turns = policies_of(case.inquiry), []
-        belief = policies.first[""]
-        for left in range(self.settings.num_turns, 0, -1):
-            action = policies.best(belief, left)[1]
+        inquiry, turns = case.inquiry, []
+        belief = dict.fromkeys(inquiry.answers.values(), 1)
+        for num_queries in range(self.settings.num_turns):
+            action = inquiry.best(belief, num_queries, self.settings.num_turns - num_queries)[1]
             turns.append(f" {action}\n")
-            if action in case.inquiry.answers:
+            if action in inquiry.answers:
                 break
-            belief = policies.after(belief, action)[1][case.reply(action, len(turns) - 1)]
+            belief = inquiry.after(belief, action)[case.reply(action, num_queries)]
         return turns
 
     def begin(self, prompt_id: str) -> str:
@@ -223,9 +233,3 @@ class Oracle(TurnWorld, Solved):
 def inquiry_of(values: tuple[int, ...], lie_percent: int, cost_percent: int) -> Inquiry:
     """Return the task of some numbers, one object for equal ones."""
     return Inquiry(values, lie_percent, cost_percent)
-
-
-@lru_cache(maxsize=64)
-def policies_of(inquiry: Inquiry) -> Policies:
-    """Return the best policies of a task, computed once."""
-    return Policies(inquiry)

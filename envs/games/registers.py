@@ -12,11 +12,6 @@ c: a register that holds the name of another, which holds the number). "larger" 
 have opposite answers after the same reads, so as domains of a stream they interfere with each other. A turn that is not
 a valid action gets an error reply and counts as a turn.
 
-Memory is worth something in "larger" and "smaller" only: the best policy with memory reads both registers and earns 1.
-Without memory, which sees the last reply alone, it earns .753: it answers with the first register it reads if that
-holds one of the 45 largest numbers (smallest, for "smaller"), else with the second. The other tasks need the last reply
-only. `Registers.optimal_values` returns these values.
-
 The prompt id is the whole hidden state with the question, as in "p=17, c=40, k=93. larger p c".
 """
 
@@ -25,12 +20,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from math import perm
 from string import ascii_lowercase
 from typing import Annotated
 
-from rllib_srl.envs.games.beliefs import OptimalValues
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.question import integer_in
 from rllib_srl.envs.settings import OneOf, Within
@@ -57,40 +50,10 @@ class RegistersSettings(TurnSettings):
 
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        least = least_turns(self.task)
+        least = 2 if self.task == "read" else 3  # of the shortest solution
         if self.num_turns >= least:
             return []
         return [f"num_turns = {self.num_turns}; expected at least {least} for task = {self.task!r}"]
-
-
-def least_turns(task: str) -> int:
-    """Return the number of turns of the shortest solution of a task."""
-    return 2 if task == "read" else 3
-
-
-def reactive_value(num_values: int, has_spare: bool) -> Fraction:
-    """Return the value of the best policy without memory for the larger of two registers of distinct numbers.
-
-        largest, over h, of   sum over v of the h largest of   max(below(v), 1 if v is not the largest)
-                            + sum over all w of                max(below(w) without the h largest, 1 if h leaves others)
-
-    divided by the n (n - 1) pairs. It answers with the first register's number v if that is one of the h largest, else
-    reads the second, and answers with its number w; where fewer than 2 pairs make w right, it states a number instead.
-    With a third register and a turn to read it, that number is chosen to differ from the third register's, which wins
-    2 / (n (n - 1) (n - 2)) more. For few numbers the branch and bound of `beliefs` finds the same values.
-
-    Args:
-        num_values: n, how many numbers a register may hold, at least 5
-        has_spare: a further register can be read after the two
-    """
-    wins = []
-    for num_kept in range(num_values + 1):
-        least = num_values - num_kept  # the first register answers from this rank on
-        first = sum(max(rank, rank < num_values - 1) for rank in range(least, num_values))
-        second = sum(max(min(rank, least), rank + 1 < least) for rank in range(num_values))
-        wins.append(first + second)
-    spare = Fraction(2, num_values - 2) if has_spare else 0
-    return Fraction(max(wins) + spare) / (num_values * (num_values - 1))
 
 
 class Registers(TurnWorld):
@@ -144,23 +107,6 @@ class Registers(TurnWorld):
         held, task, of = self._read(prompt_id)
         needed = [of[0], held[of[0]]] if task == "follow" else of
         return [*(f" get {name}\n" for name in needed), f" answer {_right(held, task, of)}\n"]
-
-    def optimal_value(self, prompt_id: str) -> float:
-        """Return the expected reward of the best policy with memory, 1.
-
-        Raises:
-            ValueError: `num_turns` is too short for the task of the prompt.
-        """
-        _, task, _ = self._read(prompt_id)
-        if self.settings.num_turns < (least := least_turns(task)):
-            raise ValueError(f"num_turns = {self.settings.num_turns}; expected at least {least} for {prompt_id!r}")
-        return 1.0
-
-    def optimal_values(self, prompt_id: str) -> OptimalValues:
-        """Return the exact values of the best policies, as means over all numbers that the registers may hold."""
-        with_memory, (held, task, _) = self.optimal_value(prompt_id), self._read(prompt_id)
-        has_spare = len(held) > 2 and self.settings.num_turns > 3
-        return OptimalValues(with_memory, float(reactive_value(len(_VALUES), has_spare)) if task in _PAIRED else 1.0)
 
     def begin(self, prompt_id: str) -> str:
         """Name the registers, and state the question."""

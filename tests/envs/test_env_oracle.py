@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from math import prod
 
 import numpy as np
 import pytest
 
-from rllib_srl.envs.games.beliefs import OptimalValues, Policies
-from rllib_srl.envs.games.oracle import Oracle
+from rllib_srl.envs.games.oracle import Inquiry, Oracle
 from rllib_srl.types import RIGHT, passed
 from tests.envs.play import played
 
@@ -57,38 +55,35 @@ def test_a_turn_that_is_not_an_action_is_used_up_and_costs_nothing():
     assert played(world, FOUR, [" above 12\n"] * 6)[-1] == ("", 0.0, False, True, {})  # readable, but no answer
 
 
-def test_values_with_the_oracle_by_hand():
-    def values(**settings):
-        world = Oracle({"num_numbers": 2, "cost_percent": 5, "num_shots": 0, **settings})
-        dice = " ".join(["19"] * settings["num_turns"])
-        return world.optimal_values(f"12, 35. hidden 12. dice {dice}")
+def value(inquiry, turns):
+    """Return the expected reward of the best policy, all numbers equally likely."""
+    belief = dict.fromkeys(inquiry.answers.values(), 1)
+    return inquiry.best(belief, 0, turns)[0] / (len(belief) * 100 * 100**turns)
 
+
+def test_values_with_the_oracle_by_hand():
     # One query: its reply is true in 90 % of cases, .95 * .9 = .855; no query earns .5.
-    assert values(num_turns=2) == OptimalValues(0.855, 0.855)
+    assert value(Inquiry((12, 35), 10, 5), 2) == 0.855
     # Up to three: the second agrees with probability .82, and both are true with .81: .9 * .81 = .729; else a third
-    # decides: .18 * .85 * .9 = .1377. Without memory a third reply looks like the first: .855 remains.
-    assert values(num_turns=4) == OptimalValues(pytest.approx(0.8667, abs=1e-15), 0.855)
+    # decides: .18 * .85 * .9 = .1377.
+    assert value(Inquiry((12, 35), 10, 5), 4) == pytest.approx(0.8667, abs=1e-15)
     # Without lies one query is enough; a query that costs more than it brings is not made.
-    assert values(num_turns=4, lie_percent=0) == OptimalValues(0.95, 0.95)
-    assert values(num_turns=2, cost_percent=50) == OptimalValues(0.5, 0.5)
+    assert value(Inquiry((12, 35), 0, 5), 4) == 0.95
+    assert value(Inquiry((12, 35), 10, 50), 2) == 0.5
 
 
 def earned(world, prompt_id):
-    """Return the reward of the best policy with memory, which reads the texts of the environment only."""
-    inquiry = world.case(prompt_id).inquiry
-    policies = _kept(inquiry)
+    """Return the reward of the best policy, which reads the texts of the environment only."""
+    inquiry, turns = world.case(prompt_id).inquiry, world.settings.num_turns
     observation, _ = world.reset(options={"prompt_id": prompt_id})
-    belief = policies.first[""]
-    for left in range(world.settings.num_turns, 0, -1):
-        action = policies.best(belief, left)[1]
+    belief = dict.fromkeys(inquiry.answers.values(), 1)
+    for num_queries in range(turns):
+        action = inquiry.best(belief, num_queries, turns - num_queries)[1]
         observation, reward, is_over, _, _ = world.step(f" {action}\n")
         if is_over:
             return reward
-        belief = policies.after(belief, action)[1][observation.partition("\n")[0]]
+        belief = inquiry.after(belief, action)[observation.partition("\n")[0]]
     raise AssertionError("the best policy did not answer")
-
-
-_kept = cache(Policies)
 
 
 @pytest.mark.parametrize("lie_percent", [0, 10, 25])
@@ -99,9 +94,7 @@ def test_the_best_policy_earns_its_value_over_all_numbers_and_lies(lie_percent):
         weight = prod(lie if die == LIE else 1 - lie for die in dice) / 3
         prompt_id = f"12, 35, 81. hidden {hidden}. dice {' '.join(map(str, dice))}"
         total += weight * earned(world, prompt_id) if weight else 0.0
-    values = world.optimal_values(prompt_id)
-    assert total == pytest.approx(values.with_memory, abs=1e-12)
-    assert values.without_memory < total - 0.05 or not lie_percent
+    assert total == pytest.approx(value(world.case(prompt_id).inquiry, 5), abs=1e-12)
 
 
 def test_what_is_hidden_has_the_stated_probability_and_does_not_decide_the_split():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from itertools import permutations
-
 import pytest
 
-from rllib_srl.envs.games.beliefs import OptimalValues, Outcome, Policies, Pomdp
-from rllib_srl.envs.games.registers import Registers, reactive_value
+from rllib_srl.envs.games.registers import Registers
 from rllib_srl.envs.turns import MOST_TURN_CHARACTERS
 from tests.envs.play import played
 
@@ -67,47 +63,3 @@ def test_an_unreadable_turn_is_used_up():
 def test_impossible_registers_are_refused(prompt_id):
     with pytest.raises(ValueError, match="expected registers and a task"):
         make().reset(options={"prompt_id": prompt_id})
-
-
-class Pair(Pomdp):
-    """The task "larger" with few numbers, as a hidden-state task: reads of any register, then an answer."""
-
-    def __init__(self, num_registers: int, num_values: int):
-        self.values = range(num_values)
-        self.held = list(permutations(self.values, num_registers))
-        self.actions = [f"get {at}" for at in range(num_registers)] + [f"answer {value}" for value in self.values]
-
-    def starts(self):
-        return [(1, held, "") for held in self.held]
-
-    def outcomes(self, state, action):
-        verb, number = action.split()
-        if verb == "get":
-            return [Outcome(1, 0, state, f"{number} = {state[int(number)]}")]
-        return [Outcome(1, int(int(number) == max(state[:2])), None, "")]
-
-
-@pytest.mark.parametrize(
-    ("num_registers", "num_values", "num_turns"), [(2, 4, 3), (2, 5, 3), (2, 5, 4), (2, 7, 3), (3, 5, 3)]
-)
-def test_the_value_without_memory_is_that_of_a_search_over_all_policies(num_registers, num_values, num_turns):
-    searched = Policies(Pair(num_registers, num_values))
-    assert searched.without_memory(num_turns) == reactive_value(num_values, has_spare=False)
-    assert searched.with_memory(num_turns) == 1
-
-
-def test_values_by_hand():
-    """Of 20 ordered pairs of 5 numbers: h = 2 wins 3 + 4 first, then 1 (guessed) + 1 + 2 + 3 + 3 = 10, so 17 of 20.
-
-    The search over all policies of three registers and four turns, which takes half a minute, finds 53 / 60 as well.
-    """
-    assert reactive_value(5, has_spare=False) == Fraction(17, 20)
-    assert reactive_value(5, has_spare=True) == Fraction(53, 60)
-    assert make(task="larger").optimal_values(LARGER) == OptimalValues(1.0, float(reactive_value(90, has_spare=True)))
-    two = make(num_registers=2).optimal_values("p=17, c=40. smaller p c")
-    assert two == OptimalValues(1.0, pytest.approx(6031 / 8010, abs=1e-12))
-    assert make(num_turns=3).optimal_values(LARGER).without_memory == pytest.approx(6031 / 8010, abs=1e-12)
-    for easy in ("p=17, c=40. read c", "p=c, c=40, k=93. follow p"):
-        assert make().optimal_values(easy) == OptimalValues(1.0, 1.0) and make().optimal_value(easy) == 1.0
-    with pytest.raises(ValueError, match="num_turns = 2; expected at least 3 for 'p=17"):
-        make(num_turns=2).optimal_values(LARGER)
