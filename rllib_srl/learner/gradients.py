@@ -39,12 +39,7 @@ def norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def summed(gradients: Sequence[torch.Tensor], num_learners: int) -> list[torch.Tensor]:
-    """Return the sum over shards of each tensor: new tensors, or the given ones with fewer than two learners.
-
-    Args:
-        gradients: gradients of this learner's shard.
-        num_learners: number of learners.
-    """
+    """Return the sum over learners of each tensor: new tensors, or the given ones with fewer than two learners."""
     if num_learners < 2:
         return list(gradients)
     flat = torch.cat([gradient.flatten() for gradient in gradients])

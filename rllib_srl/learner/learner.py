@@ -22,32 +22,34 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.numpy import convert_to_numpy
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from rllib_srl.batch.layout import Episode, MicroBatch, bare_episode, episodes_of, micro_batch, micro_batches
 from rllib_srl.batch.shard import TrainingShard
+from rllib_srl.engine.sync import WeightBundle, pack_stream
 from rllib_srl.learner.gradients import apart, gradients_of, norm, set_gradients, summed
-from rllib_srl.learner.model_setup import export, make_optimizer, set_up_model
-from rllib_srl.learner.objective import (
-    SUMS,
-    Sums,
-    first_pass,
-    played_loss,
-    reused_loss,
-    statistics,
-)
+from rllib_srl.learner.model_setup import export, make_optimizer, sent_weights, set_up_model
+from rllib_srl.learner.objective import SUMS, Sums, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.learner.reference import FrozenPolicies, FrozenPolicy, Home
 from rllib_srl.learner.rl_module import CausalLMModule
 from rllib_srl.learner.scoring import Scorer
-from rllib_srl.learner.sharding import clipped_shards, most, norm_of_shards, summed_shards
-from rllib_srl.learner.training_state import TrainingState
+from rllib_srl.learner.sharding import (
+    clipped_shards,
+    most,
+    norm_of_shards,
+    sharded_optimizer_state,
+    summed_shards,
+    whole_optimizer_state,
+)
 from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
-from rllib_srl.learner.weight_sender import Sent, WeightSender
 from rllib_srl.types import Group, Target
 
 if TYPE_CHECKING:  # at run time imported only if a run needs it
@@ -57,28 +59,23 @@ if TYPE_CHECKING:  # at run time imported only if a run needs it
 TIMERS = ("layout_s", "forward_backward_s", "reduce_s", "optimizer_s")
 
 
+class Sent(NamedTuple):
+    """A bundle of weights in the object store."""
+
+    ref: Any  # ObjectRef of a WeightBundle
+    seconds: dict[str, float]  # pack_s, put_s
+
+
 class GRPOTorchLearner(TorchLearner):
-    """Trains one `CausalLMModule`.
-
-    Invariant: after `update` all learners have equal weights.
-
-    Attributes:
-        scorer: forward passes of the policy.
-        frozen: policies that score but are not trained, including the reference.
-        reference: anchor of the KL; None without a KL term.
-        regularisers: terms that keep the policy near what it has learned; None without any.
-        retention: stored answers that are held; None with `replay_retain` = 0.
-        conflict: compares their gradient with the rest; set if they are held.
-        can_share_prefixes: whether micro-batches are tries; False pads.
-    """
+    """Trains one `CausalLMModule`. Invariant: after `update` all learners have equal weights."""
 
     scorer: Scorer
-    frozen: FrozenPolicies
-    reference: FrozenPolicy | None
-    regularisers: Regularisers | None
-    retention: StoredAnswers | None
-    conflict: Conflict
-    can_share_prefixes: bool
+    frozen: FrozenPolicies  # policies that score but are not trained, including the reference
+    reference: FrozenPolicy | None  # of the KL; None without a KL term
+    regularisers: Regularisers | None  # terms that keep the policy near what it has learned; None without any
+    retention: StoredAnswers | None  # stored answers that are held; None with `replay_retain` = 0
+    conflict: Conflict  # compares their gradient with the rest; set if they are held
+    can_share_prefixes: bool  # whether micro-batches are tries; False pads
 
     # --- build --------------------------------------------------------------------------------
 
@@ -102,8 +99,8 @@ class GRPOTorchLearner(TorchLearner):
             of_run = (config.num_learners, config.fsdp, self.frozen.load)
             own = Training(self.policy, parameters, self.scorer, device, *of_run)
             self.regularisers = Regularisers(named, own)
-        self._state = TrainingState(self.policy, self._named_optimizers, device, config.fsdp, self._is_first)
-        self._sender = WeightSender(self.model, config.compute_dtype, self._is_first, config.sends_adapter())
+        self._gathered: dict[str, Any] | None = None  # whole states of the optimisers, from `gather` to the next update
+        self._bundle: WeightBundle | None = None  # the last one sent, its buffer is reused; the object store has a copy
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
         self._group_of_B: list[str] = []  # group id by `Episode.index`
         self._left_out: Counter[str] = Counter()  # reused episodes beyond `replay_max_logp_gap`, by group id
@@ -206,12 +203,7 @@ class GRPOTorchLearner(TorchLearner):
         return most(num_passes, self._device) - num_passes if self.config.fsdp else 0
 
     def _run_empty_of_reference(self, num_empty: int, also_others: bool = False) -> None:
-        """Run passes of sharded frozen policies for other learners, which have more micro-batches.
-
-        Args:
-            num_empty: number of micro-batches.
-            also_others: also run those of the regularisers.
-        """
+        """Run passes of sharded frozen policies, of the regularisers too, for learners with more micro-batches."""
         for _ in range(num_empty):
             if self.reference is not None:
                 self.reference.logp(self._empty_pass())
@@ -229,8 +221,7 @@ class GRPOTorchLearner(TorchLearner):
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        if self.config.fsdp:
-            self._state.forget_gathered()
+        self._forget_gathered()
         sums = self._accumulate_gradients()
         with self._timed("reduce_s"):
             gradients = self._summed_gradients()
@@ -376,19 +367,25 @@ class GRPOTorchLearner(TorchLearner):
         return [sums_G.tolist() for sums_G in np.split(sums_B, bounds)]
 
     def end_stages(self, domains: list[str], shard: TrainingShard) -> int:
-        """Let the regularisers record what was learned in stages that ended; see `Regularisers.end_stages`.
-
-        Args:
-            domains: those that ended.
-            shard: this learner's part of their groups; its advantages are not read.
-        """
+        """Let the regularisers record what was learned in stages that ended; advantages are not read."""
         if self.regularisers is None:
             return 0
         episodes = _scored(shard.groups())
         return self.regularisers.end_stages(domains, episodes, self.config.temperature, self.can_share_prefixes)
 
     def send(self, version: int) -> Sent:
-        return self._sender.send(version)
+        """Put the weights, or only the adapters, into the object store, in the engines' number format."""
+        start = time.perf_counter()
+        layout, weights = sent_weights(self.model, self.config.sends_adapter())
+        if not self._is_first:  # this learner only takes part in gathering them
+            for _ in weights:
+                pass
+            return Sent(None, {})
+        memory = self._bundle.buffer if self._bundle is not None else None
+        self._bundle = pack_stream(layout, weights, version, self.config.compute_dtype, memory)
+        packed = time.perf_counter()
+        ref = ray.put(self._bundle)
+        return Sent(ref, {"pack_s": packed - start, "put_s": time.perf_counter() - packed})
 
     def score_canary(self, sequences: list[list[int]]) -> list[np.ndarray]:
         return self.scorer.score(sequences)
@@ -397,14 +394,21 @@ class GRPOTorchLearner(TorchLearner):
         """Offload the optimiser state to host memory and free the gradients, for an engine on the same GPU."""
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        self._state.move_optimizers("cpu")
+        self._move_optimizers("cpu")
         self._micro_batches = {}
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
         """Move the optimiser state back to the device (undoes `offload`)."""
-        self._state.move_optimizers(self._device)
+        self._move_optimizers(self._device)
+
+    def _move_optimizers(self, device: torch.device | str) -> None:
+        for optimizer in self._optimizer_parameters:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.dim():  # step counts stay where the optimiser put them
+                        state[name] = value.to(device)
 
     # --- state and checkpoints ------------------------------------------------------------------
 
@@ -422,14 +426,34 @@ class GRPOTorchLearner(TorchLearner):
         if self.regularisers is not None:
             self.regularisers.set_state(state.get("regularisers", {}))
 
+    def gather(self) -> None:
+        """Gather weights and optimiser state on the first learner, from which RLlib reads them; a collective."""
+        if self.config.fsdp:
+            self.policy.gather(self._is_first)
+            states = {name: one.state_dict() for name, one in self._named_optimizers.items()}
+            self._gathered = {name: whole_optimizer_state(state, self._is_first) for name, state in states.items()}
+
+    def _forget_gathered(self) -> None:
+        self.policy.gathered = self._gathered = None
+
     def _get_optimizer_state(self) -> dict[str, Any]:
-        return self._state.gathered_optimizers() if self.config.fsdp else super()._get_optimizer_state()
+        if not self.config.fsdp:
+            return super()._get_optimizer_state()
+        if self._gathered is None:
+            raise RuntimeError("the optimiser is spread over learners; call gather on all of them first")
+        rows = {"module_id": DEFAULT_MODULE_ID}
+        return {name: {**rows, "state": convert_to_numpy(state)} for name, state in self._gathered.items()}
 
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
-        if self.config.fsdp:
-            self._state.set_gathered_optimizers(state)
-        else:
+        """Load a state of any number of learners, with or without `fsdp`; with it each keeps its own rows."""
+        if not self.config.fsdp:
             super()._set_optimizer_state(state)
+            return
+        for name, optimizer in self._named_optimizers.items():
+            given = state[name]["state"]
+            entries = convert_to_torch_tensor(given["state"], device=self._device)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            optimizer.load_state_dict(sharded_optimizer_state({**given, "state": entries}, parameters))
 
     def save_to_path(self, *args: Any, **kwargs: Any) -> Any:
         """Write this learner's part of a checkpoint.
@@ -445,7 +469,7 @@ class GRPOTorchLearner(TorchLearner):
             self._save_error = error
             return None
         self._is_saved = True
-        self._state.forget_gathered()
+        self._forget_gathered()
         return written
 
     def take_saved(self) -> bool:
@@ -460,15 +484,8 @@ class GRPOTorchLearner(TorchLearner):
             raise error
         return is_saved
 
-    def gather(self) -> None:
-        self._state.gather()
-
     def take_weights(self, weights: dict[str, Any]) -> None:
-        """Load the weights of a checkpoint and keep the optimiser state; call it on every learner.
-
-        Raises:
-            ValueError: the weights belong to another model.
-        """
+        """Load the weights of a checkpoint and keep the optimiser state; see `CausalLMModule.set_state`."""
         self.policy.set_state(weights)
 
     def export(self, directory: str) -> None:

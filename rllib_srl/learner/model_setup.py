@@ -48,13 +48,7 @@ _BASE = ".base_layer"  # peft's name for the wrapped layer
 
 
 def set_up_model(policy: CausalLMModule, config: Any, device: torch.device) -> None:
-    """Add adapters, checkpoint activations and shard the weights as the settings ask, in place.
-
-    Args:
-        policy: module on `device`.
-        config: an `SRLConfig`.
-        device: device of the learner.
-    """
+    """Add adapters, checkpoint activations and shard the weights as the settings ask, in place."""
     if config.lora_rank:
         add_adapters(policy.model, config.adapter_spec(), config.seed or 0)
     if config.activation_checkpointing:
@@ -86,7 +80,7 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
         if owner.endswith(_BASE):
             owner = owner.removesuffix(_BASE)
             yield f"{owner}.{kind}", parameter, layers[owner] if kind == "weight" else None
-        elif not any(name.startswith(f"{layer}.") for layer in _parents(owner, layers)):
+        elif not owner.endswith((f".lora_A.{NAME}", f".lora_B.{NAME}")):
             yield name, parameter, None
 
 
@@ -101,13 +95,6 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def _parents(owner: str, layers: dict[str, Any]) -> Iterator[str]:
-    parts = owner.split(".")
-    for end in range(1, len(parts) + 1):
-        if ".".join(parts[:end]) in layers:
-            yield ".".join(parts[:end])
 
 
 # --- weights of the policy ------------------------------------------------------------------------
@@ -126,25 +113,14 @@ def weights_layout(model: torch.nn.Module) -> list[tuple[str, torch.Size, torch.
 def sent_weights(
     model: torch.nn.Module, sends_adapter: bool
 ) -> tuple[list[tuple[str, torch.Size, torch.dtype]], Iterator[tuple[str, torch.Tensor]]]:
-    """Return layout and tensors of what an engine receives: only the adapters, or the whole policy.
-
-    Args:
-        model: the policy's model.
-        sends_adapter: whether the engine applies the adapters itself.
-    """
+    """Return layout and tensors of what an engine receives: only the adapters, or the whole policy."""
     if not sends_adapter:
         return weights_layout(model), policy_weights(model)
     return [(name, one.shape, one.dtype) for name, one in adapter_tensors(model)], adapter_tensors(model)
 
 
 def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:
-    """Write model and tokenizer as a Hugging Face directory; with FSDP2 call it on every learner.
-
-    Args:
-        policy: module in training.
-        directory: where to write.
-        is_first: whether this learner writes.
-    """
+    """Write model and tokenizer as a Hugging Face directory; with FSDP2 call it on every learner, the first writes."""
     weights = {}
     for name, tensor in policy_weights(policy.model):  # every learner takes part in gathering; one keeps the result
         if is_first:
@@ -163,12 +139,7 @@ OPTIMIZERS = (*TORCH, *BITSANDBYTES)
 
 
 def fault_of(name: str, num_gpus: float) -> str | None:
-    """Return an error message if an optimiser cannot run here, else None.
-
-    Args:
-        name: one of `OPTIMIZERS`.
-        num_gpus: GPUs per learner.
-    """
+    """Return an error message if an optimiser cannot run here, with GPUs per learner, else None."""
     if name in PAGED and not num_gpus:
         return f"optimizer_name = {name!r}; expected num_gpus_per_learner above 0: on a CPU there is nothing to page"
     if name in BITSANDBYTES and find_spec("bitsandbytes") is None:
@@ -179,14 +150,7 @@ def fault_of(name: str, num_gpus: float) -> str | None:
 def make_optimizer(
     name: str, parameters: Iterable[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Return an optimiser; RLlib's schedule sets the learning rate.
-
-    Args:
-        name: one of `OPTIMIZERS`.
-        parameters: trained parameters only.
-        betas: AdamW's moving-average rates.
-        weight_decay: AdamW's weight decay.
-    """
+    """Return one of `OPTIMIZERS`; RLlib's schedule sets the learning rate, and `sgd` reads no other setting."""
     if name == "sgd":
         return torch.optim.SGD(parameters)
     if name in BITSANDBYTES:

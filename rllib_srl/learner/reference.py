@@ -100,11 +100,6 @@ class FrozenPolicy:
         """Return an estimate of the KL to the reference of each episode, summed over its tokens, nats, float64 [B].
 
         The policy is the one that wrote the tokens: k1 = behaviour_logp - ref_logp.
-
-        Args:
-            estimator: a name of `KL_REWARDS`.
-            batches: micro-batches as for `token_logps`, with `behaviour_logp` and `episode` [N].
-            num_episodes: B; `episode` is in [0, B).
         """
         sums_B = np.zeros(num_episodes)
         for batch in batches:

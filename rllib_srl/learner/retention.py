@@ -55,15 +55,7 @@ class StoredAnswers:
         shares_prefixes: bool,
         empty_passes: Callable[[int], list[MicroBatch[torch.Tensor]]],
     ) -> None:
-        """Set what forward passes need.
-
-        Args:
-            config: an `SRLConfig`.
-            scorer: forward passes of the policy.
-            shares_prefixes: whether micro-batches are tries.
-            empty_passes: returns the passes that this learner must add to a number of passes, so that all learners run
-                equally many.
-        """
+        """Set what forward passes need; `empty_passes` is that of the learner."""
         self._config, self._scorer = config, scorer
         self._shares, self._empty_passes = shares_prefixes, empty_passes
         self._top_k = int(config.replay_retain_top_k)
@@ -80,13 +72,7 @@ class StoredAnswers:
     ) -> bool:
         """Lay out the held answers, score those that are only scored, and ask for targets of the played ones.
 
-        Args:
-            shard: the update's shard.
-            groups: its groups; episodes are numbered as `episodes_of` does.
-            played: their micro-batches.
-
-        Returns:
-            Whether any learner holds an answer in this update.
+        Return whether any learner holds an answer in this update.
         """
         self._targets, self._sums, self._held, self._compared, self._cosines = [], {}, [], {}, None
         if (part := shard.retention) is None:
@@ -264,13 +250,7 @@ class Conflict:
         block: torch.nn.Module,
         summed: Callable[[], Sequence[torch.Tensor]],
     ) -> None:
-        """Set what is compared.
-
-        Args:
-            parameters: all that are trained.
-            block: the last one of the model; if none of its parameters is trained, all parameters are compared.
-            summed: returns the gradients of the parameters, in their order, summed over learners.
-        """
+        """Set what is compared: trained parameters of the block or, without any, all; `summed` is over learners."""
         self._parameters, self._summed = list(parameters), summed
         own = {id(one) for one in block.parameters()}
         self._at = [i for i, one in enumerate(parameters) if id(one) in own] or list(range(len(parameters)))
@@ -286,8 +266,8 @@ class Conflict:
         """Return the cosines after `note`; a collective.
 
         Args:
-            gradients: gradients of the whole update, held answers included, summed over learners.
-            domains: domains of held answers, equal on all learners.
+            gradients: of the whole update, held answers included, summed over learners.
+            domains: of held answers, equal on all learners.
             backward: adds the gradient of a domain's held answers to the parameters.
         """
         rest = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]

@@ -44,11 +44,7 @@ class CausalLMModule(TorchRLModule):
         return self
 
     def checkpoint_activations(self, offload: bool = False) -> None:
-        """Enable activation checkpointing: keep each decoder layer's input and recompute the rest in the backward.
-
-        Args:
-            offload: keep these inputs in host memory, page-locked with a GPU.
-        """
+        """Keep only each decoder layer's input, with `offload` in host memory; the backward recomputes the rest."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -59,11 +55,7 @@ class CausalLMModule(TorchRLModule):
         self.train()
 
     def gather(self, keeps: bool) -> None:
-        """Gather the sharded weights for `get_state`; a collective.
-
-        Args:
-            keeps: whether this learner keeps them, because `get_state` will be called on it.
-        """
+        """Gather the sharded weights; a collective. RLlib calls `get_state` on the learner that keeps them."""
         found = {}
         for name, tensor in whole(self.saved_parameters()):
             if keeps:

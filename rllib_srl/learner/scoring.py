@@ -46,11 +46,7 @@ def as_tensors(one: MicroBatch[np.ndarray], device: torch.device, temperature: f
 
 
 def load_causal_lm(name_or_path: str) -> torch.nn.Module:
-    """Load a causal language model in fp32 with dropout off.
-
-    Args:
-        name_or_path: a Hugging Face id, a local directory or a packaged model (`models.local_model`).
-    """
+    """Load a causal language model, as `local_model` finds it, in fp32 with dropout off."""
     from transformers import AutoModelForCausalLM
 
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
@@ -137,14 +133,7 @@ class Scorer:
     """Forward passes of the policy in the compute dtype of training. Invariant: no method changes a weight."""
 
     def __init__(self, policy: Any, device: torch.device, compute_dtype: str, is_sharded: bool) -> None:
-        """Set the policy.
-
-        Args:
-            policy: the `CausalLMModule` in training.
-            device: the policy's device.
-            compute_dtype: "float32" or "bfloat16".
-            is_sharded: whether FSDP2 shards the weights.
-        """
+        """Set the `CausalLMModule` in training, and whether FSDP2 shards its weights."""
         self._policy, self._device = policy, device
         self._compute_dtype, self._is_sharded = compute_dtype, is_sharded
 
@@ -153,12 +142,7 @@ class Scorer:
         return as_tensors(one, self._device, temperature)
 
     def forward(self, batch: MicroBatch[torch.Tensor], is_exact: bool = False) -> dict[str, torch.Tensor]:
-        """Return the output of `token_logps`, with gradients unless they are disabled.
-
-        Args:
-            batch: what `tensors` returned.
-            is_exact: compute in fp32 regardless of the compute dtype.
-        """
+        """Return the output of `token_logps` for what `tensors` returned; `is_exact` computes in fp32."""
         dtype = "float32" if is_exact else self._compute_dtype
         with Widened() if is_exact else nullcontext(), autocast(self._device, dtype):
             fwd_out: dict[str, torch.Tensor] = self._policy(batch)
@@ -170,18 +154,9 @@ class Scorer:
             self._policy.reshard()
 
     def score(
-        self,
-        sequences: list[list[int]],
-        share_prefixes: bool = False,
-        is_exact: bool = False,
+        self, sequences: list[list[int]], share_prefixes: bool = False, is_exact: bool = False
     ) -> list[np.ndarray]:
-        """Return for each sequence the log-probs of its tokens 1..T-1 at temperature 1, float32 [T - 1].
-
-        Args:
-            sequences: token ids, at least 2 per sequence.
-            share_prefixes: use a trie layout instead of padding.
-            is_exact: as in `forward`.
-        """
+        """Return the log-probs of tokens 1..T-1 of each sequence of at least 2, at temperature 1, float32 [T - 1]."""
         episodes = [bare_episode(ids, index) for index, ids in enumerate(sequences)]
         batch = self.tensors(micro_batch(episodes, share_prefixes))
         with torch.no_grad():
@@ -217,18 +192,9 @@ class Scale:
 def token_scores(
     hidden_UD: torch.Tensor, weight_VD: torch.Tensor, row_N: torch.Tensor, token_N: torch.Tensor, scale: Scale
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-prob of each token and the entropy of its row, both fp32 [N], nats, with gradients.
-
-    Args:
-        hidden_UD: last hidden states.
-        weight_VD: weight of the head, which has no bias.
-        row_N: row of each token, in [0, U).
-        token_N: token ids, in [0, V).
-        scale: softcap and temperature.
-    """
+    """Return the log-prob of each token and the entropy of its row, both fp32 [N], nats, with gradients."""
     order = torch.argsort(row_N, stable=True)
-    device = hidden_UD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
+    dtype = _compute_dtype(hidden_UD)
     scores: Callable[..., tuple[torch.Tensor, ...]] = _Scores.apply
     lse_U, entropy_U, target_N = scores(hidden_UD, weight_VD, row_N[order], token_N[order], scale, dtype)
     return target_N[torch.argsort(order)] - lse_U[row_N], entropy_U[row_N]
@@ -237,27 +203,23 @@ def token_scores(
 def top_tokens(
     hidden_UD: torch.Tensor, weight_VD: torch.Tensor, num: int, scale: Scale
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the likeliest tokens of each row, int64 [U, k], and their log-probs, fp32 [U, k], without gradient.
-
-    Args:
-        hidden_UD: last hidden states.
-        weight_VD: weight of the head, which has no bias.
-        num: k, at most V.
-        scale: softcap and temperature.
-    """
-    device = hidden_UD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
-    tokens, logps = [], []
+    """Return the k likeliest tokens of each row, int64 [U, k], and their log-probs, fp32 [U, k], without gradient."""
     if not num:
         none = hidden_UD.new_zeros((len(hidden_UD), 0))
         return none.long(), none
+    tokens, logps, dtype = [], [], _compute_dtype(hidden_UD)
     with torch.no_grad():
         weight = weight_VD.to(dtype)
-        for rows in hidden_UD.split(max(1, TILE.get(device, GPU_TILE) // len(weight))):
+        for rows in hidden_UD.split(max(1, TILE.get(weight.device.type, GPU_TILE) // len(weight))):
             top = scale.logits(rows.to(dtype) @ weight.T).log_softmax(-1).topk(num)
             tokens.append(top.indices)
             logps.append(top.values)
     return torch.cat(tokens), torch.cat(logps)
+
+
+def _compute_dtype(hidden_UD: torch.Tensor) -> torch.dtype:
+    device = hidden_UD.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UD.dtype
 
 
 class _Scores(torch.autograd.Function):

@@ -5,7 +5,7 @@
     backward    torch averages gradients over learners (reduce-scatter); `summed_shards` turns means into sums
     passes      a pass gathers weights from all learners, so all run equally many; the learner adds empty ones
     to engines  every learner is called and gathers (`whole`); learner 0 packs
-    checkpoint  each learner writes its part (`training_state`); any number of learners can restore them
+    checkpoint  each learner writes its part (`learner.py`); any number of learners can restore them
     get_state   all learners gather first (`whole_optimizer_state`), so RLlib gets whole tensors
 
 Sources: Zhao et al. 2023 (PyTorch FSDP), arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
@@ -106,13 +106,7 @@ def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def clipped_shards(gradients: Mapping[Any, torch.Tensor], norm: float, limit: float | None) -> dict[Any, torch.Tensor]:
-    """Return the gradients scaled down from their global norm to at most `limit`.
-
-    Args:
-        gradients: gradients of this learner's shards.
-        norm: the norm that `norm_of_shards` returned.
-        limit: maximum norm; None: no limit.
-    """
+    """Return the gradients scaled down from their global norm to at most `limit`; None: no limit."""
     if limit is None:
         return dict(gradients)
     factor = min(1.0, limit / (norm + 1e-6))
@@ -135,9 +129,7 @@ def assign(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
 def whole_optimizer_state(state: Mapping[str, Any], keeps: bool = True) -> dict[str, Any]:
     """Return an optimiser's `state_dict()` with its tensors gathered, in host memory; a collective.
 
-    Args:
-        state: this learner's state.
-        keeps: False on a learner that only takes part in gathering; its entries are empty.
+    Without `keeps` this learner only takes part in gathering, and its entries are empty.
     """
     entries: dict[Any, dict[str, Any]] = {}
     for index, entry in state["state"].items():
@@ -149,12 +141,7 @@ def whole_optimizer_state(state: Mapping[str, Any], keeps: bool = True) -> dict[
 
 
 def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
-    """Return this learner's shard of a whole optimiser state.
-
-    Args:
-        state: from `whole_optimizer_state`, of any number of learners.
-        parameters: parameters in the optimiser's order.
-    """
+    """Return this learner's shard of a whole optimiser state; the parameters are in the optimiser's order."""
     entries = {}
     for index, entry in state["state"].items():
         own = parameters[int(index)]

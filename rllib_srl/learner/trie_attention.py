@@ -61,18 +61,9 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend along a trie, or as transformers' "sdpa" with `attention_mask` if `trie` is None.
 
-    Args:
-        module: attention layer.
-        query: [R, H, T, D]; with a trie R is 1.
-        key: [R, Hkv, T, D], where Hkv divides H.
-        value: as for `key`.
-        attention_mask: for padded batches, bool [R, 1, T, T]; None means causal.
-        dropout: must be 0.
-        scaling: factor of the scores; None means D ** -0.5.
-        sliding_window: number of positions a token attends to, itself included; None means all.
-        softcap: scores become softcap * tanh(score / softcap); None means no cap.
-        trie: trie of the tokens.
-        kwargs: further arguments that transformers passes to kernels.
+    The query is [R, H, T, D], key and value are [R, Hkv, T, D], where Hkv divides H; with a trie R is 1. The mask of
+    padded batches is bool [R, 1, T, T], None means causal. A token attends to `sliding_window` positions, itself
+    included. Scores are multiplied by `scaling`, D ** -0.5 by default, and capped: softcap * tanh(score / softcap).
 
     Returns:
         Output [R, T, H, D], and None in place of attention weights.
@@ -326,13 +317,7 @@ def _flex(
 
 
 def is_sharing_exact(score: Callable[..., list[np.ndarray]], model: Any, max_tokens: int) -> bool:
-    """Return whether a trie and padding give the same log-probs under the real weights; log a warning if not.
-
-    Args:
-        score: `Scorer.score` of the model.
-        model: the Hugging Face model.
-        max_tokens: maximum tokens of an episode.
-    """
+    """Return whether a trie and padding give the same log-probs under the real weights; log a warning if not."""
     config = model.config.get_text_config()
     streams = check_streams(int(config.vocab_size), _window(config), max_tokens)
     try:
@@ -353,13 +338,7 @@ def is_sharing_exact(score: Callable[..., list[np.ndarray]], model: Any, max_tok
 
 
 def check_streams(vocab_size: int, window: int | None, longest: int) -> list[list[int]]:
-    """Return random token streams that exercise every kind of rectangle of a trie and exceed the sliding window.
-
-    Args:
-        vocab_size: token ids are in [0, vocab_size).
-        window: window of the widest sliding layer, tokens; None if there is none.
-        longest: maximum tokens of an episode, and of a stream.
-    """
+    """Return random token streams that exercise every kind of rectangle of a trie and exceed the sliding window."""
     length = min(longest, CHECK_TOKENS + (window or 0))
     ids = np.random.default_rng(0).integers(0, vocab_size, (5, length))
     fork, early = max(1, 5 * length // 8), max(1, length // 4)

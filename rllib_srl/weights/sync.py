@@ -22,7 +22,7 @@ from rllib_srl.common.remote_calls import Failure, RunnerFailure
 from rllib_srl.engine.canary import CanaryGap, check_canary, check_fingerprints, update_sequences
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.learner.group.learners import LearnerFailure, Learners
-from rllib_srl.learner.weight_sender import Sent
+from rllib_srl.learner.learner import Sent
 from rllib_srl.rollout.batches import Loaded
 from rllib_srl.rollout.runner_group import PendingLoads, RunnerGroup
 

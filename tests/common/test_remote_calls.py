@@ -21,7 +21,7 @@ from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, Ru
 from rllib_srl.engine import EngineBrokenError
 from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
-from rllib_srl.learner.weight_sender import Sent
+from rllib_srl.learner.learner import Sent
 from rllib_srl.rollout import runner_group
 from rllib_srl.rollout.batches import Loaded, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import ray
 import torch
 
 from rllib_srl.engine.adapters import adapter_tensors
@@ -19,7 +20,7 @@ def adapters_of(algo) -> dict[str, torch.Tensor]:
 
 def num_bytes(algo) -> int:
     """Return the size of what learner 0 sends."""
-    return algo.learner_group._learner._sender._pack(1).buffer.nbytes
+    return ray.get(algo.learner_group._learner.send(1).ref).buffer.nbytes
 
 
 @pytest.fixture

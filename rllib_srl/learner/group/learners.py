@@ -26,8 +26,7 @@ from ray.util.placement_group import remove_placement_group
 
 from rllib_srl.batch.shard import TrainingShard
 from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, end_family, family_of, gather
-from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.weight_sender import Sent
+from rllib_srl.learner.learner import GRPOTorchLearner, Sent
 
 POLL_S = 1.0
 DEATH_SHOWS_S = 10.0  # how long Ray may take to report a learner's death
@@ -84,12 +83,7 @@ class Learners:
     def update(
         self, shards: Sequence[TrainingShard], timesteps: dict[str, Any], num_epochs: int, timeout_s: float
     ) -> list[Any]:
-        """Train every learner on its shard and return the metrics of each.
-
-        Raises:
-            LearnerFailure: a learner died or did not finish within `timeout_s`.
-            Exception: the learner's own exception.
-        """
+        """Train every learner on its shard and return the metrics of each."""
         refs = [ray.put(shard) for shard in shards]
         if self._group.is_local:
             with _loss_reported("updating"):
@@ -158,15 +152,11 @@ class Learners:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def gather(self, timeout_s: float) -> None:
-        """Gather the full state, which RLlib then reads from one learner; see `TrainingState.gather`."""
+        """Gather the full state, which RLlib then reads from one learner; see `GRPOTorchLearner.gather`."""
         self._every(Call.of(GRPOTorchLearner.gather), timeout_s, "gathering weights")
 
     def check_alive(self, timeout_s: float) -> None:
-        """Check that every learner answers.
-
-        Raises:
-            LearnerFailure: a learner died or did not answer in time.
-        """
+        """Check that every learner answers."""
         self._every(Call.of(GRPOTorchLearner.take_saved), timeout_s, "idle")
 
     def take_saved(self, timeout_s: float) -> list[bool]:
@@ -260,11 +250,6 @@ def _collect(group: LearnerGroup, timeout_s: float) -> list[Any]:
 
 def started(build: Callable[[], LearnerGroup], num: int, timeout_s: float) -> LearnerGroup:
     """Start a group in a daemon thread, which is abandoned on a timeout: RLlib waits for its learners without one.
-
-    Args:
-        build: RLlib's function that starts `num` learners.
-        num: number of remote learners.
-        timeout_s: timeout of the start.
 
     Raises:
         LearnerFailure: a learner died, or the learners did not start in time.

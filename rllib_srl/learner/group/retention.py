@@ -51,15 +51,7 @@ class Retention:
         timeout_s: float,
         gradings: Mapping[str, str],
     ) -> None:
-        """Use the parts of a run.
-
-        Args:
-            settings: the memory's settings.
-            memory: the run's memory.
-            learners: the run's learners.
-            timeout_s: timeout of a call to the learners.
-            gradings: `grading_digest` by environment id.
-        """
+        """Use the parts of a run; `gradings` has the `grading_digest` of each environment."""
         self._settings, self._memory, self._learners, self._timeout_s = settings, memory, learners, timeout_s
         self._gradings = dict(gradings)
         self._changed: list[str] = []  # environments whose grading has changed since their targets were stored
@@ -71,12 +63,7 @@ class Retention:
         self._compared: tuple[str, ...] = ()
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
-        """Draw the answers that the update of this iteration holds.
-
-        Args:
-            groups: those played in this iteration.
-            now: the training iteration.
-        """
+        """Draw the answers that the update of this iteration holds, from the groups it has played."""
         fresh = [group for group in groups if group.origin == "fresh"]
         self.weight = self._settings.retain * pass_rate(fresh, self._settings.pass_reward)
         self._fresh_at |= {group.prompt.domain: now for group in fresh}
@@ -109,15 +96,7 @@ class Retention:
         trained: Sequence[GroupMeta],
         oldest: int,
     ) -> None:
-        """Set each shard's part of retention.
-
-        Args:
-            shards: the update's shards.
-            held: what `draw` returned.
-            stored: played groups that the memory has stored, each with its episodes that were not stored.
-            trained: groups with a gradient in this update.
-            oldest: version of weights whose right answers give targets.
-        """
+        """Set each shard's part of retention; `held` is what `draw` returned, for the rest see `plan`."""
         num_tokens = [int(one.num_loss_tokens_G.sum()) for one in held]
         factors = scales(num_tokens, [one.prompt.domain for one in held], self.weight)
         parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, oldest)
@@ -133,11 +112,7 @@ class Retention:
         }
 
     def keep(self, now: int) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
-        """Send the targets of the update to the memory.
-
-        Returns:
-            The metrics of the held answers, the metrics by domain, and warnings.
-        """
+        """Send the update's targets to the memory; return metrics of held answers, those by domain, and warnings."""
         num_stored = 0
         if self._counts["num_taken"]:
             with self._timed():
@@ -178,11 +153,7 @@ def pass_rate(groups: Sequence[GroupMeta], pass_reward: float) -> float:
 def means_of(
     reports: Sequence[Mapping[str, Sequence[float]]],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return the mean KL and Delta per answer, nats, over all held answers (NaN without any) and by domain.
-
-    Args:
-        reports: the sums of `HeldReport` of each shard.
-    """
+    """Return the mean KL and Delta per answer, nats, over all held answers (NaN without any) and by domain."""
     sums: dict[str, np.ndarray] = {}
     for report in reports:
         for domain, row in report.items():
@@ -220,7 +191,7 @@ class RetentionWatch:
     """
 
     def __init__(self, settings: ReplaySettings) -> None:
-        """Use the settings of the memory."""
+        """Start without records."""
         self._settings = settings
         self._records: dict[str, DomainRecord] = {}
         self._told: set[tuple[str, ...]] = set()
@@ -244,11 +215,7 @@ class RetentionWatch:
             record.best = max(record.best, record.rate)
 
     def warnings(self, cosines: Mapping[str, float]) -> list[str]:
-        """Return the warnings after an iteration's update.
-
-        Args:
-            cosines: cosine by held domain, if the update compared gradients.
-        """
+        """Return the warnings after an iteration's update; `cosines` is by held domain, {} if it compared none."""
         return [*self._conflicts(cosines), *self._below_best()]
 
     def _conflicts(self, cosines: Mapping[str, float]) -> Iterator[str]:
