@@ -59,11 +59,7 @@ class RolloutsAhead:
     def __init__(self, runners: RunnerGroup, *, slice_s: float, timeout_s: float, max_tries: int) -> None:
         """Start the thread; nothing is played yet, and the weights are of version 0.
 
-        Args:
-            runners: remote ones.
-            slice_s: seconds of a slice.
-            timeout_s: maximum seconds without an answer, and for the groups of one `take`.
-            max_tries: attempts to play a group when runners die.
+        `timeout_s` is the longest time without an answer, and for the groups of one `take`.
         """
         self.version = 0  # version of the weights; changed by the main thread while the runners are at rest
         self._runners, self._slice_s, self._timeout_s, self._max_tries = runners, slice_s, timeout_s, max_tries
@@ -92,12 +88,7 @@ class RolloutsAhead:
             return {i: sum(one.arguments["group_size"] for one in self._unended(i)) for i in self._runners.ids}
 
     def launch(self, runner_id: int, arguments: PlayArguments) -> None:
-        """Let a runner play new groups; it begins with them in its next slice.
-
-        Args:
-            runner_id: the runner's id.
-            arguments: arguments of `LLMEnvRunner.play_groups`.
-        """
+        """Let a runner play new groups; it begins with them in its next slice."""
         with self._changed:
             for group_id, prompt in arguments["prompts"].items():
                 self._groups[group_id] = Launched(group_id, prompt, runner_id, arguments)
@@ -109,9 +100,7 @@ class RolloutsAhead:
         If more have ended, those launched first are returned. The first batch has the seconds in the engine
         and of waiting for environments since the last call, from the runner with the most.
 
-        Args:
-            num: groups.
-            restore: restarts lost runners with the weights of `version` and calls `restarted`, or raises.
+        `restore` restarts lost runners with the weights of `version` and calls `restarted`, or raises.
 
         Raises:
             ActorFailure: the same group was lost `max_tries` times, or the groups did not end in time.
@@ -195,13 +184,7 @@ class RolloutsAhead:
             restore(lost)
 
     def restarted(self, runners: Mapping[int, Failure]) -> int:
-        """Play the groups of lost runners again, each on the same runner.
-
-        Args:
-            runners: by id, why they were lost.
-
-        Returns:
-            The number of groups.
+        """Play the groups of lost runners again, each on the same runner; return their number.
 
         Raises:
             ActorFailure: a group was lost `max_tries` times.
@@ -264,8 +247,7 @@ class RolloutsAhead:
                 continue
             missing = max(0, self._wanted - len(self._ended()))
             enough = -(-missing // len(self._runners.ids))
-            how = (self.version, self._slice_s, enough, new)
-            pending = self._runners.start_slice(runner_id, *how)
+            pending = self._runners.start_slice(runner_id, self.version, self._slice_s, enough, new)
             self._in_slice[runner_id] = pending, time.monotonic() + self._slice_s + self._timeout_s
 
     def _take_new(self, runner_id: int) -> PlayArguments | None:

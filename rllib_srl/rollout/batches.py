@@ -14,20 +14,20 @@ from rllib_srl.types import Group, GroupMeta, Prompt
 class PlayOptions(TypedDict, total=False):
     """How prompts are played: arguments of `LLMEnvRunner.play_groups` that a caller of `SRL.play` may choose."""
 
-    group_size: int
-    temperature: float
-    num_transcripts: int
-    as_groups: bool
-    with_answers: bool
-    min_episodes: int
+    group_size: int  # G
+    temperature: float  # as any other field of `Sampling`
+    num_transcripts: int  # groups that are also returned as text
+    as_groups: bool  # False for evaluation: one valid episode is enough, no rewards are settled, and `ref` is None
+    with_answers: bool  # return the policy's last turns as text
+    min_episodes: int  # minimum number of valid episodes of a group; one with fewer is dropped
 
 
 class PlayArguments(PlayOptions, total=False):
     """The arguments of one call of `LLMEnvRunner.play_groups`."""
 
-    prompts: Required[Mapping[str, Prompt]]
-    seed: Required[int | None]
-    revisits: Collection[str]
+    prompts: Required[Mapping[str, Prompt]]  # by group id
+    seed: Required[int | None]  # reseeds the engine's sampling generator; None leaves it unchanged
+    revisits: Collection[str]  # ids of the groups whose prompts come from the memory
 
 
 @dataclass(frozen=True)

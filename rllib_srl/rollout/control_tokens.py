@@ -30,12 +30,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: Any, marking: Iterable[int] = ()) -> None:
-        """Collect the control tokens of a tokeniser.
-
-        Args:
-            tokenizer: a Hugging Face tokeniser.
-            marking: ids of a rendered conversation with dummy texts; the added tokens among them are control tokens.
-        """
+        """Collect control tokens: special ones, and added ones among the ids of a rendered dummy conversation."""
         wanted = set(marking)
         # A tokeniser without names for its special tokens recognises none in a text.
         names, ids = (getattr(tokenizer, f"all_special_{kind}", ()) for kind in ("tokens", "ids"))
@@ -74,11 +69,7 @@ class ControlTokens:
 
 
 def unused_character(texts: Iterable[str]) -> str:
-    """Return a character without a meaning that occurs in none of the texts.
-
-    Raises:
-        ValueError: all 65,536 candidates occur.
-    """
+    """Return a character without a meaning that occurs in none of the texts; ValueError if all candidates occur."""
     used = {character for text in texts for character in text if character > "\U000effff"}
     for code in range(_LAST_CHARACTER, _LAST_CHARACTER - _NUM_MARKS, -1):
         if chr(code) not in used:

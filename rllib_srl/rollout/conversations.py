@@ -119,12 +119,7 @@ class Conversations:
     """
 
     def __init__(self, transcript: Transcript, max_tokens: int) -> None:
-        """Begin an episode.
-
-        Args:
-            transcript: messages -> tokens.
-            max_tokens: maximum tokens of a conversation, answers included.
-        """
+        """Begin an episode, whose conversations have at most `max_tokens` tokens each, answers included."""
         self._transcript, self._max_tokens = transcript, max_tokens
         self._all: list[_Conversation] = []
         self._open: _Open | None = None
@@ -188,11 +183,7 @@ class Conversations:
         self._open.turn = turn
 
     def answered(self, message: str) -> None:
-        """Close the open call.
-
-        Args:
-            message: JSON of the message that the agent got; "" if it got none, and the turn is not recorded.
-        """
+        """Close the open call with the JSON of the message that the agent got; "": it got none, no turn is recorded."""
         opened, self._open = self._open, None
         if opened is None or opened.turn is None or not message:
             self.num_unheard += opened is not None and opened.turn is not None
@@ -209,12 +200,12 @@ class Conversations:
 
     @property
     def num_turns(self) -> int:
-        """Return the number of recorded turns."""
+        """The number of recorded turns."""
         return sum(len(one.steps) for one in self._all)
 
     @property
     def num_conversations(self) -> int:
-        """Return the number of conversations with a recorded turn."""
+        """The number of conversations with a recorded turn."""
         return len(self._all)
 
     @property
@@ -223,15 +214,10 @@ class Conversations:
         return [line for one in self._all for line in one.text]
 
     def write(self, episode: SingleAgentEpisode, reward: float, info: Mapping[str, Any]) -> tuple[int, ...]:
-        """Write all recorded turns into a new episode, one conversation after the other.
+        """Write all recorded turns into an episode without a reset, one conversation after the other.
 
-        Args:
-            episode: without a reset; the tokens that a turn was given are its observation.
-            reward: reward of the whole episode, assigned to the last turn.
-            info: info of the last step.
-
-        Returns:
-            Where the conversations begin in the episode's stream; see `Group.starts`.
+        The tokens that a turn was given are its observation; reward and info of the episode are those of the last turn.
+        Return where the conversations begin in the episode's stream; see `Group.starts`.
         """
         steps = [step for one in self._all for step in one.steps]
         episode.add_env_reset(np.array(steps[0][0] if steps else [], np.int32), {})

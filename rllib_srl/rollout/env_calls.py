@@ -357,13 +357,10 @@ def settle(
     calls: EnvCalls,
     deadline_s: float,
 ) -> None:
-    """Replace the rewards of every group whose environment has `settle_group`; leave the others unchanged.
+    """Replace, in place, the rewards of every group whose environment has `settle_group`; leave the others unchanged.
 
-    Args:
-        episodes: episodes of whole groups, all ended, in any order; changed in place.
-        worlds: environment id -> a function that makes an instance.
-        calls: the threads environments run in; no call may be open.
-        deadline_s: seconds from now after which the remaining groups end as ENV_TIMEOUT.
+    All episodes of the groups have ended, and no call is open. Groups that are not settled `deadline_s` seconds from
+    now end as ENV_TIMEOUT.
     """
     end = time.monotonic() + deadline_s
     groups: dict[str, list[SingleAgentEpisode]] = {}

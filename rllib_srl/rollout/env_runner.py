@@ -92,11 +92,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     ) -> list[SingleAgentEpisode]:
         """Play episodes to their end and return them, including those ended by infrastructure.
 
-        Args:
-            prompts: prompts to play.
-            group_size: episodes per prompt.
-            explore: False plays greedily.
-            overrides: fields of `Sampling`, such as `temperature`.
+        Without `explore` the policy plays greedily; overrides are fields of `Sampling`, such as `temperature`.
 
         Raises:
             ValueError: a prompt that does not fit the limits.
@@ -119,16 +115,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     ) -> RunnerBatch:
         """Play each prompt G times; the `ref` of a group's metadata is the group itself.
 
-        Args:
-            prompts: the prompts by group id.
-            group_size: G.
-            seed: reseeds the engine's sampling generator; None leaves it unchanged.
-            num_transcripts: number of groups that are also returned as text.
-            as_groups: False for evaluation: one valid episode is enough, rewards are not settled, and `ref` is None.
-            revisits: ids of the groups whose prompts come from the memory.
-            with_answers: whether to return the policy's last turns as text.
-            min_episodes: minimum number of valid episodes of a group; one with fewer is dropped.
-            overrides: fields of `Sampling`.
+        `PlayArguments` explains the arguments; overrides are fields of `Sampling`.
         """
         if seed is not None:
             self.engine.reseed(seed)
@@ -174,7 +161,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             version: as in `play_groups_apart`, which says what is returned.
             slice_s: seconds after which the slice ends; it ends earlier if no group is left.
             enough: the slice also ends with this many ended groups; 0: no limit.
-            begin: new groups to play, arguments of `play_groups`; None: no new ones.
+            begin: new groups to play; None: no new ones.
 
         Raises:
             Exception: as in `play_groups`; no group is left in play then.
@@ -231,10 +218,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     ) -> tuple[RunnerBatch | None, list[Group]]:
         """Play as `play_groups`; return metadata whose `ref` is None, and the groups as a separate object.
 
-        Args:
-            version: the policy's version. If the engine has another version, the runner was restarted since and has the
-                weights of its files: it returns (None, []) without playing.
-            arguments: arguments of `play_groups`.
+        If the engine has another version of the policy, the runner was restarted since and has the weights of its
+        files: it returns (None, []) without playing.
         """
         if self.engine.version != version:
             return None, []

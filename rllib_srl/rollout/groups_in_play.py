@@ -75,24 +75,8 @@ class GroupsInPlay:
         shown: Collection[str] = (),
         min_episodes: int = MIN_EPISODES,
     ) -> None:
-        """Add new groups.
-
-        Args:
-            prompts: prompts by group id.
-            group_size: number of episodes of each group.
-            deadline_s: seconds from now after which the unfinished episodes end as ABORTED.
-            revisits: ids of the groups whose prompts come from the memory.
-            shown: ids of the groups to return as text.
-            min_episodes: minimum number of valid episodes of a group; one with fewer is dropped.
-
-        Raises:
-            ValueError: an unknown environment; nothing was added.
-        """
-        episodes = [
-            LiveEpisode(prompt, group_id, index)
-            for group_id, prompt in prompts.items()
-            for index in range(group_size)
-        ]
+        """Add new groups; `shown` has the ids of those to return as text. See `PlayArguments` and `Player.add`."""
+        episodes = [LiveEpisode(prompt, id_, index) for id_, prompt in prompts.items() for index in range(group_size)]
         self._player.add(episodes, deadline_s)
         for group_id, prompt in prompts.items():
             marks = group_id in revisits, group_id in shown
@@ -108,11 +92,7 @@ class GroupsInPlay:
     def advance(self, until: float, enough: int = 0) -> list[GroupInPlay]:
         """Play until the monotonic clock shows `until`, no group is left, or `enough` groups have ended (0: any).
 
-        Returns:
-            The groups that have ended, in the order in which they did.
-
-        Raises:
-            Exception: as in `Player.advance`; call `close` then.
+        Return the groups that have ended, in this order. Call `close` after an exception.
         """
         ended: list[GroupInPlay] = []
         for episode in self._player.advance(until):

@@ -127,29 +127,14 @@ def reset(env: Any, prompt: Prompt) -> Reply:
 
 
 def step(env: Any, text: str, token_ids: Sequence[int] = (), version: int = 0) -> Reply:
-    """Pass one turn of the policy to the environment.
-
-    Args:
-        env: the environment.
-        text: the turn.
-        token_ids: tokens of the turn, as sampled.
-        version: version of the weights that ended it.
-    """
+    """Pass one turn of the policy to the environment; `version` is that of the weights that ended it."""
     if (hear := attribute(env, "hear_turn", None)) is not None:
         hear(token_ids, version)
     return _stepped(env.step(text))
 
 
 def answer(env: Any, text: str, reason: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Reply:
-    """Answer the call of an environment that holds conversations; see `step`.
-
-    Args:
-        env: the environment.
-        text: the turn.
-        reason: `Turn.reason`.
-        prompt_ids: tokens before the turn.
-        token_ids: tokens of the turn.
-    """
+    """Answer the call of an environment that holds conversations; see `step` and `Turn.reason`."""
     take = attribute(env, "answer_call", None)
     return _of_call(_stepped(take(text, reason, len(prompt_ids), len(token_ids), prompt_ids, token_ids)))
 

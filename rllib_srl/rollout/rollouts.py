@@ -66,14 +66,9 @@ class Rollouts:
         load_weights: Callable[[int, Sequence[int]], None],
         notes: Notes,
     ) -> None:
-        """Begin with weights of version 0; nothing is played yet.
+        """Begin with started runners that have weights of version 0; nothing is played yet.
 
-        Args:
-            runners: started, with these weights.
-            settings: how to play.
-            seed: seed of all sampling.
-            load_weights: called with (version, runner ids): sends the current weights, or raises `RunnerFailure`.
-            notes: gets counts and warnings.
+        `load_weights` is called with (version, runner ids): it sends the current weights, or raises `RunnerFailure`.
         """
         self.runners, self.seed, self.version = runners, seed, 0
         self._settings, self._load_weights, self._notes = settings, load_weights, notes
@@ -127,7 +122,7 @@ class Rollouts:
             stream: name of the random stream of sampling: "train", or a separate one for evaluation and probes.
             num_revisits: number of prompts, the first ones, that come from the memory.
             first_slot: number of the first prompt within the iteration.
-            options: arguments of `LLMEnvRunner.play_groups` that replace those of training.
+            options: replace those of training.
 
         Raises:
             ActorFailure: the same prompts failed `MAX_TRIES` times, or a runner did not come back.
@@ -166,12 +161,7 @@ class Rollouts:
 
         An iteration that is repeated after an error continues to number its groups: the memory may hold those of the
         first try. Runners that play ahead begin each prompt where the fewest episodes are in play.
-
-        Args:
-            prompts: the prompts to begin.
-            iteration: number of finished ones.
-            num_revisits: number of prompts, the first ones, that come from the memory.
-            stream: as in `play`.
+        The arguments are those of `play`.
         """
         counted_in, num_counted = self._counted
         first_slot = num_counted if counted_in == iteration + 1 else 0

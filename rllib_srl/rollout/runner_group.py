@@ -60,8 +60,8 @@ class PendingLoads(NamedTuple):
 class RunnerGroup:
     """Calls of `LLMEnvRunner` methods, in other processes or on the local runner of this one.
 
-    Invariant: no method waits longer than its timeout; a missing result is a `Failure` or an exception. An exception
-    that a runner raises is raised here.
+    Invariant: no method waits longer than its timeout. A result that is missing, because the runner died or timed out,
+    is a `Failure`, or raises `RunnerFailure`. An exception that a runner raises is raised here.
     """
 
     def __init__(self, group: EnvRunnerGroup) -> None:
@@ -79,10 +79,7 @@ class RunnerGroup:
     ) -> Iterator[tuple[int, RunnerBatch | Failure]]:
         """Play on the given runners; yield the batch or a `Failure` of each. Played groups outlive their runner.
 
-        Args:
-            arguments: arguments of `LLMEnvRunner.play_groups`, by runner id.
-            version: version of the policy that plays; a runner with another one has been restarted since.
-            timeout_s: timeout of all runners together.
+        A runner with another version of the policy has been restarted since.
         """
         if self.is_local:
             here = {i: Call.of(LLMEnvRunner.play_groups, **own) for i, own in arguments.items()}
@@ -116,7 +113,7 @@ class RunnerGroup:
         return replace(played, batches=batches)
 
     def drop_play(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
-        """Drop the groups that are played in slices; return the runners that died or timed out."""
+        """Drop the groups that are played in slices; return the failures."""
         return _failures(self._same(ids, Call.of(LLMEnvRunner.drop_play), timeout_s))
 
     def start_loading(
@@ -140,37 +137,25 @@ class RunnerGroup:
         return dict(gather(submitted, timeout_s))
 
     def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
-        """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`.
-
-        Raises:
-            RunnerFailure: a runner died or timed out.
-        """
+        """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`."""
         calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.load_noise))
         return self._all(calls, timeout_s, "testing weights (noise)")
 
     def fingerprint(self, ids: Iterable[int], timeout_s: float) -> dict[int, Fingerprint]:
-        """Return the digests of each engine; see `LLMEnvRunner.fingerprint`.
-
-        Raises:
-            RunnerFailure: a runner died or timed out.
-        """
+        """Return the digests of each engine; see `LLMEnvRunner.fingerprint`."""
         calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.fingerprint))
         return self._all(calls, timeout_s, "testing weights (fingerprint)")
 
     def sleep(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
-        """Free the engines' memory for a learner on the same GPU; return the runners that died or timed out."""
+        """Free the engines' memory for a learner on the same GPU; return the failures."""
         return _failures(self._same(ids, Call.of(LLMEnvRunner.sleep), timeout_s))
 
     def wake_up(self, ids: Iterable[int], timeout_s: float) -> dict[int, Failure]:
-        """Undo `sleep`; return the runners that died or timed out."""
+        """Undo `sleep`; return the failures."""
         return _failures(self._same(ids, Call.of(LLMEnvRunner.wake_up), timeout_s))
 
     def check_started(self, timeout_s: float) -> None:
-        """Wait until all runners have started; raise the exception of a constructor that failed.
-
-        Raises:
-            RunnerFailure: a runner died or timed out.
-        """
+        """Wait until all runners have started; raise the exception of a constructor that failed."""
         self.places = self._all(dict.fromkeys(self.ids, Call.of(LLMEnvRunner.check_started)), timeout_s, "starting")
 
     def revive(self, runner_id: int, failure: Failure, timeout_s: float) -> None:
@@ -220,11 +205,7 @@ class RunnerGroup:
         return dict(self._each(dict.fromkeys(ids, call), timeout_s))
 
     def _all(self, calls: Mapping[int, Call[Result]], timeout_s: float, what: str) -> dict[int, Result]:
-        """Run the calls on their runners and return all results.
-
-        Raises:
-            RunnerFailure: a runner failed; the message names the runner and `what`, the failed action.
-        """
+        """Run the calls on their runners and return all results; `what` is the action that an error names."""
         answers = dict(self._each(calls, timeout_s))
         results: dict[int, Result] = {}
         for runner_id, answer in answers.items():
@@ -259,11 +240,7 @@ class StartedRunners(EnvRunnerGroup):
         super()._setup(**settings)
 
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
-        """Start runners, and wait only for those that may share a card with a learner; `validate` is ignored.
-
-        Raises:
-            RunnerFailure: as in `wait_until_started`.
-        """
+        """Start runners, and wait only for those that may share a card with a learner; `validate` is ignored."""
         super().add_workers(num_workers)
         shares_card = self._remote_config.colocate or 0 < (self._remote_config.num_gpus_per_env_runner or 0) < 1
         if num_workers and shares_card:

@@ -43,28 +43,15 @@ _ROLES = ("assistant", "model", "bot")  # the policy's, as templates name it
 class Transcript(ABC):
     """The conversion of text to tokens that a player uses."""
 
-    end_of_turn_id: int | None
     end_ids: tuple[int, ...] = ()  # tokens that end a turn besides the model's own, for `Sampling.end_ids`
     is_chat: bool  # does it render messages, or only their text?
 
     def first(self, text: str, tools: str = "", system: str = "") -> list[int]:
-        """Return the ids at the start of an episode, up to the policy's first token; see `whole`.
-
-        Args:
-            text: the first observation
-            tools: as in `whole`
-            system: the system prompt; empty if none
-        """
+        """Return the ids of the first observation, after the system prompt, up to the policy's first token."""
         return self.whole(_dialogue([text], system=system), tools)
 
     def later(self, text: str, last_id: int, role: str = "user") -> list[int]:
-        """Return the ids between a turn that ended in `last_id` and the policy's next token.
-
-        Args:
-            text: the observation
-            last_id: the last token that the policy wrote
-            role: role of the observation in a chat, "user" or "tool"
-        """
+        """Return the ids of an observation between a turn that ended in `last_id` and the policy's next token."""
         return self.more([{"role": role, "content": text}], last_id)
 
     @abstractmethod
@@ -94,12 +81,9 @@ class Transcript(ABC):
 
 
 def make_transcript(format: str, tokenizer: Any, max_turns: int | None = None) -> Transcript:
-    """Make the transcript of a format.
+    """Make the transcript of a format, "text" (texts concatenated) or "chat" (the model's chat template).
 
-    Args:
-        format: "text" (texts concatenated) or "chat" (the model's chat template).
-        tokenizer: a Hugging Face tokeniser.
-        max_turns: maximum turns of an episode; with 1 a template need not keep earlier tokens when a turn is added.
+    With `max_turns` 1 a template need not keep earlier tokens when a turn is added.
 
     Raises:
         ValueError: for another format, or a tokeniser or template that does not support it.
@@ -124,8 +108,7 @@ class RawTranscript(Transcript):
         self._tokenizer = tokenizer
         self._controls = ControlTokens(tokenizer)
         self._num_in_front = self._controls.count(tokenizer("", add_special_tokens=True)["input_ids"])
-        self.end_of_turn_id: int | None = tokenizer.eos_token_id
-        if self._encode("a", True)[-1:] == [self.end_of_turn_id]:
+        if self._encode("a", True)[-1:] == [tokenizer.eos_token_id]:
             raise ValueError(
                 f"tokenizer {_name(tokenizer)} appends {tokenizer.eos_token!r} to every text, so the policy cannot "
                 "continue it; expected add_eos_token=False"
@@ -171,8 +154,7 @@ class ChatTranscript(Transcript):
     conversation with dummy texts.
 
     `end_ids` are the tokens that end a turn in the engine: the one that closes the last message in the template, or an
-    earlier one if the last stays open, and the one in front of a tool's answer. `end_of_turn_id` is the first of them,
-    unless the template puts text in front of it.
+    earlier one if the last stays open, and the one in front of a tool's answer.
     """
 
     is_chat = True
@@ -204,8 +186,6 @@ class ChatTranscript(Transcript):
         last_prefix, self._last_end = self._last_answer(is_always_open)
         end = self._closing[-1] if self._last_end is None and self._closing else self._last_end
         self.end_ids = () if end is None else (end,)
-        is_text_first = self._last_end is None and bool(tokenizer.decode(self._closing[:-1]).strip())
-        self.end_of_turn_id: int | None = None if is_text_first else end
         if not self._has_one_turn:
             self._check_earlier_tokens_stay(opened)
         self._check_role_is_opened(opened, self._prefix or last_prefix, is_always_open)
@@ -323,9 +303,7 @@ class ChatTranscript(Transcript):
     def _closing_of(self, tail: Sequence[int], role: str) -> list[int]:
         """Return the ids of `tail` up to the one that ends the turn; [] if only text is in front of the next message.
 
-        Args:
-            tail: the ids after the dummy answer, in front of a dummy question.
-            role: role of that question.
+        `tail` are the ids after the dummy answer, in front of a dummy question of `role`.
         """
         if not tail:
             return []
@@ -387,10 +365,8 @@ class ChatTranscript(Transcript):
     def _check_role_is_opened(self, opened: list[int], prefix: list[int], is_always_open: bool) -> None:
         """Check that a prompt ends with the opening of the policy's message, if the template has one.
 
-        Args:
-            opened: a prompt.
-            prefix: the same up to the end of its answer.
-            is_always_open: whether the template renders the prompt without add_generation_prompt too.
+        `prefix` is the prompt `opened` up to the end of its answer. A template is always open if it renders the prompt
+        without add_generation_prompt too.
         """
         num_kept = _num_common(opened, prefix)
         header = self._tokenizer.decode(prefix[num_kept:]).rstrip().removesuffix(_ANSWERS[0]).strip()

@@ -16,7 +16,7 @@ from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 CHAT = ChatTranscript(make_tokenizer(chat_template=CHATML, with_bos=False, merges=[("a", "b")]))
-END = CHAT.end_of_turn_id
+END = CHAT.end_ids[0]
 
 
 def say(role: str, content: str) -> dict[str, str]:

@@ -26,7 +26,6 @@ def test_raw_text_has_its_special_token_once(tokenizer):
     assert tokenizer.convert_ids_to_tokens(raw.later("hi", 1)) == ["h", "i"]
     assert raw.later("", 1) == []
     assert raw.stop(("\n", "END")) == ("\n", "END")
-    assert raw.end_of_turn_id == tokenizer.convert_tokens_to_ids("<eos>")
 
 
 def test_templates_that_change_earlier_tokens_are_refused():
