@@ -31,14 +31,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from rllib_srl.common.foreign_names import nearest
-from rllib_srl.common.loading import load_module, reason
+from rllib_srl.common.loading import load, reason
 
 ENTRY_POINT_GROUP = "rllib_srl.envs"
 SEED_PREFIX = "seed:"
@@ -69,10 +69,10 @@ def resolve(spec: str | Callable[..., Environment], registry: Registry | None = 
         raise WorldError(f"environment {spec!r} is of type {type(spec).__name__}; expected {_WAYS}")
     spec = spec.partition(NAMED)[0]
     if ":" in spec:
-        return _imported(spec)
+        return _imported(spec, spec)
     found = _installed(tuple(sys.path))
     if spec in found:
-        return _loaded(found[spec])
+        return _imported(spec, found[spec])
     creator = registry(spec) if registry is not None else None
     if creator is None:
         known = known_worlds()
@@ -95,9 +95,9 @@ def known_worlds() -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Return the entry points by name. Cached by `sys.path`: the metadata of every installed package is searched."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+def _installed(path: tuple[str, ...]) -> dict[str, str]:
+    """Return the import path of each entry point. Cached by `sys.path`: all installed packages are searched."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def check_world(env: Any, name: str) -> None:
@@ -155,29 +155,16 @@ _EXPECTED_MODULE = "expected a module that every env runner can import: in this 
 _WAYS = '"package.module:Class", a class, a callable, or a name registered with ray.tune.register_env'
 
 
-def _imported(spec: str) -> Creator:
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise WorldError(f'environment {spec!r} is not an import path; expected "package.module:Class"')
-    return _loaded(EntryPoint(name=spec, value=spec, group=ENTRY_POINT_GROUP))
-
-
-def _loaded(point: EntryPoint) -> Creator:
-    module_name, _, attribute = point.value.partition(":")
+def _imported(name: str, path: str) -> Creator:
+    if path.startswith(":") or path.endswith(":"):
+        raise WorldError(f'environment {path!r} is not an import path; expected "package.module:Class"')
     try:
-        found: Any = load_module(module_name)
+        found = load(path)
     except Exception as error:  # user code can raise anything during import
-        raise WorldError(
-            f"environment {point.name!r}: module {module_name!r} cannot be imported ({reason(error)}); "
-            f"{_EXPECTED_MODULE}"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise WorldError(f"environment {point.name!r}: module {module_name!r} has no {attribute!r}")
-        found = getattr(found, part)
+        raise WorldError(f"environment {name!r} cannot be imported ({reason(error)}); {_EXPECTED_MODULE}") from error
     if not callable(found):
-        raise WorldError(f"environment {point.name!r} is a {type(found).__name__}; expected a class or a callable")
-    return _taking_config(found, point.name)
+        raise WorldError(f"environment {name!r} is a {type(found).__name__}; expected a class or a callable")
+    return _taking_config(found, name)
 
 
 def _taking_config(make: Callable[..., Environment], name: str) -> Creator:

@@ -119,10 +119,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def in_place_of(name: str, known: Collection[str], prefix: str = "") -> str:
     """Return a hint for an unknown setting, "use ...", "did you mean ...?" or a reason; "" if no name is similar.
 
-    Args:
-        name: the name as typed by the user.
-        known: names of the settings to choose from.
-        prefix: prefix of a setting in the hint, "--" for flags.
+    `prefix` stands in front of a setting in the hint: "--" for flags.
     """
     parts = name.strip("+-").replace("-", "_").casefold().split(".")
     for start in range(len(parts)):

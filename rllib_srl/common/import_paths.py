@@ -38,10 +38,6 @@ _NAMES_A_PATH = re.compile(r"path|directory|teacher|\w+_(path|dir)")
 def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
     """Return "module:name", or "file.py:name" for a function of the program that is running.
 
-    Args:
-        function: the function to name.
-        setting: the setting that holds it, for error messages.
-
     Raises:
         ValueError: it cannot be found by name: a lambda, a nested function, a bound method, a function of a notebook.
     """

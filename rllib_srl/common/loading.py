@@ -50,11 +50,7 @@ def load(spec: str) -> Any:
 
 
 def load_function(spec: str, setting: str = "reward") -> Callable[..., Any]:
-    """Return the function that `spec` names.
-
-    Args:
-        spec: "module:f" or "file.py:f"
-        setting: the setting that names it, for error messages
+    """Return the function that `spec` names; `setting` is the setting that names it, for errors.
 
     Raises:
         ValueError: it cannot be imported, does not exist, or is not callable; one line.

@@ -25,15 +25,9 @@ def learner_resources(config: Any) -> dict[str, float]:
 
 
 def packed_places(resources: Mapping[str, float], num: int, timeout_s: float) -> PlacementGroup | None:
-    """Reserve places for learners on as few nodes as can hold them.
+    """Reserve places for `num` learners with these resources each, on as few nodes as can hold them.
 
-    Args:
-        resources: what one learner needs, by Ray's names.
-        num: number of learners.
-        timeout_s: how long to wait for the places.
-
-    Returns:
-        The group; None if there is nothing to place together, or Tune places the learners.
+    Return None if there is nothing to place together, or Tune places the learners.
 
     Raises:
         ActorFailure: Ray found no places in time.

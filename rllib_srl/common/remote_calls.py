@@ -128,12 +128,7 @@ class ProcessLost(ActorFailure):
     """The run lost a process that it cannot replace, and must be restarted from its newest checkpoint."""
 
     def __init__(self, reason: str, checkpoint: str | None) -> None:
-        """Create the error.
-
-        Args:
-            reason: which process, and how it was lost.
-            checkpoint: path of the newest checkpoint; None if there is none.
-        """
+        """Say which process was lost, and how; `checkpoint` is the path of the newest one."""
         super().__init__(reason, checkpoint)
         self.reason, self.checkpoint = reason, checkpoint
 
@@ -148,13 +143,7 @@ class RunnerFailure(ActorFailure):
     """A runner died or timed out; `failure` says which, so that the caller can restart it."""
 
     def __init__(self, runner_id: int, failure: Failure, what: str) -> None:
-        """Create the error.
-
-        Args:
-            runner_id: the runner.
-            failure: why it returned no value.
-            what: the task it was called for.
-        """
+        """Say why the runner returned no value; `what` is the task it was called for."""
         super().__init__(f"runner {runner_id} {failure.reason} while {what}")
         self.runner_id, self.failure, self._what = runner_id, failure, what
 
@@ -183,11 +172,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def gather(calls: Mapping[int, ray.ObjectRef[Result]], timeout_s: float) -> Iterator[tuple[int, Result | Failure]]:
-    """Yield (id, value or `Failure`) in order of arrival.
-
-    Args:
-        calls: id -> reference of the pending call.
-        timeout_s: timeout for all calls together, in seconds.
+    """Yield (id, value or `Failure`) of pending calls in order of arrival; the timeout is for all together.
 
     Raises:
         Exception: any exception raised by a callee except `ProcessBrokenError`, which is a `Failure`.

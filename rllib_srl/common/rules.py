@@ -41,13 +41,7 @@ class Rules(dict[str, R]):
     """
 
     def __init__(self, kind: str, own: Mapping[str, R], inputs: str = "") -> None:
-        """Start with the package's own rules.
-
-        Args:
-            kind: the name of the setting that selects a rule.
-            own: the package's rules.
-            inputs: a rule's arguments in words, for the message if a user's rule raises an exception.
-        """
+        """Start with the package's own rules; `kind` is the setting that selects one, `inputs` describes arguments."""
         super().__init__(own)
         self.kind, self.own, self.inputs = kind, dict(own), inputs
 

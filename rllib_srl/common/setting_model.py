@@ -211,10 +211,7 @@ def clashes(rows: Iterable[Clash], *sources: Any) -> Iterator[str]:
 def unread(model: type[Settings], given: Any, final: Any) -> Iterator[Clash]:
     """Yield each setting that was changed, and whether the one that it needs rules it out.
 
-    Args:
-        model: the part's settings.
-        given: object with the settings as they were given.
-        final: the same with the values of presets.
+    `given` has the settings as they were given, `final` with the values of presets.
     """
     for name, row in ((name.removeprefix(model.prefix), row) for name, row in model.table().items()):
         if row.needs and getattr(given, name) != row.initial:

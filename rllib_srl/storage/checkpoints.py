@@ -39,10 +39,7 @@ class CheckpointError(ValueError):
 def seal(path: Path, about: Mapping[str, Any] | None = None, key: bytes | None = None) -> None:
     """Write the manifest of a finished checkpoint.
 
-    Args:
-        path: the checkpoint.
-        about: metadata in JSON's types, which `verify_sealed` and `verify_own` return.
-        key: key of the signature; without one the manifest has digests but no signature.
+    `about` is in JSON's types; `verify_sealed` and `verify_own` return it. Without a key nothing is signed.
     """
     files = {str(file.relative_to(path)): _describe(file) for file in sorted(_files(path))}
     content: dict[str, Any] = {"about": dict(about or {}), "digest": DIGEST, "files": files}
@@ -86,10 +83,6 @@ def verify_sealed(path: Path) -> dict[str, Any]:
 
 def verify_own(path: Path, key_file: str | Path | None = None) -> dict[str, Any]:
     """Verify that a checkpoint was sealed with this user's key and is unchanged; return the manifest's `about` entry.
-
-    Args:
-        path: the checkpoint.
-        key_file: the setting `seal_key_file`.
 
     Raises:
         CheckpointError: it is not signed or was signed with another key, or as in `verify_sealed`.

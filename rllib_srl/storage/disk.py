@@ -25,12 +25,7 @@ class DiskFull(OSError):
 
 
 def full_message(path: str | Path, reason: str = "") -> str:
-    """Return the error message of a full disk.
-
-    Args:
-        path: the path that could not be written; it need not exist.
-        reason: the failed operation, if not obvious.
-    """
+    """Return the error message of a full disk; the path could not be written, and need not exist."""
     place = Path(path).absolute()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     free = shutil.disk_usage(there).free >> 20
@@ -66,14 +61,7 @@ def cannot_grow(path: Path) -> bool:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Context manager that turns errors of a full disk into `DiskFull`.
-
-    Args:
-        path: the path being written, for the message.
-
-    Raises:
-        DiskFull: the disk is full.
-    """
+    """Turn errors of a full disk while `path` is written into `DiskFull`."""
     try:
         yield
     except DiskFull:

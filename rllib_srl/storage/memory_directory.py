@@ -19,10 +19,6 @@ MEMORY = "replay"  # path within the directory of a run
 def memory_directory(run: Path, local: str | None) -> Path:
     """Return the directory of a run's memory; with `local` it is made there, and the run gets a link to it.
 
-    Args:
-        run: directory of the run.
-        local: parent of the directory, on a local disk; None: it lies in `run`.
-
     Raises:
         ValueError: the memory lies in `run`, or in a local directory that is not here, and `local` says otherwise; or
             it cannot be written to.

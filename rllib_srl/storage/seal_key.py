@@ -27,10 +27,7 @@ class SealKeyError(ValueError):
 
 
 def key_place(given: str | Path | None = None) -> Path:
-    """Return the path of the key; the file need not exist.
-
-    Args:
-        given: the setting `seal_key_file`.
+    """Return the path of the key, given the setting `seal_key_file`; the file need not exist.
 
     Raises:
         SealKeyError: the path starts with "~" and the user has no home directory.
@@ -45,9 +42,6 @@ def key_place(given: str | Path | None = None) -> Path:
 
 def read_key(given: str | Path | None = None) -> bytes | None:
     """Return the key, None if it does not exist yet.
-
-    Args:
-        given: as in `key_place`.
 
     Raises:
         SealKeyError: the file cannot be read, other users can access it, or it is too short.
@@ -76,9 +70,6 @@ def read_key(given: str | Path | None = None) -> bytes | None:
 
 def make_key(given: str | Path | None = None) -> bytes:
     """Return the key; create it if it does not exist.
-
-    Args:
-        given: as in `key_place`.
 
     Raises:
         SealKeyError: the key cannot be created or read.
