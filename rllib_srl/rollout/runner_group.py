@@ -2,7 +2,7 @@
 
     runners.play_groups({id: arguments}, version, timeout_s)  ->  (id, RunnerBatch or Failure) in order of arrival
     runners.start_slice(id, version, ...)                     ->  PendingSlice, read by `slice_of`
-    runners.start_loading(ids, ref, ...)                      ->  PendingLoads, read by `loaded`
+    runners.start_loading(ids, ref, ...)                      ->  what `loaded` waits for
     runners.load_noise(ids, timeout_s)                        ->  {id: the result}, or RunnerFailure
     runners.revive(id, failure, timeout_s)                    ->  killed if silent, restarted by Ray, started again
 
@@ -48,13 +48,6 @@ class PendingSlice(NamedTuple):
     runner_id: int
     answer: ray.ObjectRef[Slice | None]
     groups: Any  # a reference to the list of its groups
-
-
-class PendingLoads(NamedTuple):
-    """Runners that load weights. Invariant: without an answer the call has not begun, on the local runner."""
-
-    call: Call[Loaded]
-    answers: dict[int, ray.ObjectRef[Loaded] | None]
 
 
 class RunnerGroup:
@@ -118,23 +111,17 @@ class RunnerGroup:
 
     def start_loading(
         self, ids: Iterable[int], ref: Any, sequences: Sequence[Sequence[int]], timeout_s: float
-    ) -> PendingLoads:
-        """Start to load a bundle of weights and to score the canary; see `LLMEnvRunner.load_weights`.
-
-        The local runner has no separate process and begins in `loaded`.
-        """
+    ) -> dict[int, Any]:
+        """Start to load a bundle of weights and to score the canary; see `LLMEnvRunner.load_weights`."""
         call = Call.of(LLMEnvRunner.load_weights, ref, sequences, timeout_s)
-        if self.is_local:
-            return PendingLoads(call, dict.fromkeys(ids))
+        if self.is_local:  # no other process: it loads now
+            return {i: call.run(self._group.local_env_runner) for i in ids}
         actors = self._actors()
-        return PendingLoads(call, {i: call.submit(actors[i]) for i in ids})
+        return {i: call.submit(actors[i]) for i in ids}
 
-    def loaded(self, pending: PendingLoads, timeout_s: float) -> dict[int, Loaded | Failure]:
+    def loaded(self, started: dict[int, Any], timeout_s: float) -> dict[int, Loaded | Failure]:
         """Wait for runners that load weights."""
-        submitted = {i: answer for i, answer in pending.answers.items() if answer is not None}
-        if len(submitted) < len(pending.answers):
-            return self._same(pending.answers, pending.call, timeout_s)
-        return dict(gather(submitted, timeout_s))
+        return started if self.is_local else dict(gather(started, timeout_s))
 
     def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
         """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`."""

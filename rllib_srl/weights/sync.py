@@ -24,7 +24,7 @@ from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.learner.group.learners import LearnerFailure, Learners
 from rllib_srl.learner.learner import Sent
 from rllib_srl.rollout.batches import Loaded
-from rllib_srl.rollout.runner_group import PendingLoads, RunnerGroup
+from rllib_srl.rollout.runner_group import RunnerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -169,10 +169,7 @@ class WeightSync:
         start = time.perf_counter()
         logps = self._learners.score_canary(self._canary, self._timeout_s)
         seconds = {**sent.seconds, "learner_canary_s": time.perf_counter() - start}
-        return Delivered(self._loaded(loading, version), logps), seconds
-
-    def _loaded(self, loading: PendingLoads, version: int) -> dict[int, Loaded | Failure]:
         try:
-            return self._runners.loaded(loading, self._timeout_s)
+            return Delivered(self._runners.loaded(loading, self._timeout_s), logps), seconds
         except ObjectLostError as error:
             raise LearnerFailure(f"learner 0 died while the engines loaded weights version {version}") from error

@@ -139,12 +139,11 @@ def test_a_local_runner_plays_in_this_process():
     assert asked == [{"prompts": {}, "seed": 3}]
 
 
-def test_a_local_runner_loads_when_it_is_waited_for():
+def test_a_local_runner_loads_at_once():
     asked = []
     runners = runners_of(local=SimpleNamespace(load_weights=lambda *given: asked.append(given) or "loaded"))
-    pending = runners.start_loading([0], "bundle", [[1]], 7.0)
-    assert asked == []
-    assert runners.loaded(pending, 7.0) == {0: "loaded"} and asked == [("bundle", [[1]], 7.0)]
+    started = runners.start_loading([0], "bundle", [[1]], 7.0)
+    assert runners.loaded(started, 7.0) == {0: "loaded"} and asked == [("bundle", [[1]], 7.0)]
 
 
 def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):

@@ -78,7 +78,7 @@ def test_the_registry_is_asked_last(installed):
         ),
         ("stale", r"'stale' cannot be imported \(there is no module 'envs.gone', neither in"),
         ("no_such.module:World", r"cannot be imported \(there is no module 'no_such.module', neither in"),
-        ("rllib_srl.envs.math.compare:Contrast", r"cannot be imported \(rllib_srl.envs.math.compare has no 'Contrast'; it"),
+        ("rllib_srl.envs.math.compare:Contrast", r"imported \(rllib_srl.envs.math.compare has no 'Contrast'; it has"),
         ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
         (":Compare", r"is not an import path"),
         ("rllib_srl.envs.math.compare:", r"is not an import path"),

@@ -139,7 +139,6 @@ class Retention:
         return {"fresh_at": dict(self._fresh_at), "watch": self._watch.get_state(), "gradings": dict(self._gradings)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
         self._fresh_at = dict(state["fresh_at"])
         self._watch.set_state(state["watch"])
         self._changed = [name for name, own in self._gradings.items() if state["gradings"].get(name, own) != own]
@@ -248,5 +247,4 @@ class RetentionWatch:
         return {domain: asdict(record) for domain, record in self._records.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `get_state` was called."""
         self._records = {domain: DomainRecord(**record) for domain, record in state.items()}

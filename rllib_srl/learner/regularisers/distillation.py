@@ -58,7 +58,6 @@ class Distillation(Regulariser):
 
     @property
     def frozen_sources(self) -> Collection[str]:
-        """Return the teachers."""
         return dict.fromkeys(self._sources.values())
 
     def faults(self, name: str, config: Any) -> Iterator[str]:
@@ -115,7 +114,6 @@ class Distillation(Regulariser):
                 batch[key] = torch.where(here, value, batch[key]) if number else value  # type: ignore[literal-required]
 
     def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
-        """Let each teacher score tokens that other learners do not have."""
         self._scores(batch)
 
     def _scores(self, batch: MicroBatch[torch.Tensor]) -> list[dict[str, torch.Tensor]]:

@@ -96,12 +96,10 @@ class Regularisers:
         self.sums = tuple(key for name in self._in_loss for key in (name, f"{name}_tokens"))
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
-        """Note the groups of the next update."""
         for one in self._all.values():
             one.begin(groups, origins)
 
     def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
-        """Add the values that stay fixed during the update to a micro-batch."""
         for one in self._all.values():
             one.prepare(batch, is_reused)
 
@@ -111,7 +109,6 @@ class Regularisers:
         return any(_overrides(one, "idle") for one in self._all.values())
 
     def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
-        """Take part in the passes of `prepare` for a played micro-batch that only other learners have."""
         for one in self._all.values():
             one.idle(batch)
 
@@ -128,12 +125,7 @@ class Regularisers:
     def add_to(
         self, gradients: Sequence[torch.Tensor], sums: Mapping[str, float]
     ) -> tuple[list[torch.Tensor], dict[str, float]]:
-        """Return the gradients with the pulls added, and the metrics of pulls and of terms of the loss.
-
-        Args:
-            gradients: summed over learners.
-            sums: values of `self.sums`, summed over all learners.
-        """
+        """Return the gradients, summed over learners as `sums` are, with the pulls added, and the metrics of both."""
         result, penalties = list(gradients), {}
         for name, one in self._pulls.items():
             result, penalties[name] = one.pull(result)
@@ -149,7 +141,6 @@ class Regularisers:
     def end_stages(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        """Record what the policy has learned by the end of a stage; see `Regulariser.end_stage`."""
         return sum(one.end_stage(domains, episodes, temperature, shares) for one in self._all.values())
 
     def get_state(self) -> dict[str, Any]:

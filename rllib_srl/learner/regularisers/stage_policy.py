@@ -49,14 +49,12 @@ class LwF(Regulariser):
             )
 
     def start(self, training: Training) -> None:
-        """Begin without a frozen policy."""
         super().start(training)
         self._weights: dict[str, torch.Tensor] = {}
         self._domains: set[str] = set()
         self._is_old_B = np.zeros(0, bool)
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
-        """Note on which episodes the KL acts."""
         flags = [
             origin == REVISIT and group.prompt.domain in self._domains
             for group, origin in zip(groups, origins, strict=True)
@@ -90,11 +88,9 @@ class LwF(Regulariser):
         return 0
 
     def get_state(self) -> dict[str, Any]:
-        """Return weights by name and domains."""
         return {"weights": as_arrays(self._weights), "domains": sorted(self._domains)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `get_state` returned."""
         self._weights, self._domains = as_tensors(state["weights"], self.training.device), set(state["domains"])
 
 

@@ -56,7 +56,6 @@ class L2(Regulariser):
     num_copies = 1
 
     def start(self, training: Training) -> None:
-        """Copy the weights."""
         super().start(training)
         self._anchor = _copied(training.parameters)
 
@@ -94,7 +93,6 @@ class EWC(Regulariser):
             )
 
     def start(self, training: Training) -> None:
-        """Begin without importance."""
         super().start(training)
         self._importance: dict[str, torch.Tensor] | None = None
         self._anchor: dict[str, torch.Tensor] | None = None
@@ -144,7 +142,6 @@ class EWC(Regulariser):
         return {key: as_arrays(weights) for key, weights in both.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `get_state` returned."""
         device = self.training.device
         self._importance = as_tensors(state["importance"], device) if state else None
         self._anchor = as_tensors(state["anchor"], device) if state else None
