@@ -42,8 +42,4 @@ def decoder_of(model_dir: Path) -> Callable[[Sequence[int]], str]:
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:  # the wrapper takes four times as long
         return partial(fast.decode, skip_special_tokens=False)
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    return decode
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)

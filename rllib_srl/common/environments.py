@@ -54,11 +54,7 @@ class WorldError(ValueError):
 
 
 def resolve(spec: str | Callable[..., Environment], registry: Registry | None = None) -> Creator:
-    """Return a callable that creates environments from an env_config.
-
-    Args:
-        spec: the name of an entry point, "package.module:Class", a class, or a callable
-        registry: looks up other names (Tune's registry), None without one
+    """Return a callable that creates environments from an env_config; `registry` looks up other names (Tune's).
 
     Raises:
         WorldError: `spec` is unknown, cannot be imported or is not callable.

@@ -59,10 +59,7 @@ class Rules(dict[str, R]):
     def call(self, name: Any, *arguments: Any, check: Callable[[Any], str] = lambda _: "") -> Any:
         """Call a rule that is a function, and return its result.
 
-        Args:
-            name: as in `named`.
-            arguments: the rule's arguments.
-            check: returns "expected ..." for a result of a user's rule that cannot be used, else "".
+        `check` returns "expected ..." for a result of a user's rule that cannot be used, else "".
 
         Raises:
             RuleError: a user's rule raised an exception, or its result cannot be used.

@@ -58,13 +58,7 @@ def first_pass(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor, max_logp_g
 
 
 def episode_drift(prox_logp_N: torch.Tensor, behaviour_logp_N: torch.Tensor, episode_N: torch.Tensor) -> torch.Tensor:
-    """Return for each token the mean |prox_logp - behaviour_logp| over the tokens of its episode, nats.
-
-    Args:
-        prox_logp_N: log-probs under the learner at the start of the update, nats.
-        behaviour_logp_N: log-probs under the engine that wrote the tokens, nats.
-        episode_N: episode of each token; episodes must be whole.
-    """
+    """Return for each token the mean |prox_logp - behaviour_logp| over the tokens of its episode, which is whole."""
     return episode_mean((prox_logp_N - behaviour_logp_N).abs(), episode_N)
 
 
@@ -73,11 +67,7 @@ def surrogate_of(
 ) -> Surrogate:
     """Return the loss of each token and its gradient weight (the factor of -A grad(logp)), before any mask.
 
-    Args:
-        batch: `advantage`, `episode` [N].
-        logp_N: log-probs under the policy in training, nats.
-        anchor_logp_N: log-probs in the denominator of the ratio, nats.
-        settings: loss settings.
+    `anchor_logp_N` are the log-probs in the denominator of the ratio.
     """
     ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
     tokens = Tokens(ratio_N, batch["advantage"], logp_N)

@@ -163,12 +163,7 @@ class EnvCalls:
     """Runs functions in `num_workers` threads and returns each result, error or timeout exactly once.
 
     Invariant: there are always `num_workers` threads that can take a call; abandoned ones do not
-    count. All methods are called from one thread.
-
-    Args:
-        num_workers: number of threads, at least 1.
-        timeout_s: the longest run time of a call, seconds.
-        max_abandoned: maximum number of living abandoned threads; with more, `poll` raises.
+    count. All methods are called from one thread. Above `max_abandoned` living abandoned threads `poll` raises.
     """
 
     def __init__(self, num_workers: int, timeout_s: float, *, max_abandoned: int = 64) -> None:

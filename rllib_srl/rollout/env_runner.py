@@ -83,7 +83,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
         self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
         self._in_play: GroupsInPlay | None = None
-        self._callbacks = [cls() for cls in _as_list(self.config.callbacks_class)]
+        classes = self.config.callbacks_class
+        self._callbacks = [cls() for cls in (classes if isinstance(classes, list | tuple) else [classes])]
 
     # --- playing ------------------------------------------------------------------------------
 
@@ -292,7 +293,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             WeightSyncError: verification failed; the message names version and tensors.
         """
         times = [time.perf_counter()]
-        bundle = _fetch(ref, timeout_s)
+        bundle: WeightBundle = ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
         times.append(time.perf_counter())
         self.engine.load_weights(bundle)
         times.append(time.perf_counter())
@@ -308,7 +309,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return before, self.engine.fingerprint()
 
     def fingerprint(self) -> Fingerprint:
-        """Return digests of the output of the engine's modules; see `Engine.fingerprint`."""
         return self.engine.fingerprint()
 
     def sleep(self) -> None:
@@ -331,7 +331,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return Place.here()
 
     def get_spaces(self) -> dict[str, Any]:
-        """Return the token spaces of the model; see `token_spaces`."""
         return token_spaces(1 if self._fault else len(self.tokenizer))
 
     def get_metrics(self) -> Any:
@@ -350,7 +349,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return (), {"config": self.config, "worker_index": self.worker_index}
 
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        """Return []; see `get_state`."""
         return []
 
     def stop(self) -> None:
@@ -365,12 +363,3 @@ def token_spaces(vocab_size: int) -> dict[str, Any]:
     """Return the space of token sequences of a model, for observations and actions, under every key of RLlib."""
     space = gym.spaces.Sequence(gym.spaces.Discrete(vocab_size), stack=True)
     return dict.fromkeys((INPUT_ENV_SPACES, INPUT_ENV_SINGLE_SPACES, DEFAULT_MODULE_ID), (space, space))
-
-
-def _fetch(ref: Any, timeout_s: float) -> WeightBundle:
-    bundle: WeightBundle = ray.get(ref, timeout=timeout_s) if isinstance(ref, ray.ObjectRef) else ref
-    return bundle
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -170,20 +170,10 @@ def to_group(
     at_least: int = MIN_EPISODES,
     keep_turns: bool = False,
 ) -> Group | None:
-    """Collect the episodes of one prompt, in order of their index.
+    """Collect all episodes of one prompt, in order of their index; None if fewer than `at_least` are valid.
 
-    Args:
-        prompt: the prompt of the episodes.
-        group_id: the group id of the episodes.
-        episodes: all episodes of the group, in any order; those ended by infrastructure are counted in
-            `num_dropped` and omitted.
-        origin: "fresh" or "revisit".
-        at_least: minimum number of valid episodes; 1 in evaluation, which computes no advantages.
-        keep_turns: store the policy's texts in `extra["turns"]`, a list for each valid episode, and the
-            environment's `can_iterate`, if its infos have it, in `extra["can_iterate"]`.
-
-    Returns:
-        The group, or None if fewer than `at_least` valid episodes remain.
+    Those ended by infrastructure are counted in `num_dropped` and omitted. With `keep_turns` `extra["turns"]` has the
+    policy's texts, a list for each valid episode, and `extra["can_iterate"]` what the infos say of it.
     """
     valid = valid_of(episodes)
     if len(valid) < at_least:

@@ -53,6 +53,8 @@ class PendingSlice(NamedTuple):
 class RunnerGroup:
     """Calls of `LLMEnvRunner` methods, in other processes or on the local runner of this one.
 
+    A method with the name of one of `LLMEnvRunner` calls that method on the runners.
+
     Invariant: no method waits longer than its timeout. A result that is missing, because the runner died or timed out,
     is a `Failure`, or raises `RunnerFailure`. An exception that a runner raises is raised here.
     """
@@ -124,12 +126,10 @@ class RunnerGroup:
         return started if self.is_local else dict(gather(started, timeout_s))
 
     def load_noise(self, ids: Iterable[int], timeout_s: float) -> dict[int, tuple[Fingerprint, Fingerprint]]:
-        """Load noise in place of the weights of each engine; see `LLMEnvRunner.load_noise`."""
         calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.load_noise))
         return self._all(calls, timeout_s, "testing weights (noise)")
 
     def fingerprint(self, ids: Iterable[int], timeout_s: float) -> dict[int, Fingerprint]:
-        """Return the digests of each engine; see `LLMEnvRunner.fingerprint`."""
         calls = dict.fromkeys(ids, Call.of(LLMEnvRunner.fingerprint))
         return self._all(calls, timeout_s, "testing weights (fingerprint)")
 

@@ -52,11 +52,7 @@ def seal(path: Path, about: Mapping[str, Any] | None = None, key: bytes | None =
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[None]:
-    """Context manager for writing a checkpoint: on failure, remove the directory unless it existed with files before.
-
-    Raises:
-        DiskFull: the disk is full.
-    """
+    """Write a checkpoint inside the context: a failure removes the directory unless it existed with files before."""
     is_new = not path.exists() or not any(path.iterdir())
     try:
         with writing(path):

@@ -92,10 +92,7 @@ def make_key(given: str | Path | None = None) -> bytes:
             scratch.unlink(missing_ok=True)
     except OSError as error:
         raise SealKeyError(f"the seal key {place} cannot be created ({error.strerror}); {_ELSEWHERE}") from error
-    made = read_key(place)
-    if made is None:
-        raise SealKeyError(f"the seal key {place} was removed while it was created; try again")
-    return made
+    return read_key(place) or make_key(given)
 
 
 def key_id(key: bytes) -> str:

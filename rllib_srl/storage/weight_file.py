@@ -14,11 +14,7 @@ WEIGHTS = "weights.safetensors"  # in the module's directory, instead of RLlib's
 
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name, atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write arrays by name, atomically; `OSError` if the file cannot be written."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
