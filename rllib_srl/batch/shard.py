@@ -56,17 +56,9 @@ class TrainingShard(MultiAgentBatch):
         num_tokens: int,
         num_reused_tokens: int,
     ) -> None:
-        """Set one learner's groups.
+        """Set one learner's groups: the `GroupMeta.ref`, advantages [G], origin and loss factor of each.
 
-        Args:
-            group_refs: `GroupMeta.ref` of each group.
-            advantages: advantages [G] of each group's episodes.
-            fetch_timeout_s: timeout of `groups`, seconds.
-            origins: "fresh", "revisit" or "reuse" per group. They are passed separately because the `origin`
-                inside a stored group is the one it had when it was played.
-            scales: factor of the token loss for each group, either one number or one per episode [G].
-            num_tokens: policy-written tokens of the played groups of all shards together.
-            num_reused_tokens: those of the stored groups.
+        Origins are passed separately because that inside a stored group is the one it had when it was played.
         """
         columns = SampleBatch({"advantage": np.concatenate([np.zeros(0), *advantages]).astype(np.float32)})
         super().__init__({DEFAULT_MODULE_ID: columns}, env_steps=len(columns["advantage"]))

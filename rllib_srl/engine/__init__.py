@@ -12,11 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.engine.canary import (
-    CanaryGap,
-    canary_sequences,
-    check_canary,
-)
+from rllib_srl.engine.canary import CanaryGap, canary_sequences, check_canary
 from rllib_srl.engine.protocol import Engine, EngineBrokenError, EngineError, Sampling, Turn
 from rllib_srl.engine.sync import TensorSpec, WeightBundle, WeightSyncError, pack, unpack, verify
 
@@ -45,11 +41,6 @@ __all__ = [
 
 def import_engine(kind: str, dtype: str = "float32", num_threads: int | None = None, **_: Any) -> None:
     """Import what an engine needs, which takes seconds for vLLM, before its model is available.
-
-    Args:
-        kind: as in `make_engine`, as are the others.
-        dtype: number format of the engine.
-        num_threads: torch's threads in this process; None leaves them unchanged.
 
     Raises:
         EngineError: vLLM is not installed.

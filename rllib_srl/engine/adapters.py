@@ -49,12 +49,7 @@ class AdapterSpec:
 
 
 def add_adapters(model: torch.nn.Module, spec: AdapterSpec, seed: int) -> None:
-    """Freeze the model and wrap linear layers in adapters, in place.
-
-    Args:
-        model: a Hugging Face model.
-        spec: form of the adapters.
-        seed: seed for A, which must start equal on every learner.
+    """Freeze the model and wrap linear layers in adapters, in place; A starts equal for equal seeds.
 
     Raises:
         ValueError: a target matches no linear layer of the model.
@@ -104,10 +99,6 @@ def adapter_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Para
 
 def expected_adapters(config: Any, spec: AdapterSpec) -> dict[str, tuple[int, ...]]:
     """Return name and shape of A and B of each layer, in the order of `adapter_tensors`.
-
-    Args:
-        config: configuration of a Hugging Face model.
-        spec: form of the adapters.
 
     Raises:
         ValueError: a target matches no linear layer of the model.

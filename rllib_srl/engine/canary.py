@@ -111,11 +111,7 @@ class CanaryGap:
 def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version: int) -> None:
     """Check that engine and learner are the same policy.
 
-    Args:
-        gap: the current gap between engine and learner.
-        healthy: the gap measured by the last self-test; None if `gap` is that one.
-        dtype: the dtype the engine computes in.
-        version: version of the weights under test.
+    `healthy` is the gap that the last self-test measured; None if `gap` is that one.
 
     Raises:
         WeightSyncError: the gap is above the limit; the message names version and gap.
@@ -132,12 +128,7 @@ def check_canary(gap: CanaryGap, healthy: CanaryGap | None, dtype: str, version:
 
 
 def noise(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over (name, tensor) of the self-test's weights: entries +-`NOISE`, equal in every process.
-
-    Args:
-        shapes: shapes of all tensors, by name.
-        dtype: the engine's dtype.
-    """
+    """Iterate over (name, tensor) of the self-test's weights: entries +-`NOISE`, equal in every process."""
     generator = torch.Generator().manual_seed(NOISE_PERIOD)
     sign = torch.randint(0, 2, (NOISE_PERIOD,), generator=generator) * 2 - 1
     period = (sign * NOISE).to(dtype)
@@ -151,13 +142,8 @@ def check_fingerprints(
 ) -> None:
     """Check that an engine took the noise of the self-test, and then every tensor that it was sent.
 
-    Args:
-        before: digests of the weights that the engine held before the test.
-        noisy: digests of the noise.
-        after: digests of the weights that were sent.
-        is_same: whether the engine held the weights of `version` before the test.
-        version: version of the weights that were sent.
-        who: names the engine among several, for the message.
+    The digests are those of the engine's earlier weights, of the noise, and of the weights that were sent. `is_same`:
+    the earlier ones were those of `version`. `who` names the engine among several.
 
     Raises:
         WeightSyncError: the message names the failed step and the modules at fault. The engine may then hold noise:

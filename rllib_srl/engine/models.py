@@ -80,10 +80,6 @@ def local_model(name_or_path: str | Path, cache_dir: str | Path | None = None) -
 def described_model(name_or_path: str, cache_dir: str | Path | None = None) -> Path | None:
     """Return a directory with a model's config and tokenizer, without downloading or unpacking weights.
 
-    Args:
-        name_or_path: as in `local_model`
-        cache_dir: as in `local_model`
-
     Returns:
         The directory; None for a packaged model that is not unpacked yet.
 
@@ -150,10 +146,6 @@ def built_once(target: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Path
 
     When the block ends without an exception, the scratch directory is renamed to `target`, so that
     `target` is never incomplete.
-
-    Args:
-        target: the directory to create
-        timeout_s: the longest wait for another process that is creating it, seconds
 
     Raises:
         ModelError: if the other process takes longer than `timeout_s`.

@@ -115,12 +115,7 @@ def pack_stream(
 ) -> WeightBundle:
     """Pack tensors that exist one at a time, such as gathered shards: at most four are held at once.
 
-    Args:
-        layout: layout of the tensors, in their order.
-        named_tensors: no two of them share memory.
-        version: as in `pack`.
-        dtype: as in `pack`.
-        memory: as in `pack`.
+    No two of them share memory; the other arguments are those of `pack`.
 
     Raises:
         ValueError: the tensors are not those of the layout.

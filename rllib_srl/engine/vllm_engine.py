@@ -183,10 +183,7 @@ def score_params() -> Any:
 def request_seed(seed: int, request_id: str, use: int) -> int:
     """Return the seed of one request's samples, in [0, 2^63): equal arguments give equal seeds on every machine.
 
-    Args:
-        seed: seed of the engine's last `reseed`.
-        request_id: the request's id.
-        use: number of earlier requests with this id since then.
+    `use` is the number of earlier requests with this id since the engine's last `reseed`.
     """
     digest = blake2b(f"{seed}/{use}/{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

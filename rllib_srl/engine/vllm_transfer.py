@@ -81,9 +81,7 @@ def parts_of(bundle: WeightBundle, num_bytes: int = PART_BYTES) -> list[list[Ten
 def offers(bundle: WeightBundle, *, is_one_process: bool) -> Generator[dict[str, Any]]:
     """Make a bundle accessible to the workers; yield the update info of each part, which is valid until the next one.
 
-    Args:
-        bundle: verified.
-        is_one_process: whether the only worker runs in this process; otherwise parts are copied to shared memory.
+    Parts are copied to shared memory unless the only worker runs in this process.
     """
     if is_one_process:
         handle = f"bundle-{next(_handles)}"

@@ -49,7 +49,7 @@ from rllib_srl.learner.sharding import (
     summed_shards,
     whole_optimizer_state,
 )
-from rllib_srl.learner.trie_attention import is_sharing_exact, num_graphs
+from rllib_srl.learner.trie_attention import compiled_flex, is_sharing_exact
 from rllib_srl.types import Group, Target
 
 if TYPE_CHECKING:  # at run time imported only if a run needs it
@@ -511,7 +511,7 @@ class GRPOTorchLearner(TorchLearner):
             self._log(name, value)
         self._log("is_prefix_sharing", float(self.can_share_prefixes))
         if self._device.type == "cuda":
-            self._log("num_attention_graphs", num_graphs())
+            self._log("num_attention_graphs", compiled_flex.num_graphs)
 
     def _log(self, name: str, value: float) -> None:
         # Already equal on all learners, so RLlib's mean over learners does not change it.

@@ -258,7 +258,7 @@ class CompiledFlex:
     def __init__(self, limit: int = MAX_GRAPHS, backend: str = "inductor") -> None:
         """Set the maximum number of graphs and torch's compiler backend."""
         self._limit, self._backend_name = limit, backend
-        self.num_graphs = 0
+        self.num_graphs = 0  # compiled so far; 0 on a CPU
         self._compiled: Callable[..., torch.Tensor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -296,11 +296,6 @@ class CompiledFlex:
 
 
 compiled_flex = CompiledFlex()
-
-
-def num_graphs() -> int:
-    """Return how many graphs of flex-attention this process has compiled; 0 on a CPU."""
-    return compiled_flex.num_graphs
 
 
 def _flex(
