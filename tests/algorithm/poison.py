@@ -12,8 +12,6 @@ MORE = ("_dict_checkpoint.pkl", "algorithm_state.msgpack", "env_runner/state.pkl
 
 
 class Bomb:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 

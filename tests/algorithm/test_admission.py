@@ -16,13 +16,11 @@ REFUSED = {"1.0": (0,), "1.2": (1, 3), "2.1": (2,)}  # group -> episodes
 
 
 def of_table(group, decode):
-    """Refuse the episodes of `REFUSED`."""
     found = REFUSED.get(group.group_id)
     return Refusal("listed", found) if found else None
 
 
 def trained_on(group, decode):
-    """Refuse the same groups, and train on them."""
     found = of_table(group, decode)
     return replace(found, train=True) if found else None
 

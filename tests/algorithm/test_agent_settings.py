@@ -81,8 +81,3 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) ->
 def test_an_agent_that_cannot_play_is_refused_before_the_run(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**settings).validate()
-
-
-@needs_openai
-def test_an_agent_that_can_play_is_accepted() -> None:
-    config(agent=f"{__name__}:run").validate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rllib_srl import SRL
 from rllib_srl.batch.shard import fetched
-from tests.small_memory import memory_config, watched
+from tests.small_memory import go, memory_config, watched
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -138,24 +137,14 @@ def test_a_killed_runner_costs_time_and_no_group(random_llama_dir, tmp_path, ray
 def test_a_resumed_run_asks_again_what_was_in_play(random_llama_dir, tmp_path, ray_here):
     config = ahead_config(random_llama_dir, tmp_path, max_lag=2, slow_s=0.05).replay(revisit_fraction=0.0)
     algo = config.build_algo()
-    try:
-        with watched(algo) as iterations:
-            for _ in range(3):
-                algo.train()
-        taken = [meta.prompt.key for one in iterations for meta in one.metas]
-        in_play = [one.prompt.key for one in algo.rollouts.ahead.outstanding]
-        assert len(in_play) == 2 * P and len(set(taken + in_play)) == 5 * P
-        saved = Path(algo.save_to_path(tmp_path / "saved"))
-    finally:
-        algo.stop()
-    again = SRL.from_checkpoint(saved)
-    try:
-        with watched(again) as iterations:
-            again.train()
-            again.train()
-        later = [meta.prompt.key for one in iterations for meta in one.metas]
-        still = [one.prompt.key for one in again.rollouts.ahead.outstanding]
-    finally:
-        again.stop()
+    taken = [meta.prompt.key for one in go(algo, 3) for meta in one.metas]
+    in_play = [one.prompt.key for one in algo.rollouts.ahead.outstanding]
+    assert len(in_play) == 2 * P and len(set(taken + in_play)) == 5 * P
+    algo.save_to_path(tmp_path / "saved")
+    algo.stop()
+    again = SRL.from_checkpoint(tmp_path / "saved")
+    later = [meta.prompt.key for one in go(again, 2) for meta in one.metas]
+    still = [one.prompt.key for one in again.rollouts.ahead.outstanding]
+    again.stop()
     assert set(in_play) <= set(later + still)
     assert len(set(taken + later + still)) == 3 * P + 4 * P  # 400 prompts: none comes twice, none is left out

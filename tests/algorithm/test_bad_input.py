@@ -48,8 +48,6 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
 
 
 class Batch:
-    """What `LossWatch` reads of a batch."""
-
     def __init__(self, num_groups, *errors):
         self.groups, self.errors = [None] * num_groups, list(errors)
 

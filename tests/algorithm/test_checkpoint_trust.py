@@ -53,26 +53,20 @@ def test_tune_opens_a_pickle_of_the_name_that_is_refused():
     assert TUNES_PICKLE == _DICT_CHECKPOINT_FILE_NAME and TUNES_PICKLE in MORE
 
 
-def test_the_bomb_goes_off(tmp_path):
-    pickle.loads(pickle.dumps(Bomb(tmp_path / "marker")))
-    assert (tmp_path / "marker").exists()
-
-
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path / "log")
 
 
 @pytest.fixture
-def trained(config, tmp_path):
-    algo = config.build_algo()
+def trained(config, build, tmp_path):
+    algo = build(config)
     algo.train()
     algo.save_to_path(tmp_path / "one")
     weights = weights_of(algo)
     algo.train()
     assert not same(weights_of(algo), weights)
-    yield algo, tmp_path / "one", weights
-    algo.stop()
+    return algo, tmp_path / "one", weights
 
 
 @pytest.mark.slow
@@ -143,10 +137,9 @@ def test_what_somebody_else_sealed_is_restored_with_trust_or_with_their_key(trai
 
 
 @pytest.mark.slow
-def test_adapters_are_read_without_a_pickle_too(config, tmp_path):
+def test_adapters_are_read_without_a_pickle_too(config, build, tmp_path):
     pytest.importorskip("peft")
-    config.training(lora_rank=2, seal_key_file=str(tmp_path / "own.key"), lr=0.1)
-    algo = config.build_algo()
+    algo = build(config, lora_rank=2, seal_key_file=str(tmp_path / "own.key"), lr=0.1)
     algo.train()
     algo.save_to_path(tmp_path / "one")
     weights = weights_of(algo)
@@ -161,4 +154,3 @@ def test_adapters_are_read_without_a_pickle_too(config, tmp_path):
     with pytest.raises(CheckpointError, match="does not exist; use another checkpoint"):
         algo.restore_weights(tmp_path / "one")
     assert not (tmp_path / "marker").exists() and (tmp_path / "own.key").is_file()
-    algo.stop()

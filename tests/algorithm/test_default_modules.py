@@ -1,7 +1,5 @@
 """What a default run loads: nothing of contrib, and of heavy packages only those below."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -37,24 +35,14 @@ HEAVY = {
 LOADED = {"aiohttp", "sklearn", "starlette"}  # of HEAVY, by Ray and transformers themselves where they are installed
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory):
-    """Return the names of the modules that a default run has loaded at its end."""
-    directory = tmp_path_factory.mktemp("run")
-    target = directory / "modules.json"
-    command = [sys.executable, "-c", RUN, "tiny", str(directory / "log"), str(target)]
+@pytest.mark.slow
+def test_a_default_run_loads_nothing_of_contrib_and_no_package_that_it_does_not_use(tmp_path):
+    target = tmp_path / "modules.json"
+    command = [sys.executable, "-c", RUN, "tiny", str(tmp_path / "log"), str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(target.read_text())
-
-
-@pytest.mark.slow
-def test_a_default_run_loads_no_module_of_contrib(modules):
+    modules = json.loads(target.read_text())
     assert [name for name in modules if name.startswith("rllib_srl.contrib.")] == []
     assert "rllib_srl.replay.buffer" in modules
     assert [name for name in modules if name.startswith("rllib_srl.") and name.endswith("retention")] == []
-
-
-@pytest.mark.slow
-def test_a_default_run_loads_no_package_that_it_does_not_use(modules):
     assert {name for name in modules if "." not in name} & HEAVY == {name for name in LOADED if find_spec(name)}

@@ -9,7 +9,7 @@ from ray import cloudpickle
 
 from rllib_srl.batch.shard import fetched
 from rllib_srl.types import ListedRef
-from tests.small_worlds import small_config
+from tests.small_worlds import small_config, watch
 
 LIMIT = 100_000  # bytes in one iteration of 8 groups of 8, most of it RLlib's metrics
 ROUNDING = 2_000  # bytes by which two iterations may differ for other reasons
@@ -17,22 +17,17 @@ ROUNDING = 2_000  # bytes by which two iterations may differ for other reasons
 
 def bytes_of_an_iteration(algo, monkeypatch) -> tuple[int, int, list]:
     """Train once; return the bytes this process got from Ray, the bytes of all tokens, and the groups' metadata."""
-    received, metas, get, play = [], [], ray.get, algo.rollouts.play
+    received, seen, get = [], watch(algo), ray.get
 
     def counted(*args, **kwargs):
         value = get(*args, **kwargs)
         received.append(len(cloudpickle.dumps(value)))
         return value
 
-    def watched(*args, **kwargs):
-        for batch in play(*args, **kwargs):
-            metas.extend(batch.groups)
-            yield batch
-
     with monkeypatch.context() as patch:
         patch.setattr(ray, "get", counted)
-        patch.setattr(algo.rollouts, "play", watched)
         algo.train()
+    metas = [meta for batch in seen for meta in batch.groups]
     groups = fetched([meta.ref for meta in metas], 60.0)
     arrays = [array for g in groups for array in (g.token_ids_N, g.loss_mask_N, g.behaviour_logp_N)]
     return sum(received), sum(array.nbytes for array in arrays), metas

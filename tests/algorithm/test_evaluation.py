@@ -1,7 +1,5 @@
 """Evaluation beyond greedy accuracy: figures of several answers by hand, and on the real path of a run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -18,15 +16,6 @@ def test_diversity_by_hand():
     assert np.isnan(diversity_of([["1"], []])) and np.isnan(diversity_of([]))
 
 
-def test_pass_by_hand():
-    """k = 2: of 4 answers 3 right, C(3, 2) / C(4, 2) = 1/2 and 1 - 0; of 4 one right, 0 and 1 - C(3, 2) / 6 = 1/2."""
-    groups = [a_group(0, rewards=(1.0, 1.0, 1.0, 0.0)), a_group(1, rewards=(0.0, 1.0, 0.0, 0.9))]
-    metas = [GroupMeta.of(group, None) for group in groups]
-    assert _mean_pass(metas, 2, pass_hat_k) == pytest.approx(0.25)
-    assert _mean_pass(metas, 2, pass_at_k) == pytest.approx(0.75)
-    assert np.isnan(_mean_pass(metas, 5, pass_hat_k))
-
-
 @pytest.mark.parametrize(("mark", "right"), [(2 / 3, [True, True, False]), (None, [True, False, False])])
 def test_a_right_answer_is_a_pass_of_its_environment(mark, right):
     """Grades 4, 3 and 2 of 4 are rewards of 1, .667 and .333; a rubric passes from grade 3 on."""
@@ -41,6 +30,7 @@ def test_a_right_answer_is_a_pass_of_its_environment(mark, right):
     together = GroupMeta.of(a_group(0, rewards=rewards, extra=extra), None)
     assert _mean_pass([together], 1, pass_at_k) == pytest.approx(sum(right) / 3)
     assert _mean_pass([together], 2, pass_hat_k) == pytest.approx(1 / 3 if sum(right) == 2 else 0)
+    assert np.isnan(_mean_pass([together], 4, pass_hat_k))
 
 
 def test_a_run_reports_what_sampled_answers_add(random_llama_dir, tmp_path, ray_here):

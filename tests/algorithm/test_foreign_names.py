@@ -1,7 +1,5 @@
 """Names of other libraries: each leads to settings that exist, wherever it is typed."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl import SRLConfig
@@ -11,20 +9,11 @@ from rllib_srl.common.foreign_names import FLAGS, FOREIGN, in_place_of, targets_
 
 TRL_AND_VERL = [
     ("learning_rate", "use lr"),
-    ("num_generations", "use group_size"),
     ("beta", "use kl_coeff"),
     ("epsilon", "use clip_low and clip_high (the ratio stays within 1 - clip_low and 1 + clip_high)"),
-    ("epsilon_high", "use clip_high"),
-    ("max_completion_length", "use max_turn_tokens"),
-    ("num_iterations", "use num_epochs (optimiser steps on each batch)"),
-    ("gradient_checkpointing", "use activation_checkpointing"),
     ("actor_rollout_ref.rollout.n", "use group_size"),
-    ("actor_rollout_ref.actor.optim.lr", "use lr"),
     ("actor_rollout_ref.rollout.gpu_memory_utilization", "use engine_memory_utilization"),
-    ("actor_rollout_ref.rollout.temperature", "use temperature"),
-    ("data.train_batch_size", "use num_prompts_per_batch"),
     ("trainer.default_local_dir", "use --out"),
-    ("trainer.save_freq", "use checkpoint_every"),
 ]
 
 

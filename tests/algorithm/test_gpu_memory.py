@@ -1,9 +1,5 @@
 """The estimate of GPU memory: parameters against meta tensors, activations against autograd, and what is refused."""
 
-from __future__ import annotations
-
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -15,7 +11,6 @@ from rllib_srl.algorithm.gpu_memory import (
     engine_need,
     learner_need,
     memory_faults,
-    table,
     variant,
     variants,
 )
@@ -188,10 +183,3 @@ def test_colocation_counts_both_when_weights_are_tested():
         "learner and engine need 85.5 GiB together when weights are tested on a GPU of 80 GiB; expected "
         "a lower engine_memory_utilization, or a GPU for each"
     ]
-
-
-def test_the_table_has_a_row_for_each_model_and_card():
-    rows = table(flat())
-    assert len(rows) == 2 + len(SHAPES) * len(CARDS)
-    assert len({row.count("|") for row in rows}) == 1
-    assert SimpleNamespace(rows=rows).rows[-1].startswith("| 8B | 141 GiB | no, ")

@@ -1,7 +1,5 @@
 """GPUs of each process: the shares chosen, where Ray puts them, and the combinations that are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,7 +12,7 @@ from rllib_srl import SRL, SRLConfig
 from rllib_srl.algorithm import config as config_module
 from rllib_srl.algorithm.gpu_memory import GIB, fit_awake
 from rllib_srl.algorithm.model_shape import SHAPES
-from rllib_srl.algorithm.resources import GpuShares, PlacementError, gpu_shares
+from rllib_srl.algorithm.resources import GpuShares, gpu_shares
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 
@@ -51,15 +49,6 @@ def test_a_search_that_cannot_run_on_a_card_is_refused(config, device, num_env_r
     assert re.search(message, "\n".join(faults_of(config)))
 
 
-def test_more_processes_than_cards_are_refused_in_one_line():
-    with pytest.raises(PlacementError) as caught:
-        gpu_shares(2, 3, 1)
-    assert str(caught.value) == (
-        "num_env_runners = 3, num_learners = 1 with 2 GPUs; expected at most one of each per GPU "
-        "(engine_tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
-    )
-
-
 def settled(config, monkeypatch, num_gpus, gib=None):
     """Validate as on a machine with cards and packages for them; `gib`: of each, None: they are on other machines."""
     monkeypatch.setattr(config_module, "num_gpus_here", lambda: float(num_gpus))
@@ -69,18 +58,17 @@ def settled(config, monkeypatch, num_gpus, gib=None):
     return config
 
 
-def test_without_a_card_nothing_changes(config, monkeypatch):
-    settled(config, monkeypatch, 0)
-    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (0, 0, 0)
-    assert not config.colocate
-
-
-def test_one_card_is_colocated_by_default(config, monkeypatch):
-    """This machine does not know the memory of a GPU on another one."""
-    settled(config, monkeypatch, 1)
-    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner) == (0.6, 0.4)
-    assert config.colocate and config.num_learners == 1  # a process of its own: Ray gives the main process no card
-    assert config.engine_memory_utilization == 0.45 and config.compute_dtype == "bfloat16"
+@pytest.mark.parametrize(("num_gpus", "shares", "num_learners", "colocate", "utilization"), [
+    (0, (0, 0), 0, False, None),
+    (1, (0.6, 0.4), 1, True, 0.45),  # a learner of its own: Ray gives the main process no card
+    (2, (1, 1), 1, False, 0.9),
+])  # fmt: skip
+def test_cards_are_used_as_they_are_there(config, monkeypatch, num_gpus, shares, num_learners, colocate, utilization):
+    """This machine does not know the memory of a GPU on another one, so that one card is colocated."""
+    settled(config, monkeypatch, num_gpus)
+    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (*shares, num_learners)
+    assert bool(config.colocate) is colocate and utilization in (None, config.engine_memory_utilization)
+    assert num_gpus != 1 or config.compute_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("gib", "takes_turns"), [(24, True), (40, True), (80, False)])
@@ -143,12 +131,6 @@ def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp)
     assert settled(config, monkeypatch, num_gpus).colocate is False
 
 
-def test_two_cards_are_split_and_an_engine_may_fill_its_own(config, monkeypatch):
-    settled(config, monkeypatch, 2)
-    assert (config.num_gpus_per_env_runner, config.num_gpus_per_learner, config.num_learners) == (1, 1, 1)
-    assert not config.colocate and config.engine_memory_utilization == 0.9
-
-
 def test_the_number_format_is_that_of_the_devices(config, monkeypatch):
     monkeypatch.setattr(config_module, "best_dtype", lambda num: "bfloat16" if num else "float32")
     config.env_runners(num_gpus_per_env_runner=1).learners(num_gpus_per_learner=0)
@@ -159,7 +141,10 @@ def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
     config.env_runners(num_env_runners=5).training(group_size=1)
     with pytest.raises(ValueError, match="group_size = 1") as caught:
         settled(config, monkeypatch, 2)
-    assert "num_env_runners = 5, num_learners = 0 with 2 GPUs; expected at most one of each" in str(caught.value)
+    assert (
+        "num_env_runners = 5, num_learners = 0 with 2 GPUs; expected at most one of each per GPU "
+        "(engine_tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
+    ) in str(caught.value)
 
 
 REFUSED = [

@@ -53,15 +53,13 @@ class Troubled(LLMEnvRunner):
     def play_groups(self, *args, **kwargs):
         flag, self.has_played = self.config.env_config["flag"], True
         if self.engine.version == 1 and is_first(flag + ".hung"):
-            time.sleep(600)
+            os.kill(os.getpid(), signal.SIGSTOP)  # `ray.kill` asks the process to end, which a stopped one never does
         if Path(flag + ".doomed").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().play_groups(*args, **kwargs)
 
 
 class WithBrokenEngine(LLMEnvRunner):
-    """Its engine breaks in every step."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
 
@@ -184,7 +182,8 @@ def test_a_lost_learner_ends_the_run_with_one_error_and_the_checkpoint_goes_on(c
     with running(config) as algo:
         algo.train()
         algo.train()
-        start, learners = time.monotonic(), [psutil.Process(one.metadata.pid) for one in workers_of(algo)]
+        workers = algo.learner_group._backend_executor.worker_group.workers
+        start, learners = time.monotonic(), [psutil.Process(one.metadata.pid) for one in workers]
         with pytest.raises(ProcessLost) as caught:
             algo.train()
         assert time.monotonic() - start < LEARNERS_END_S
@@ -208,7 +207,3 @@ def test_a_lost_learner_ends_the_run_with_one_error_and_the_checkpoint_goes_on(c
         assert np.array_equal(weights_of(unbroken), weights)
     name = "num_env_steps_sampled_lifetime"
     assert (result["training_iteration"], result[name]) == (resumed["training_iteration"], resumed[name])
-
-
-def workers_of(algo) -> list:
-    return list(algo.learner_group._backend_executor.worker_group.workers)

@@ -1,12 +1,12 @@
 """What the loss asks of the driver, through `algo.train()`: resampling, shaping, advantages, references, saving."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from rllib_srl.batch.advantages import has_signal
 from tests.small_worlds import Even, small_config, watch
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -21,15 +21,9 @@ def captured(algo):
     return seen
 
 
-@pytest.fixture
-def rare(config):
-    """Return settings under which about a third of all groups have no signal."""
-    return config.training(group_size=2, num_prompts_per_batch=6)
-
-
-@pytest.mark.slow
-def test_dynamic_sampling_plays_until_every_slot_has_a_signal(rare, build):
-    algo = build(rare, dynamic_sampling_tries=20)
+def test_dynamic_sampling_plays_until_every_slot_has_a_signal(config, build):
+    """About a third of all groups have none."""
+    algo = build(config, group_size=2, num_prompts_per_batch=6, dynamic_sampling_tries=20)
     seen, shards = watch(algo), captured(algo)
     result = algo.train()
     groups = [group for batch in seen for group in batch.groups]
@@ -40,16 +34,6 @@ def test_dynamic_sampling_plays_until_every_slot_has_a_signal(rare, build):
     assert len({group.prompt.key for group in groups}) == len(groups)
     runs = result["env_runners"]
     assert (runs["num_groups_with_signal"], runs["num_groups"]) == (6, len(groups))
-
-
-@pytest.mark.slow
-def test_dynamic_sampling_stops_when_the_tries_are_used_up(config, build):
-    config.environment(env_config={"pay": 0.5})
-    algo = build(config, dynamic_sampling_tries=3)
-    seen = watch(algo)
-    result = algo.train()
-    assert sum(len(batch.groups) for batch in seen) == 4 + 3 * 4  # no group ever has a signal
-    assert (result["num_prompts_resampled"], result["num_empty_batches"]) == (12, 1)
 
 
 class Talk(Even):
@@ -66,13 +50,8 @@ class Talk(Even):
         return ("" if is_over else "again: "), reward, is_over, False, {}
 
 
-@pytest.fixture
-def talk(config):
-    return config.environment("tests.algorithm.test_losses_on_the_real_path:Talk").env_runners(max_turns=3)
-
-
-@pytest.mark.slow
-def test_the_length_penalty_reaches_the_advantages(talk, build, monkeypatch):
+def test_the_length_penalty_reaches_the_advantages(config, build, monkeypatch):
+    talk = config.environment("tests.algorithm.test_losses_on_the_real_path:Talk").env_runners(max_turns=3)
     monkeypatch.setattr("rllib_srl.batch.advantages.OVERLONG_SHARE", 1.0)
     algo = build(talk, overlong_penalty=1.0, advantage="mean_only", longest_answer=12)
     shards = captured(algo)
@@ -83,7 +62,6 @@ def test_the_length_penalty_reaches_the_advantages(talk, build, monkeypatch):
     assert len({n for g in shards[0].groups() for n in g.num_loss_tokens_G()}) > 1  # or nothing would be seen
 
 
-@pytest.mark.slow
 def test_a_preset_reaches_shards_and_learner(config, build):
     algo = build(config, loss="dr_grpo")
     shards = captured(algo)

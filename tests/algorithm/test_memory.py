@@ -11,10 +11,11 @@ import pytest
 from rllib_srl.batch.advantages import has_signal
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
-from rllib_srl.types import StopReason
 from scripts.memory_laws import content
 from tests.small_memory import SCHEDULED, go, memory_config, weights_of
 from tests.small_worlds import watch
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -32,20 +33,12 @@ def buffer_of(algo):
     return algo.memory.process.actor
 
 
-def item_of(algo, prompt):
-    store = buffer_of(algo).tables
-    return store.items[store.slot_of(int(prompt.key, 16))]
-
-
-# --- shares ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.smoke
-@pytest.mark.slow
 def test_shares_are_those_of_what_was_played_and_trained(config, build):
     """4 prompts at .2: after 26 iterations with a memory .2 within 1 %, of prompts and of groups in the batch."""
     algo = build(config.training(lr=1e-4), revisit_fraction=0.2, reuse_fraction=0.2, max_age=8, max_uses=50)
     iterations = go(algo, 29)
+    assert all({*one.replay} == {*iterations[0].replay} for one in iterations)
     with_memory = iterations[3:]  # 4 items after the first; the next two must find groups with signal
     num = Counter(group.origin for one in with_memory for group in one.played)
     num_reused = sum(len(one.reused) for one in with_memory)
@@ -70,17 +63,15 @@ def test_shares_are_those_of_what_was_played_and_trained(config, build):
         assert learnt["reuse/num_tokens"] == found["num_tokens_reuse"]
         assert learnt["num_tokens"] == found["num_tokens_fresh"] + found["num_tokens_revisit"]
         total += found
+    last = iterations[-1].replay
+    for what, num_drawn in (("revisits", total["num_groups_revisit"]), ("reuses", total["num_groups_reuse"])):
+        assert last[f"num_{what}"] == last[f"num_{what}_owed"] - last[f"num_{what}_short"] == num_drawn
     for what, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
         fresh, revisit, reuse = (total[f"num_{what}_{origin}"] for origin in ("fresh", "revisit", "reuse"))
-        last = iterations[-1].replay
         assert last[f"revisit_share_{name}"] == pytest.approx(revisit / (fresh + revisit))
         assert last[f"reuse_share_{name}"] == pytest.approx(reuse / (fresh + revisit + reuse))
 
 
-# --- reuse ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
     algo = build(config.training(lr=3e-5), groups_per_item=9)
     iterations, played, ages = go(algo, 8), {}, set()
@@ -106,7 +97,6 @@ def test_a_reused_group_is_the_stored_one_to_the_last_bit(config, build):
     assert rows["uses"][rows["size"] > 0].sum() == sum(uses.values())
 
 
-@pytest.mark.slow
 def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     none, idle = (build(config, revisit_fraction=0.0, reuse_fraction=0.0, capacity=capacity) for capacity in (0, 1000))
     seen = [watch(none), watch(idle)]
@@ -122,7 +112,6 @@ def test_with_both_fractions_zero_it_is_plain_grpo(config, build):
     assert results[1]["replay"]["num_stored_groups"] == 12 and results[1]["replay"]["num_revisits_owed"] == 0
 
 
-@pytest.mark.slow
 def test_groups_that_the_policy_has_left_behind_leave_the_memory(config, build):
     """After an update no log-prob is to this precision what it was, so that all reused groups leave."""
     algo = build(config.training(lr=3e-4), max_logp_gap=1e-9, reuse_fraction=0.5, groups_per_item=9)
@@ -133,7 +122,6 @@ def test_groups_that_the_policy_has_left_behind_leave_the_memory(config, build):
     assert stored and not stored & set(gone)
 
 
-@pytest.mark.slow
 def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config, build, tmp_path):
     """What the failed one stored and drew is no answer to the next; no name of a group comes twice."""
     algo = build(config.training(num_prompts_per_batch=8))
@@ -161,10 +149,6 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert sorted(meta.group_id for meta in later.metas) == sorted(f"4.{slot}" for slot in range(8))
 
 
-# --- worlds ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, build):
     """`Odd` pays for exactly what `Even` does not: a revisit in the wrong world would earn the wrong rewards."""
     config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
@@ -183,24 +167,10 @@ def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, bui
                 is_even = bool(text) and ord(text[0]) % 2 == 0
                 assert group.rewards_G[g] == (is_even if prompt.env_id == even else not is_even)
             num_revisits[prompt.domain] += group.origin == "revisit"
-        for meta in one.metas:
-            visit, row = one.visits[meta.group_id], item_of(algo, meta.prompt)
-            assert visit.pass_rate == pytest.approx(np.mean(meta.rewards_G >= 0.9))
-            assert buffer_of(algo).tables.domains[row["domain"]] == meta.prompt.domain
     assert min(num_revisits["even"], num_revisits["odd"]) > 3, num_revisits
 
 
-# --- visits ---------------------------------------------------------------------------------------
-
-
-def by_hand(alpha, beta, num_success, size):
-    """Return the posterior of Jeffreys' prior with a quarter of what was known, and the grade of its mean."""
-    alpha, beta = 0.5 + 0.25 * (alpha - 0.5) + num_success, 0.5 + 0.25 * (beta - 0.5) + size - num_success
-    return alpha, beta, 1 + sum(alpha / (alpha + beta) >= bound for bound in (0.35, 0.65, 0.9))
-
-
-@pytest.mark.slow
-def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
+def test_the_pass_rate_of_a_visit_is_that_of_its_transcripts(config, build, tmp_path):
     config.env_runners(num_transcripts=99)
     algo = build(config, revisit_fraction=0.5)
     iterations = go(algo, 12)
@@ -209,51 +179,18 @@ def test_the_pass_rate_of_a_visit_grades_its_item(config, build, tmp_path):
     for line in lines:
         rewards.setdefault(line["group_id"], []).append(line["reward"])
         origins[line["group_id"]] = line["origin"]
-    known, num_visits, num_lapses = {}, 0, 0
+    known, num_visits, num_lapses = set(), 0, 0
     for one in iterations:
         for at, meta in enumerate(one.metas):
             visit, key = one.visits[meta.group_id], meta.prompt.key
             passed = sum(reward >= 0.9 for reward in rewards[meta.group_id])
             assert visit.is_new == (key not in known) == (meta.origin == "fresh")
             assert (meta.origin, origins[meta.group_id]) == (("revisit" if at < len(one.revisits) else "fresh"),) * 2
-            alpha, beta, grade = by_hand(*known.get(key, (0.5, 0.5)), passed, 4)
-            assert (visit.pass_rate, visit.grade, visit.key) == (passed / 4, grade, key)
-            known[key] = alpha, beta
+            assert (visit.pass_rate, visit.key) == (passed / 4, key)
+            known.add(key)
             num_visits += 1
             num_lapses += visit.is_lapse
         assert [meta.prompt for meta in one.metas[: len(one.revisits)]] == one.revisits
-    for key, (alpha, beta) in known.items():
-        row = buffer_of(algo).tables.items[buffer_of(algo).tables.slot_of(int(key, 16))]
-        assert (row["alpha"], row["beta"]) == (pytest.approx(alpha), pytest.approx(beta))
     store = buffer_of(algo).tables
     assert store.items["lapses"].sum() == num_lapses == sum(one.replay["num_lapses"] for one in iterations)
     assert num_visits == 48 and len(known) < 32
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_every_metric_is_there_from_the_start_and_they_add_up(config, build):
-    algo = build(config.training(num_prompts_per_batch=6), capacity=12, groups_per_item=1)
-    iterations = go(algo, 10)
-    names = [set(one.replay) for one in iterations]
-    assert all(other == names[0] for other in names) and len(names[0]) > 50
-    num_items = 0
-    for one in iterations:
-        replay = one.replay
-        assert replay["num_groups_fresh"] + replay["num_groups_revisit"] == 6 == len(one.metas)
-        assert len(one.reused) == replay["num_groups_reuse"]
-        num_items += sum(visit.is_new for visit in one.visits.values())
-        assert replay["num_items"] == num_items - replay["num_evicted"] <= 12
-        refused = sum(replay[name] for name in names[0] if name.startswith("num_refused_"))
-        assert replay["num_refused"] == refused
-        stop = one.result["env_runners"]
-        assert sum(stop[f"stop_reason/{reason.value}"] for reason in StopReason) == 24
-    last = iterations[-1].replay
-    assert last["num_evicted"] > 10 and last["num_groups_replaced"] > 0
-    revisits, reuses = (sum(len(getattr(one, name)) for one in iterations) for name in ("revisits", "reused"))
-    assert revisits == last["num_revisits_owed"] - last["num_revisits_short"] == last["num_revisits"] > 5
-    assert reuses == last["num_reuses_owed"] - last["num_reuses_short"] == last["num_reuses"] > 5
-    timers = iterations[-1].result["timers"]
-    assert all(timers[name] >= 0 for name in ("plan", "remember", "look_back")) and last["busy_s"] > 0

@@ -7,19 +7,15 @@ import os
 import signal
 import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import ray
-from ray import tune
 from ray.exceptions import RayActorError
 
-from rllib_srl.replay.reading import reading
-from rllib_srl.replay.store import holder_of
-from scripts.memory_laws import content
+from tests.algorithm.test_kills import running
 from tests.small_memory import check_memory, go, memory_config, stored_of, watched, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -30,15 +26,6 @@ BACK_S = 60.0  # for machines that do other things
 def config(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", timeout_s=BACK_S, groups_per_item=99, max_logp_gap=None)
     return config.env_runners(num_env_runners=1, num_transcripts=0).training(lr=1e-4, update_timeout_s=60.0)
-
-
-@contextmanager
-def running(config):
-    algo = config.build_algo()
-    try:
-        yield algo
-    finally:
-        algo.stop()
 
 
 def pid_of(algo) -> int:
@@ -54,7 +41,6 @@ def pid_of(algo) -> int:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, and wait until it is gone."""
     process = psutil.Process(pid)
     process.kill()
     process.wait(60)
@@ -71,27 +57,19 @@ def same(one, other) -> None:
 
 
 def check_books(algo, iterations, directory: Path) -> None:
-    """Compare the journal with what was acknowledged: groups, reviews, and how often each group was drawn."""
+    """Compare stored groups, and how often each was drawn, with what was acknowledged: nothing leaves these runs."""
     check_memory(algo)
-    uses, groups = Counter(), {}
     with stored_of(algo, directory) as memory:
-        for row in memory.tables.groups[memory.tables.group_slots()]:
-            group = memory.group(int(row["seq"]))
-            groups[group.group_id] = group
-            uses[group.group_id] = int(row["uses"])
-    visits = [visit for one in iterations for visit in one.visits.values()]
-    kept = {visit.group_id for visit in visits if not visit.refused}  # nothing is evicted or replaced in these runs
-    played = {g.group_id: g for one in iterations for g in one.played if g.group_id in kept}
-    assert groups.keys() == played.keys()
-    for group_id, group in played.items():
-        assert np.array_equal(groups[group_id].token_ids_N, group.token_ids_N)
-        assert np.array_equal(groups[group_id].behaviour_logp_N, group.behaviour_logp_N)
-    assert len(visits) == sum(len(one.played) for one in iterations)
-    drawn = Counter(meta.group_id for one in iterations for meta in one.reused)
-    assert drawn == +uses
-
-
-# --- death ----------------------------------------------------------------------------------------
+        rows = memory.tables.groups[memory.tables.group_slots()]
+        groups = {group.group_id: group for group in (memory.group(int(row["seq"])) for row in rows)}
+        uses = Counter({memory.group(int(row["seq"])).group_id: int(row["uses"]) for row in rows})
+    visits = {name: visit for one in iterations for name, visit in one.visits.items()}
+    played = {group.group_id: group for one in iterations for group in one.played}
+    assert visits.keys() == played.keys() and groups.keys() == {name for name in played if not visits[name].refused}
+    for name, group in groups.items():
+        assert np.array_equal(group.token_ids_N, played[name].token_ids_N)
+        assert np.array_equal(group.behaviour_logp_N, played[name].behaviour_logp_N)
+    assert Counter(meta.group_id for one in iterations for meta in one.reused) == +uses
 
 
 def dies_in(method: str, is_done: bool):
@@ -165,37 +143,3 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path):
         assert pid_of(algo) != first_life and algo.memory.process.actor is actor
         algo.train()
         check_books(algo, iterations, tmp_path / "copy")
-
-
-# --- trials ---------------------------------------------------------------------------------------
-
-
-def test_two_trials_at_once_keep_their_memories_apart(config, tmp_path):
-    config.environment(env_config={"num_prompts": 400, "meeting": str(tmp_path / "meeting")})
-    config.env_runners(num_cpus_per_env_runner=0.5)
-    config.training(log_directory=None, checkpoint_every=2)
-    space = {**config.to_dict(), "lr": tune.grid_search([0.0, 1e-3]), "seed": 3}
-    run = tune.RunConfig(storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0)
-    results = tune.Tuner("SRL", param_space=space, run_config=run).fit()
-    assert results.num_errors == 0
-    payloads = []
-    for result in results:
-        replay = result.metrics["replay"]
-        assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (13, 3, 0)
-        path = Path(result.path) / "replay/memory.db"
-        deadline = time.monotonic() + 60
-        while holder_of(path) is not None and time.monotonic() < deadline:
-            time.sleep(0.2)  # the actor ends with its trial
-        with reading(path) as memory:
-            seqs = sorted(content(memory.tables)["groups"])
-            assert len(memory.tables) == 13 and len(seqs) == replay["num_stored_groups"] > 12
-            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in seqs})
-    # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
-    assert 4 <= len(payloads[0] & payloads[1]) < 12
-    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
-    other = config.copy(copy_frozen=False).training(lr=1e-3, log_directory=str(tmp_path / "clone")).build_algo()
-    other.restore_from_path(written[2].path)
-    assert other.iteration == 2 and other.memory.num_items == 7
-    assert go(other, 1)[0].replay["num_items"] == 10
-    check_memory(other)
-    other.stop()

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rllib_srl import SRL
+from tests.algorithm.test_resume import assert_same
 from tests.conftest import ROOT
 from tests.small_memory import check_memory, go, memory_config, weights_of
 
+pytestmark = pytest.mark.slow
 NEW_PROCESS = """
 import pickle, sys, ray
 from rllib_srl import SRL
@@ -56,14 +58,6 @@ def go_on(algo, num_iterations: int) -> list[dict]:
     return done
 
 
-def assert_same(one: list[dict], other: list[dict]) -> None:
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        differ = [name for name in a if not np.array_equal(a[name], b[name])]
-        metrics = {k: (v, b["metrics"].get(k)) for k, v in a["metrics"].items() if v != b["metrics"].get(k)}
-        assert differ == [], f"iteration {a['iteration']}: {metrics}"
-
-
 @pytest.fixture
 def straight(config, tmp_path):
     """Return a run of 5 iterations without a break, and the checkpoint after its third."""
@@ -76,8 +70,7 @@ def straight(config, tmp_path):
     algo.stop()
 
 
-@pytest.mark.slow
-def test_an_older_checkpoint_goes_into_the_running_algorithm_twice_and_into_a_clone(straight, tmp_path):
+def test_an_older_checkpoint_goes_into_the_running_algorithm_twice_and_into_a_clone(straight, build, tmp_path):
     """A clone as PBT makes it: the worse trial goes on from a checkpoint of the better one."""
     algo, whole, path = straight
     for _ in range(2):
@@ -88,21 +81,17 @@ def test_an_older_checkpoint_goes_into_the_running_algorithm_twice_and_into_a_cl
         assert go(algo, 1)[0].result["num_groups_undone"] == num_younger > 3
         check_memory(algo)
     algo.restore_from_path(path)
-    other = algo.config.copy(copy_frozen=False).training(log_directory=str(tmp_path / "other")).debugging(seed=9)
-    other = other.build_algo()
+    other = build(algo.config.copy(copy_frozen=False).debugging(seed=9))
     assert not np.array_equal(go_on(other, 1)[0]["tokens"], whole[0]["tokens"])
     other.restore_from_path(path)
     for at in (3, 4):  # in turns: neither disturbs the other
         assert_same(go_on(algo, 1), [whole[at]])
         assert_same(go_on(other, 1), [whole[at]])
     paths = [one.memory.process.actor.get_state()["path"] for one in (algo, other)]
-    assert paths == [str(tmp_path / name / "replay/memory.db") for name in ("log", "other")]
-    for one in (algo, other):
-        check_memory(one)
-    other.stop()
+    assert paths == [str(tmp_path / name / "replay/memory.db") for name in ("log", "log0")]
+    check_memory(algo)
 
 
-@pytest.mark.slow
 def test_a_journal_on_a_local_disk_goes_on_here_and_elsewhere_from_the_snapshot(config, tmp_path):
     disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
     algo = config.replay(local_directory=str(disk)).build_algo()
@@ -130,31 +119,18 @@ def num_stored(algo) -> int:
     return algo.memory.process.actor.tables.next_group_seq
 
 
-@pytest.mark.slow
-def test_a_state_in_memory_goes_into_the_running_algorithm(config):
-    algo = config.build_algo()
-    go_on(algo, 2)
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_state_in_memory_goes_into_the_running_algorithm(config, build, num_before):
+    algo = build(config)
+    go_on(algo, num_before)
     state = pickle.loads(pickle.dumps(algo.get_state()))
     assert len(pickle.dumps(state["srl"])) < 20_000  # a path, and no groups
     whole = go_on(algo, 3)
     algo.set_state(state)
     assert_same(go_on(algo, 3), whole)
-    check_memory(algo)
-    algo.stop()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_before_anything_was_played_restores(config, tmp_path):
-    algo = config.build_algo()
-    algo.save_to_path(tmp_path / "zero")
-    whole = go_on(algo, 3)
-    algo.restore_from_path(tmp_path / "zero")
-    assert_same(go_on(algo, 3), whole)
-    algo.stop()
 
 
 @pytest.mark.smoke
-@pytest.mark.slow
 def test_a_new_process_goes_on_exactly(straight, tmp_path):
     algo, whole, path = straight
     algo.stop()
@@ -164,19 +140,14 @@ def test_a_new_process_goes_on_exactly(straight, tmp_path):
     assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[3:])
 
 
-# --- what cannot be restored ----------------------------------------------------------------------
-
-
 def facts_of(algo):
     position = algo.memory.process.actor.get_state()["position"] if algo.memory.is_on else None
     return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), position
 
 
-@pytest.mark.slow
-def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight, tmp_path):
+def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight, build, tmp_path):
     algo, _, path = straight
-    without = algo.config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0)
-    other = without.training(log_directory=str(tmp_path / "without")).build_algo()
+    other = build(algo.config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0))
     other.save_to_path(tmp_path / "bare")
     cases = [
         (other, path, algo.get_state(), "^the checkpoint has a memory, this run has none; expected "),
@@ -189,4 +160,3 @@ def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight
                 restore(what)
             assert "\n" not in str(caught.value)
         assert np.array_equal(weights_of(one), weights) and facts_of(one) == facts
-    other.stop()

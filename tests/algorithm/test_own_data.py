@@ -37,15 +37,12 @@ class Holder:
 # --- data
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "expected"),
-    [
-        ("my.jsonl", {"heldout": "b.jsonl", "num_shots": 2}, {"path": "my.jsonl", "heldout_path": "b.jsonl"}),
-        (Path("a.csv"), {"question": "q"}, {"path": "a.csv", "question_field": "q"}),
-        ("openai/gsm8k", {}, {"hub_id": "openai/gsm8k", "path": "train"}),
-        ("a/b", {"split": "c/d", "heldout": "c/e"}, {"hub_id": "a/b", "path": "c/d", "heldout_path": "c/e"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "settings", "expected"), [
+    ("my.jsonl", {"heldout": "b.jsonl", "num_shots": 2}, {"path": "my.jsonl", "heldout_path": "b.jsonl"}),
+    (Path("a.csv"), {"question": "q"}, {"path": "a.csv", "question_field": "q"}),
+    ("openai/gsm8k", {}, {"hub_id": "openai/gsm8k", "path": "train"}),
+    ("a/b", {"split": "c/d", "heldout": "c/e"}, {"hub_id": "a/b", "path": "c/d", "heldout_path": "c/e"}),
+])  # fmt: skip
 def test_data_becomes_the_settings_of_question_file(given, settings, expected) -> None:
     assert data_settings(given, **settings) == {"num_shots": settings.get("num_shots", 0), **expected}
 
@@ -60,17 +57,14 @@ def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Pat
     assert data_settings(ROWS) == settings  # named by its content
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "fault"),
-    [
-        (3, {}, "data is a int; expected a file, a hub id, or an object that yields rows"),
-        ({"train": ROWS}, {}, "data has the parts train; expected one of them: data[...]"),
-        ([], {}, "data has no rows; expected questions"),
-        (["x"], {}, "data: row 1 is a str; expected a mapping of columns to values"),
-        ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
-        ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub or a folder"),
-    ],
-)
+@pytest.mark.parametrize(("given", "settings", "fault"), [
+    (3, {}, "data is a int; expected a file, a hub id, or an object that yields rows"),
+    ({"train": ROWS}, {}, "data has the parts train; expected one of them: data[...]"),
+    ([], {}, "data has no rows; expected questions"),
+    (["x"], {}, "data: row 1 is a str; expected a mapping of columns to values"),
+    ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
+    ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub or a folder"),
+])  # fmt: skip
 def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         data_settings(given, **settings)

@@ -1,7 +1,5 @@
 """Where the processes of a run are on a cluster: runners apart, learners together, and no places are left reserved."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

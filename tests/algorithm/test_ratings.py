@@ -18,10 +18,12 @@ from rllib_srl.people.rating_store import RATINGS, RatingStore
 from rllib_srl.people.stored_answers import StoredAnswers
 from rllib_srl.replay.payloads import decode
 from rllib_srl.types import Group
-from tests.algorithm.test_memory_resume import assert_same, go_on
+from tests.algorithm.test_memory_resume import go_on
+from tests.algorithm.test_resume import assert_same
 from tests.conftest import ROOT
 from tests.small_memory import check_memory, go, memory_config
 
+pytestmark = pytest.mark.slow
 COUNTS = ("num_applied", "num_changed", "num_unused")
 
 
@@ -30,8 +32,9 @@ def answers_in(directory: Path) -> list[Answer]:
         return list(answers.newest_first())
 
 
-def rate(directory: Path, **values: str) -> None:
+def rate(directory: Path | str, **values: str) -> None:
     """Rate answers by id; a letter for a dot and a slash: g1_0e2="good" is "1.0/2"."""
+    directory = Path(directory)
     named = {name[1:].replace("_", ".").replace("e", "/"): value for name, value in values.items()}
     known = {one.answer_id: one for one in answers_in(directory)}
     with RatingStore(directory / RATINGS) as store:
@@ -48,53 +51,53 @@ def counts_of(result: dict) -> list[float]:
     return [result["ratings"][name] for name in COUNTS]
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
-def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, tmp_path, ray_here):
-    config = memory_config(random_llama_dir, tmp_path / "log", reuse_fraction=0.5)
+def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, tmp_path, ray_here, build):
+    config = memory_config(random_llama_dir, tmp_path, reuse_fraction=0.5)
     config.env_config = {"num_prompts": 400, "pay": 0.0}  # without ratings nothing is ever trained on
-    algo = config.build_algo()
+    algo = build(config)
     (first,) = go(algo, 1)
     assert counts_of(first.result) == [0, 0, 0] and first.trained == []
+    assert not (Path(algo.logdir) / RATINGS).exists()
     played = first.played[0]
-    rate(tmp_path / "log", g1_0e0="good", g1_0e2="4", g1_0e3="bad")
+    rate(algo.logdir, g1_0e0="good", g1_0e2="4", g1_0e3="bad")
     (second,) = go(algo, 1)
     assert counts_of(second.result) == [3, 0, 0] and second.replay["num_rated"] == 1
     ((origin, group, advantage_G),) = second.trained
     assert (origin, group.group_id, group.rewards_G.tolist()) == ("reuse", "1.0", [1.0, 0.0, 0.75, 0.0])
     assert advantage_G == pytest.approx(relative(1.0, 0.0, 0.75, 0.0), rel=1e-3)
     assert np.array_equal(group.behaviour_logp_N, played.behaviour_logp_N) and group.versions_G2.max() == 0
-    rate(tmp_path / "log", g1_0e0="bad")
+    rate(algo.logdir, g1_0e0="bad")
     (third,) = go(algo, 1)
     assert counts_of(third.result) == [3, 1, 0]
     ((_, group, advantage_G),) = third.trained
     assert group.rewards_G.tolist() == [0.0, 0.0, 0.75, 0.0]
     assert advantage_G == pytest.approx(relative(0.0, 0.0, 0.75, 0.0), rel=1e-3)
-    check_memory(algo)
-    algo.stop()
 
 
-@pytest.mark.slow
-def test_a_rated_answer_that_is_too_old_to_train_is_warned_of(random_llama_dir, tmp_path, ray_here, caplog):
-    config = memory_config(random_llama_dir, tmp_path / "log", reuse_fraction=0.5, max_age=1)
+def test_answers_too_old_to_train_and_a_file_that_cannot_be_read_are_warned_of(
+    random_llama_dir, tmp_path, ray_here, build, caplog
+):
+    config = memory_config(random_llama_dir, tmp_path, reuse_fraction=0.5, max_age=1)
     config.env_config = {"num_prompts": 400, "pay": 0.0}
-    algo = config.build_algo()
+    algo = build(config)
     go(algo, 2)
-    rate(tmp_path / "log", g1_0e0="good")
+    rate(algo.logdir, g1_0e0="good")
     (third,) = go(algo, 1)
     assert counts_of(third.result) == [1, 0, 0] and third.trained == []
     assert "answers of 1 rated groups are older than replay_max_age = 1 iterations: their ratings grade" in caplog.text
-    algo.stop()
+    (Path(algo.logdir) / RATINGS).write_bytes(b"damaged" * 1000)
+    (fourth,) = go(algo, 1)  # the run goes on
+    assert "new ratings are not applied in this iteration: ratings" in caplog.text
+    assert counts_of(fourth.result)[0] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["group", "posterior"])
-def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, tmp_path, ray_here, advantage):
-    config = memory_config(random_llama_dir, tmp_path / "log", env="Unpaid", reuse_fraction=0.5)
-    algo = config.training(advantage=advantage).build_algo()
+def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, tmp_path, ray_here, build, advantage):
+    algo = build(memory_config(random_llama_dir, tmp_path, env="Unpaid", reuse_fraction=0.5), advantage=advantage)
     (first,) = go(algo, 1)
     assert first.trained == [] and np.isnan(first.result["env_runners"]["episode_return_mean"])
-    rate(tmp_path / "log", g1_1e1="5", g1_1e3="2")
+    rate(algo.logdir, g1_1e1="5", g1_1e3="2")
     (second,) = go(algo, 1)
     ((origin, group, advantage_G),) = second.trained
     whole = first.played[1]
@@ -105,22 +108,19 @@ def test_without_rewards_the_learner_gets_rated_episodes_only(random_llama_dir, 
     else:  # w0 m = 2 * .5, nothing else is known: b = (1 + the other) / 3, in units of the two themselves
         surprise_G = np.array([1 - 1.25 / 3, 0.25 - 2 / 3])
         assert advantage_G == pytest.approx(surprise_G / np.sqrt(np.mean(surprise_G**2)))
-    rate(tmp_path / "log", g1_1e1="none", g1_1e3="none")
+    rate(algo.logdir, g1_1e1="none", g1_1e3="none")
     (third,) = go(algo, 1)
     assert third.trained == []
-    check_memory(algo)
-    algo.stop()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_applies_again_what_came_after_its_checkpoint(random_llama_dir, tmp_path, ray_here):
     config = memory_config(random_llama_dir, tmp_path / "log", revisit_fraction=0.3)
     algo = config.training(num_prompts_per_batch=6, lr=1e-4, advantage="posterior").build_algo()
     first = go_on(algo, 1)
-    rate(tmp_path / "log", g1_0e0="bad", g1_1e1="4")
+    rate(algo.logdir, g1_0e0="bad", g1_1e1="4")
     go_on(algo, 2)
     algo.save_to_path(tmp_path / "three")
-    rate(tmp_path / "log", g1_0e0="good", g3_2e0="2", g3_2e1="5")
+    rate(algo.logdir, g1_0e0="good", g3_2e0="2", g3_2e1="5")
     whole = go_on(algo, 2)
     assert len(first[0]["ids"]) == 6
     state = asdict(algo.memory.process.actor.rated)
@@ -148,7 +148,6 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.slow
 def test_a_kill_between_acknowledgement_and_use_loses_nothing(random_llama_dir, tmp_path, ray_here):
     """One answer of before the checkpoint, and one of after it, which the resumed run plays again."""
     command = [sys.executable, "-c", KILLED, str(random_llama_dir), str(tmp_path)]
@@ -173,13 +172,3 @@ def rewards_of(algo: SRL, group_id: str) -> list[float]:
     groups: list[Group] = [decode(buffer.store.payload(int(seq))) for seq in seqs]
     (found,) = [group for group in groups if group.group_id == group_id]
     return found.rewards_G.tolist()
-
-
-@pytest.mark.slow
-def test_a_file_that_cannot_be_read_ends_no_run(random_llama_dir, tmp_path, ray_here, caplog):
-    algo = memory_config(random_llama_dir, tmp_path / "log").build_algo()
-    go(algo, 1)
-    (tmp_path / "log" / RATINGS).write_bytes(b"damaged" * 1000)
-    (one,) = go(algo, 1)
-    assert "new ratings are not applied in this iteration: ratings" in caplog.text and counts_of(one.result)[0] == 0
-    algo.stop()

@@ -12,7 +12,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.batch.shard import fetched
 from rllib_srl.engine import EngineError
 from rllib_srl.engine.canary import BF16_GROWTH, FP32_MAX_GAP
-from tests.small_worlds import small_config
+from tests.small_worlds import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -72,31 +72,25 @@ def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_the_learner_works(ra
         again = played(algo, 2)
     finally:
         algo.stop()
-    assert [one["prompts"] for one in again] == [one["prompts"] for one in whole]
-    assert [one["tokens"] for one in again] == [one["tokens"] for one in whole]
-    assert [one["asleep"] for one in whole] == [True, True]
+    assert again == whole
 
 
 def played(algo, num_iterations: int) -> list[dict]:
     """Train, and return prompts and tokens of each iteration, and whether its engine slept while the learner worked."""
-    play, update, record = algo.rollouts.play, algo.learners.update, []
-
-    def watched(*args, **kwargs):
-        for batch in play(*args, **kwargs):
-            groups = fetched([meta.ref for meta in batch.groups], 60.0)
-            prompts = [group.prompt.prompt_id for group in groups]
-            record.append({"prompts": prompts, "tokens": [group.token_ids_N.tolist() for group in groups]})
-            yield batch
+    play, update, seen, asleep, record = algo.rollouts.play, algo.learners.update, watch(algo), [], []
 
     def probed(*args):
-        try:
+        with pytest.raises(EngineError, match="sleep"):
             algo.runners.fingerprint([1], 30)
-        except EngineError as error:
-            record[-1]["asleep"] = "sleep" in str(error)
+        asleep.append(True)
         return update(*args)
 
-    algo.rollouts.play, algo.learners.update = watched, probed
+    algo.learners.update = probed
     for _ in range(num_iterations):
         algo.train()
+        groups = fetched([meta.ref for meta in seen[-1].groups], 60.0)
+        prompts = [group.prompt.prompt_id for group in groups]
+        record.append({"prompts": prompts, "tokens": [group.token_ids_N.tolist() for group in groups]})
+    assert asleep == [True] * num_iterations
     algo.rollouts.play, algo.learners.update = play, update
     return record

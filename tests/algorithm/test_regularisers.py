@@ -1,7 +1,5 @@
 """Regularisers through `algo.train()`: ends of stages, weights that are held, runs without them, exact resumes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Runners that come back without the weights, die again while they are restored, or die asleep; without processes."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 from types import SimpleNamespace

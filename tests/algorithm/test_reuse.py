@@ -1,7 +1,5 @@
 """Training on stored groups: what each is worth in the gradient, what is said of it, and what the memory gets back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -19,12 +17,9 @@ from rllib_srl.learner.objective import (
 )
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta
-from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
-from tests.small_worlds import small_config
+from tests.small_learner import GROUPS, advantages_of, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
-
-# --- one micro-batch, worked by hand: the golden fixture, stored log-probs of ENGINE, two episodes ----------------
 
 NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
 OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
@@ -95,15 +90,6 @@ def shards_of(played, reused, num_shards):
     return build_shards(groups, [advantages_of(g.ref) for g in groups], num_shards, 30)
 
 
-def test_each_side_is_divided_by_its_own_tokens():
-    # loss tokens: played 14 + 22 + 16 = 52, reused 8 + 16 = 24
-    (shard,) = shards_of(GROUPS, STORED, 1)
-    assert shard.num_reused_tokens == 24
-    assert shard.origins == ["fresh"] * 3 + ["reuse"] * 2
-    assert shard.scales == [1 / 52] * 3 + [1 / 24] * 2
-    assert shard.is_reused_P.tolist() == [False] * 3 + [True] * 2
-
-
 def test_shards_know_the_whole_batch_and_reuse_moves_no_played_group():
     plain, both = shards_of(GROUPS, [], 2), shards_of(GROUPS, STORED[:1], 2)
     assert [shard.num_reused_tokens for shard in both] == [8, 8]
@@ -120,18 +106,10 @@ def test_either_side_may_be_empty(played, reused):
 
 
 @pytest.fixture(scope="module")
-def learners(random_llama_dir, tmp_path_factory, ray_here):
-    group = learner_group(config_of(random_llama_dir, tmp_path_factory.mktemp("reuse")))
+def learners(random_llama_dir, ray_here):
+    group = learner_group(learner_config(random_llama_dir).training(optimizer_name="sgd", lr=0.0, grad_clip=None))
     yield group
     group.shutdown()
-
-
-def config_of(model_dir, directory, **training):
-    config = small_config(model_dir, directory).replay(revisit_fraction=0, reuse_fraction=0)
-    config.learners(learner_class=Recording).env_runners(max_episode_tokens=128)
-    return config.training(
-        **{"optimizer_name": "sgd", "lr": 0.0, "grad_clip": None, "micro_batch_tokens": 60, **training}
-    )
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
 from tests.small_worlds import small_config, watch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(random_llama_dir, tmp_path, ray_here):
@@ -30,32 +32,7 @@ def played(result, name: str) -> float:
     return float(result["env_runners"][name])
 
 
-# --- counting -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_counts_add_up(config, build):
-    algo = build(config.training(num_prompts_per_batch=5, group_size=3))
-    seen = watch(algo)
-    for iteration in (1, 2, 3):
-        result = algo.train()
-        names = ("num_groups_with_signal", "num_groups_without_signal", "num_groups_dropped")
-        assert sum(played(result, name) for name in names) == 5
-        assert sum(played(result, f"stop_reason/{reason.value}") for reason in StopReason) == 15
-        assert played(result, "num_episodes_lifetime") == 15 * iteration
-        rewards = [meta.rewards_G for meta in seen[-1].groups]
-        assert played(result, "num_groups_with_signal") == sum(len(set(r.tolist())) > 1 for r in rewards)
-        assert played(result, "episode_return_mean") == pytest.approx(np.concatenate(rewards).mean())
-        num_tokens = sum(int(meta.ref.loss_mask_N.sum()) for meta in seen[-1].groups)
-        assert played(result, "num_generated_tokens") == num_tokens
-    assert algo.iteration == 3
-
-
-# --- learning -------------------------------------------------------------------------------------
-
-
 @pytest.mark.smoke
-@pytest.mark.slow
 def test_reward_rises(config, build):
     algo = build(config.training(num_prompts_per_batch=8, group_size=8))
     rewards = [played(algo.train(), "episode_return_mean") for _ in range(12)]
@@ -63,7 +40,6 @@ def test_reward_rises(config, build):
     assert np.mean(rewards[:2]) < 0.5 and np.mean(rewards[-3:]) > np.mean(rewards[:2]) + 0.35, rewards
 
 
-@pytest.mark.slow
 def test_colocated_engines_sleep_while_the_learner_works(config, build):
     """On a CPU nothing is freed, but the contract is the one of a shared GPU: asleep, then awake, whatever happens."""
     algo = build(config.training(num_prompts_per_batch=8).env_runners(colocate=True))
@@ -82,26 +58,14 @@ def test_colocated_engines_sleep_while_the_learner_works(config, build):
     assert not engine._is_asleep
 
 
-@pytest.mark.slow
-def test_what_teaches_nothing_leaves_the_weights(config, build):
-    algo = build(config.environment(env_config={"pay": 0.5}))
-    before = weights_of(algo)
+def test_what_teaches_nothing_is_resampled_until_the_tries_are_used_up_and_leaves_the_weights(config, build):
+    algo = build(config.environment(env_config={"pay": 0.5}), dynamic_sampling_tries=3)
+    before, seen = weights_of(algo), watch(algo)
     for _ in range(2):
         result = algo.train()
     assert same(weights_of(algo), before)
-    assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 4)
-
-
-@pytest.mark.slow
-def test_the_engine_holds_the_weights_of_the_learner(config, build):
-    algo = build(config)
-    first = weights_of(algo)
-    result = algo.train()
-    assert algo.version == algo.env_runner.engine.version == result["weight_sync"]["version"] == 1
-    assert not same(weights_of(algo), first)
-    engine = {f"model.{name}": p.numpy() for name, p in algo.env_runner.engine._model.named_parameters()}
-    assert same(engine, weights_of(algo))
-    assert result["weight_sync"]["canary_max"] <= 1e-3
+    assert (algo.version, result["num_empty_batches"], played(result, "num_groups_without_signal")) == (0, 2, 16)
+    assert sum(len(batch.groups) for batch in seen) == 2 * (4 + 3 * 4) and result["num_prompts_resampled"] == 24
 
 
 def kl_of_episodes(model, group, temperature: float) -> list[float]:
@@ -117,7 +81,6 @@ def kl_of_episodes(model, group, temperature: float) -> list[float]:
     return sums
 
 
-@pytest.mark.slow
 def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
     """Advantages are those of reward less kl_coeff times the KL; which groups train is decided by the reward alone."""
     algo = build(config.training(kl_coeff=0.5, kl_estimator="k3", kl_in_reward=True, num_prompts_per_batch=8))
@@ -139,10 +102,6 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
         assert advantages != pytest.approx(group_rule(group.rewards_G.astype(float)), rel=1e-3)
 
 
-# --- evaluation and callbacks ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
 def test_evaluation_never_touches_the_randomness_of_training(config, build):
     runs = []
     for interval in (None, 1):
@@ -159,8 +118,6 @@ def test_evaluation_never_touches_the_randomness_of_training(config, build):
 
 
 class Counting(RLlibCallback):
-    """Counts calls, by name."""
-
     calls: Counter = Counter()
 
     def on_episode_end(self, *, episode, env_runner, metrics_logger, **kwargs):
@@ -180,7 +137,6 @@ class Counting(RLlibCallback):
         self.calls["on_train_result"] += 1
 
 
-@pytest.mark.slow
 def test_callbacks_of_rllib_are_called(config, build):
     Counting.calls.clear()
     config.callbacks(Counting, on_episode_end=lambda **kwargs: Counting.calls.update(["function"]))
@@ -197,20 +153,26 @@ def test_callbacks_of_rllib_are_called(config, build):
     assert 1 <= played(result, "answer_length") <= 3
 
 
-# --- what is left behind --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_transcripts_show_what_was_played_and_learnt(config, build):
-    algo = build(config.env_runners(num_transcripts=2))
+def test_counts_and_transcripts_are_those_of_what_was_played_and_learnt(config, build):
+    algo = build(config.training(num_prompts_per_batch=5, group_size=3).env_runners(num_transcripts=2))
     seen = watch(algo)
-    algo.train()
-    algo.train()
+    for iteration in (1, 2, 3):
+        result = algo.train()
+        names = ("num_groups_with_signal", "num_groups_without_signal", "num_groups_dropped")
+        assert sum(played(result, name) for name in names) == 5
+        assert sum(played(result, f"stop_reason/{reason.value}") for reason in StopReason) == 15
+        assert played(result, "num_episodes_lifetime") == 15 * iteration
+        rewards = [meta.rewards_G for meta in seen[-1].groups]
+        assert played(result, "num_groups_with_signal") == sum(len(set(r.tolist())) > 1 for r in rewards)
+        assert played(result, "episode_return_mean") == pytest.approx(np.concatenate(rewards).mean())
+        num_tokens = sum(int(meta.ref.loss_mask_N.sum()) for meta in seen[-1].groups)
+        assert played(result, "num_generated_tokens") == num_tokens
+    assert algo.iteration == 3
     text = Path(algo.logdir, "transcripts.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["iteration"] for line in lines] == [1] * 8 + [2] * 8
+    assert [line["iteration"] for line in lines] == [1] * 6 + [2] * 6 + [3] * 6
     groups = {meta.group_id: meta for batch in seen for meta in batch.groups}
-    assert len({line["group_id"] for line in lines}) == 4
+    assert len({line["group_id"] for line in lines}) == 6
     for line in lines:
         meta = groups[line["group_id"]]
         advantages = group_rule(meta.rewards_G.astype(float))
@@ -226,12 +188,17 @@ def test_transcripts_show_what_was_played_and_learnt(config, build):
     assert list(Path(algo.logdir).glob("events.out.tfevents*"))
 
 
-@pytest.mark.slow
-def test_an_export_loads_in_transformers_with_equal_logits(config, build, tmp_path):
+def test_engine_and_export_hold_the_weights_of_the_learner(config, build, tmp_path):
+    """The export loads in transformers with equal logits."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     algo = build(config)
-    algo.train()
+    first = weights_of(algo)
+    result = algo.train()
+    assert algo.version == algo.env_runner.engine.version == result["weight_sync"]["version"] == 1
+    assert not same(weights_of(algo), first) and result["weight_sync"]["canary_max"] <= 1e-3
+    engine = {f"model.{name}": p.numpy() for name, p in algo.env_runner.engine._model.named_parameters()}
+    assert same(engine, weights_of(algo))
     path = algo.export_to_huggingface(tmp_path / "export")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     ids = torch.tensor([tokenizer("even 12: ").input_ids])

@@ -21,34 +21,26 @@ START_S = 20.0
 
 
 def note(config) -> None:
-    """Note this process."""
     (Path(config.log_directory) / "process").write_text(str(os.getpid()))
 
 
 def hang(config) -> None:
-    """Note this process, and wait."""
     note(config)
     time.sleep(250)
 
 
 class NoEngine(SRLConfig):
-    """Its runners never get an engine."""
-
     def engine_settings(self):
         hang(self)
         return super().engine_settings()
 
 
 class NoLearner(GRPOTorchLearner):
-    """Never gets a model."""
-
     def build(self):
         hang(self.config)
 
 
 class SlowToLearn(SRLConfig):
-    """Its learners never start."""
-
     def get_default_learner_class(self):
         return NoLearner
 
