@@ -1,7 +1,5 @@
 """What torch computes on a card, against the CPU, without Ray and vLLM; with SRL_TEST_DEVICE=cpu on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import os
 

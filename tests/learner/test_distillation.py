@@ -1,7 +1,5 @@
 """Distillation: the KL of two tokens by hand, the learner's gradient against a slow one, learners, teachers, runs."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import replace
@@ -17,10 +15,9 @@ from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta, Prompt
 from tests.engine.small_llama import save_random_llama
-from tests.learner.test_fitting import Gathering
 from tests.learner.test_regularisers import changed, difference, shaken, trained
 from tests.learner.test_regularisers import config as config  # a fixture
-from tests.small_learner import GROUPS, learner_group, make_group, relative_gap, update
+from tests.small_learner import GROUPS, Gathering, learner_group, make_group, relative_gap, update
 from tests.small_memory import go, memory_config
 
 OTHER = [replace(make_group(21, 5, [4, 3]), prompt=Prompt("world", "21", domain="other"))]
@@ -136,9 +133,10 @@ def test_the_gradient_is_that_of_the_kl_to_the_teacher_of_each_domain(config, te
 
 
 @pytest.mark.slow
-def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
+def test_two_sharded_learners_are_taught_and_pulled_back_as_one(config, teacher_dir, ray_here):
     parameters = {"teacher": {"": "start", "other": str(teacher_dir)}, "top_k": 3}
-    config = changed(config, regularisers={"distill": parameters}, optimizer_name="adamw", lr=1e-4)
+    terms = {"distill": parameters, "l2": 0.5}
+    config = changed(config, regularisers=terms, grad_clip=0.5, optimizer_name="adamw", lr=1e-4)
     local = learner_group(config)
     groups = [*GROUPS, *OTHER]
     wanted = [update(local, groups) for _ in range(2)]
@@ -150,8 +148,10 @@ def test_two_sharded_learners_are_taught_as_one(config, teacher_dir, ray_here):
         both.shutdown()
     for (gradients, stats), (expected, by_one) in zip(own, wanted, strict=True):
         assert all(relative_gap(each, expected[0]) < 1e-4 for each in gradients)
-        assert stats["regularisers/distill"] == pytest.approx(by_one["regularisers/distill"], rel=1e-3)
+        for name in ("regularisers/distill", "regularisers/l2"):
+            assert stats[name] == pytest.approx(by_one[name], rel=1e-3)
         assert stats["regularisers/distill"] > 0
+    assert wanted[1][1]["regularisers/l2"] > wanted[0][1]["regularisers/l2"] == 0
 
 
 @pytest.mark.slow

@@ -1,22 +1,17 @@
 """Larger models: adapters, activations computed twice, shards over learners, each against the plain learner."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import numpy as np
 import pytest
-import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
-from transformers import AutoModelForCausalLM
 
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.remote_calls import Call
-from rllib_srl.engine.sync import unpack
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
-from rllib_srl.learner.model_setup import adapters_off, merged
+from rllib_srl.learner.model_setup import adapters_off
 from rllib_srl.learner.scoring import load_causal_lm
 from tests.small_learner import GROUPS, Gathering, learner_config, learner_group, make_group, relative_gap, update
 
@@ -66,37 +61,6 @@ def test_activations_on_the_host_change_no_gradient(config, ray_here, monkeypatc
     assert kept == [(1, len(one["token_ids"][0]), 128) for one in passes for _ in policy.model.base_model.layers]
 
 
-@pytest.mark.slow
-def test_adapters_start_as_the_base_and_train_alone(config, ray_here):
-    group = learner_group(changed(config, **LORA))
-    learner = group._learner
-    names = set(group.get_weights()[DEFAULT_MODULE_ID])
-    assert names and all("lora_" in name for name in names)  # what a checkpoint holds
-    base = dict(load_causal_lm(config.model_config["model"]).named_parameters())
-    before = {name: tensor.clone() for name, tensor in merged(learner.model)}
-    assert set(before) == set(base) and all(torch.equal(before[name], base[name]) for name in base)
-    gradients, _ = update(group, GROUPS)
-    assert set(gradients[0]) == {f"model.{n}" if not n.startswith("model.") else n for n in gradients[0]} and gradients
-    after = dict(merged(learner.model))
-    moved = {name for name in after if not torch.equal(after[name], before[name])}
-    assert moved and all(name.split(".")[-2] in learner.config.lora_targets for name in moved)
-
-
-def test_the_engine_gets_merged_weights_that_compute_what_the_learner_does(config, ray_here):
-    group = learner_group(changed(config, lora_rank=4, lora_send="merged", lr=0.1))
-    for _ in range(3):
-        update(group, GROUPS)
-    learner, sequence = group._learner, [1, 2, 3, 4, 5, 6, 7]
-    sent, scored = learner.send(1), learner.score_canary([sequence])
-    engine = load_causal_lm(config.model_config["model"])
-    start = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
-    engine.load_state_dict(dict(unpack(ray.get(sent.ref))), strict=False)
-    logp = engine(torch.tensor([sequence])).logits[0].log_softmax(-1)
-    picked = logp[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0].detach().numpy()
-    np.testing.assert_allclose(picked, scored[0], rtol=1e-5, atol=1e-5)
-    assert (logp - start).abs().max() > 1e-2  # or nothing was learned
-
-
 def test_the_reference_is_the_base_without_a_second_copy(config, ray_here):
     group = learner_group(changed(config, **LORA, lr=0.1, kl_coeff=0.1, kl_estimator="k3"))
     learner = group._learner
@@ -109,24 +73,6 @@ def test_the_reference_is_the_base_without_a_second_copy(config, ray_here):
     base = load_causal_lm(config.model_config["model"])(torch.tensor([[1, 2, 3]])).logits
     torch.testing.assert_close(off, base)
     assert all(one.requires_grad == ("lora_" in name) for name, one in learner.model.named_parameters())
-
-
-@pytest.mark.slow
-def test_adapters_are_saved_restored_and_exported(config, ray_here, tmp_path):
-    config = changed(config, **LORA, lr=0.05)
-    group = learner_group(config)
-    update(group, GROUPS)
-    state = deepcopy(group.get_state())  # of a local learner it shares memory with the weights
-    wanted, _ = update(group, GROUPS)
-    other = learner_group(config)
-    other.set_state(state)
-    own, _ = update(other, GROUPS)
-    assert relative_gap(own[0], wanted[0]) == 0  # optimiser state included
-    assert relative_gap(other.get_weights()[DEFAULT_MODULE_ID], group.get_weights()[DEFAULT_MODULE_ID]) == 0
-    merged_now = {name: tensor.clone() for name, tensor in merged(group._learner.model)}
-    group._learner.model.save_pretrained(tmp_path, state_dict=merged_now)
-    loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).named_parameters())
-    assert all(torch.equal(loaded[name], merged_now[name]) for name in merged_now)
 
 
 @pytest.mark.slow

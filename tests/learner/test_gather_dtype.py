@@ -3,8 +3,6 @@
 Autocast rounds matrices before each product anyway, so that gradients are equal up to the order of sums in fp32.
 """
 
-from __future__ import annotations
-
 import socket
 
 import pytest
@@ -96,11 +94,7 @@ def test_every_kind_of_model_has_the_gradients_of_the_whole_model():
     torch.multiprocessing.spawn(compare, (port,), nprocs=2)
 
 
-@pytest.mark.parametrize(("dtype", "given", "message"), [
-    ("float32", "bfloat16", "fsdp_gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"),
-    ("bfloat16", "float16", "fsdp_gather_dtype = 'float16'; expected one of 'float32', 'bfloat16'"),
-])  # fmt: skip
-def test_formats_that_cannot_work_are_refused(random_llama_dir, dtype, given, message):
+def test_a_format_below_that_of_the_products_is_refused(random_llama_dir):
     config = learner_config(random_llama_dir).env_runners(num_env_runners=1).learners(num_learners=2)
-    with pytest.raises(ValueError, match=message):
-        config.training(compute_dtype=dtype, fsdp=True, fsdp_gather_dtype=given).validate()
+    with pytest.raises(ValueError, match="fsdp_gather_dtype = 'bfloat16' with compute_dtype = 'float32'; expected"):
+        config.training(fsdp=True, fsdp_gather_dtype="bfloat16").validate()

@@ -1,7 +1,5 @@
 """Adapters and shards through the whole path: a remote vLLM engine, checkpoints, learners of another number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Each name of the loss acts in the real learner: its gradient is that of the slow loss, and not that without it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -73,32 +71,20 @@ def slowly(learner, settings, played, stored):
 # The behaviour policy of these groups is off by 0.3 nats a token: narrow clips bite in the first epoch already.
 BYPASS = {"ratio_anchor": "bypass", "correction": "none", "clip_low": 0.2, "clip_high": 0.25}
 BARE = {"correction": "none"}
-PLAYED = [
-    ("clip_rule symmetric", {**BYPASS, "clip_high": 20.0}, {"clip_rule": "symmetric", "clip_high": "preset"}),
-    ("clip_rule higher", {**BYPASS, "clip_rule": "none"}, {"clip_rule": "higher"}),
+PLAYED = [  # what no preset below sets
     ("clip_rule dual", BYPASS, {"clip_rule": "dual", "dual_clip": 1.1}),
     ("clip_rule two_sided", BYPASS, {"clip_rule": "two_sided", "clip_delta": 1.3}),
-    ("clip_rule cispo", BYPASS, {"clip_rule": "cispo", "cispo_bounds": (0.9, 1.2)}),
     ("clip_rule sapo", BYPASS, {"clip_rule": "sapo"}),
-    ("clip_rule none", BYPASS, {"clip_rule": "none"}),
     ("clip_low", BYPASS, {"clip_low": 0.05}),
     ("clip_high", BYPASS, {"clip_high": 0.05}),
     ("ratio_anchor bypass", BARE, {"ratio_anchor": "bypass"}),
     ("ratio_level sequence", BYPASS, {"ratio_level": "sequence"}),
-    ("ratio_level geometric", BYPASS, {"ratio_level": "geometric"}),
-    ("aggregation sequence_mean", BARE, {"aggregation": "sequence_mean"}),
-    ("aggregation constant", BARE, {"aggregation": "constant"}),
     ("longest_answer", {**BARE, "aggregation": "constant"}, {"longest_answer": 5}),
     ("correction tis", BARE, {"correction": "tis", "tis_clip_max": 1.1}),
     ("correction sequence_tis", BARE, {"correction": "sequence_tis", "tis_clip_max": 1.1}),
     ("correction mis", BARE, {"correction": "mis", "correction_window": (0.8, 1.2)}),
     ("correction sequence_mask", BARE, {"correction": "sequence_mask", "correction_window": (0.5, 3.0)}),
     ("correction geometric_mask", BARE, {"correction": "geometric_mask", "sequence_window": (0.4, 0.85)}),
-    (
-        "correction mis_po",
-        BARE,
-        {"correction": "mis_po", "correction_window": (0.2, 1.3), "sequence_window": (0.4, 0.85)},
-    ),
     ("entropy_coeff", BARE, {"entropy_coeff": 1.0}),
     ("kl_estimator k2", BARE, {"kl_coeff": 1.0, "kl_estimator": "k2"}),
     ("kl_estimator k3", BARE, {"kl_coeff": 1.0, "kl_estimator": "k3"}),
@@ -183,11 +169,7 @@ def test_a_log_prob_that_is_not_finite_skips_the_step_and_is_counted(gradient, g
     assert all(np.isnan(array).any() for array in got.values())
 
 
-def test_a_finite_batch_counts_nothing(gradient):
-    _, stats, _ = gradient()
-    assert (stats["num_nonfinite_logps"], stats["num_nonfinite_gradients"]) == (0, 0)
-
-
 def test_masked_tokens_are_reported(gradient):
     _, stats, _ = gradient(correction="mis", correction_window=(0.999, 1.001))
     assert 0.9 < stats["masked"] <= 1
+    assert (stats["num_nonfinite_logps"], stats["num_nonfinite_gradients"]) == (0, 0)

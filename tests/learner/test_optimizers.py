@@ -1,7 +1,5 @@
 """Optimisers in the learner: eight-bit state steps as AdamW does, is saved, and what cannot run says why."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest

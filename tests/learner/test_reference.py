@@ -1,7 +1,5 @@
 """Frozen policies: their scores against those of fp32 weights, and what they hold on the device."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from types import SimpleNamespace
 

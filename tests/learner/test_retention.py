@@ -1,7 +1,5 @@
 """Retention in the learner: the gradient by value, any split, targets as the learner computes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -134,14 +132,11 @@ def test_the_gradient_is_that_of_the_formula(run, random_llama_dir, top_k):
         assert report.sums[domain] == pytest.approx([2, kl[domain], gap[domain]], rel=1e-4)
 
 
+TWO = {"num_learners": 2, "num_cpus_per_learner": 0}
 SPLITS = [
-    lambda config: config.learners(num_learners=2, num_cpus_per_learner=0),
-    pytest.param(
-        lambda config: config.training(fsdp=True).learners(
-            num_learners=2, num_cpus_per_learner=0, learner_class=Gathering
-        ),
-        marks=pytest.mark.slow,
-    ),
+    lambda config: config.learners(**TWO),
+    pytest.param(lambda config: config.training(fsdp=True).learners(**TWO, learner_class=Gathering),
+                 marks=pytest.mark.slow),
     lambda config: config.training(prefix_sharing=False),
     lambda config: config.training(micro_batch_tokens=10_000),
 ]  # fmt: skip
@@ -149,21 +144,16 @@ NAMES = ["two learners", "sharded learners", "padded", "one pass"]
 
 
 @pytest.mark.parametrize("change", SPLITS, ids=NAMES)
-def test_the_split_changes_nothing(run, change):
-    one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held_answers(4))
-    other, _, others, reports = run(GROUPS, ADVANTAGES, held_answers(4), change=change)
-    assert relative_gap(other, one) < 1e-5
+def test_the_split_changes_nothing_and_gradients_are_compared_on_the_last_block(run, random_llama_dir, change):
+    held = held_answers(4)
+    played, *_ = run(GROUPS, ADVANTAGES)
+    one, _, targets, (report,) = run(GROUPS, ADVANTAGES, held)
+    alone, _, others, reports = run(GROUPS, ADVANTAGES, held, change=change)
+    assert relative_gap(alone, one) < 1e-5
     assert {(t.group_id, t.episode) for t in targets} == {(t.group_id, t.episode) for t in others}
     for domain in "ab":
         rows = [each.sums.get(domain, [0, 0, 0]) for each in reports]
         assert np.sum(rows, 0).tolist() == pytest.approx(report.sums[domain], rel=1e-4)
-
-
-@pytest.mark.parametrize("change", [lambda config: config, *SPLITS], ids=["one learner", *NAMES])
-def test_gradients_are_compared_on_the_last_block(run, random_llama_dir, change):
-    held = held_answers(4)
-    played, *_ = run(GROUPS, ADVANTAGES)
-    alone, *_ = run(GROUPS, ADVANTAGES, held, change=change)
     compared, _, _, reports = run(GROUPS, ADVANTAGES, held, change=change, compared=("a", "b"))
     assert relative_gap(compared, alone) == 0  # the same run
     block = [name for name in played if ".layers.1." in name]
@@ -232,9 +222,6 @@ def test_an_answer_at_its_target_has_no_gradient(run):
     size = {name: sum(float((g**2).sum()) for g in some.values()) for name, some in (("at", gradient), ("far", far))}
     assert size["at"] < 1e-5 * size["far"]
     assert report.sums[""][0] == len(held) and abs(report.sums[""][1]) < 2e-3 * len(held)
-
-
-# --- the plan: no learner ---------------------------------------------------------------------------
 
 
 def meta(seed=1, rewards=(1, 1, 0, 1), **changes):

@@ -1,7 +1,5 @@
 """What retention warns of, and when: by hand, without a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Log-probs and entropies from tiles against whole logits in fp64, with gradients, and never more than a tile alive."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

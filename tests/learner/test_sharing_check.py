@@ -1,7 +1,5 @@
 """Prefix sharing is checked on the real weights at start-up: a learner that would not be exact pads, and says so."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
