@@ -21,9 +21,6 @@ def change(low: float, at: float, high: float) -> Change:
     return Change(1000, round(1000 * max(-at, 0.0)), gained, 0.5, 0.5 + at, low, high)
 
 
-# --- the paired interval ---------------------------------------------------------------------------
-
-
 def test_the_score_without_a_difference_is_mcnemars() -> None:
     assert paired_score(100, 15, 5, 0.0) == pytest.approx(-10 / math.sqrt(20))
     assert paired_score(1000, 15, 5, 0.0) == pytest.approx(-10 / math.sqrt(20))  # agreeing pairs say nothing
@@ -83,9 +80,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for bad in ((0, 0, 0, 0.95), (5, 3, 3, 0.95), (5, -1, 3, 0.95), (5, 1, 1, 1.0)):
         with pytest.raises(ValueError, match=r"expected lost \+ gained <= num >= 1"):
             paired_interval(*bad)
-
-
-# --- the gates -------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.005, 0.9), st.floats(0.5, 0.999))

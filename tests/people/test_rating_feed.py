@@ -50,62 +50,6 @@ def rewards(memory: ReplayClient, group: Group) -> list[float]:
     return found
 
 
-def test_a_run_without_ratings_has_no_file(tmp_path, memory):
-    feed = RatingFeed(tmp_path / RATINGS)
-    assert feed.apply(memory, 1) == {} and not (tmp_path / RATINGS).exists()
-
-
-def test_new_and_changed_ratings_are_applied_once(tmp_path, memory, store):
-    feed = RatingFeed(tmp_path / RATINGS)
-    store.rate(answer_of(GROUPS[0]), "good")
-    store.rate(answer_of(GROUPS[1], 1), "4")
-    assert feed.apply(memory, 1) == {"num_applied": 2, "num_changed": 0, "num_graded": 2, "num_too_old": 0}
-    assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([1.0, 0.0], [0.0, 0.75])
-    assert feed.apply(memory, 1) == {}
-    store.rate(answer_of(GROUPS[0]), "bad")
-    store.rate(answer_of(GROUPS[1]), "1")  # another answer of a rated group
-    assert feed.apply(memory, 2) == {"num_applied": 1, "num_changed": 1, "num_graded": 2, "num_too_old": 0}
-    assert (rewards(memory, GROUPS[0]), rewards(memory, GROUPS[1])) == ([0.0, 0.0], [0.0, 0.75])
-    store.rate(answer_of(GROUPS[1], 1), "none")
-    assert feed.apply(memory, 2)["num_changed"] == 1 and rewards(memory, GROUPS[1]) == [0.0, 0.0]
-    feed.close()
-
-
-def test_ratings_that_a_restored_memory_has_lost_are_applied_again(tmp_path, memory, store):
-    feed = RatingFeed(tmp_path / RATINGS)
-    store.rate(answer_of(GROUPS[0]), "good")
-    feed.apply(memory, 1)
-    memory.snapshot(tmp_path / "snapshot")
-    store.rate(answer_of(GROUPS[1]), "good")
-    feed.apply(memory, 2)
-    memory.restore(tmp_path / "snapshot")
-    assert rewards(memory, GROUPS[1]) == [0.0, 0.0]
-    feed.restart()
-    assert feed.apply(memory, 1) == {"num_applied": 1, "num_changed": 0, "num_graded": 1, "num_too_old": 0}
-    assert rewards(memory, GROUPS[1]) == [1.0, 0.0]
-    other = RatingFeed(tmp_path / RATINGS)  # of a new process
-    assert other.apply(memory, 2) == {}
-
-
-def test_a_rated_answer_that_is_played_again_after_a_restart_gets_its_rating(tmp_path, memory, store):
-    memory.snapshot(tmp_path / "snapshot")
-    later = a_group(7, (0.0, 0.0), 2)
-    memory.add([GroupMeta.of(later, later)], 2)
-    store.rate(answer_of(later), "good")  # the run is killed before it applies it
-    memory.restore(tmp_path / "snapshot")
-    feed = RatingFeed(tmp_path / RATINGS)
-    assert feed.apply(memory, 1)["num_applied"] == 0 and memory.stats(1)["ratings/num_unused"] == 1
-    feed.note_played(["2.9"])
-    assert feed.apply(memory, 1) == {}
-    memory.add([GroupMeta.of(later, later)], 2)
-    feed.note_played([later.group_id])
-    assert feed.apply(memory, 2)["num_applied"] == 1 and rewards(memory, later) == [1.0, 0.0]
-    assert memory.stats(2)["ratings/num_unused"] == 0
-    memory.add([GroupMeta.of(group, group) for group in [a_group(8, (0.0, 0.0), 3)]], 3)
-    feed.note_played(["3.8"])
-    assert feed.apply(memory, 3) == {}
-
-
 def test_a_new_process_feeds_again_what_was_unused(tmp_path, memory, store):
     later = a_group(7, (0.0, 0.0), 2)
     store.rate(answer_of(later), "good")
@@ -121,9 +65,6 @@ def test_a_damaged_file_is_found_at_the_start_and_leaves_the_memory_alone(tmp_pa
         with pytest.raises(RatingsError, match="the file is damaged"):
             call()
     assert memory.rated_until("x")[0] == 0
-
-
-# --- what raters see ------------------------------------------------------------------------------
 
 
 def decode(ids):

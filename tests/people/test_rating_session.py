@@ -12,12 +12,12 @@ ANSWERS = [an_answer(number) for number in range(4)]
 
 
 @pytest.fixture
-def sit(tmp_path):
+def sit(tmp_path, request):
     """Return a function that gives replies to a session and returns what was shown, and the values stored."""
-    with RatingStore(tmp_path / RATINGS) as store:
+    with RatingStore(tmp_path / RATINGS, getattr(request, "param", "")) as store:
 
         def of(replies: str, num: int | None = None) -> tuple[list[str], list[str]]:
-            lines, told = iter(replies.split()), []
+            lines, told = iter([reply.replace("_", " ") for reply in replies.split()]), []
 
             def read(prompt: str) -> str:
                 told.append(prompt)
@@ -76,16 +76,10 @@ def test_an_unknown_reply_is_asked_again(sit):
     assert values[0] == "good" and ids(told) == ["12.0/0", "12.1/0"]
 
 
-def test_a_scheme_has_its_own_replies(tmp_path):
-    with RatingStore(tmp_path / RATINGS, "hybrid") as store:
-        lines, told = iter(["good", "g4", "bad  2", "q"]), []
-
-        def read(prompt: str) -> str:
-            told.append(prompt)
-            return next(lines)
-
-        assert RatingSession(store, lambda: iter(ANSWERS), read, told.append).run() == 2
-        assert [store.value_of(answer) for answer in ANSWERS[:2]] == ["good 4", "bad 2"]
+@pytest.mark.parametrize("sit", ["hybrid"], indirect=True)
+def test_a_scheme_has_its_own_replies(sit):
+    told, values = sit("good g4 bad__2 q", num=2)
+    assert values[:2] == ["good 4", "bad 2"]
     asked = "good 1 to good 5, bad 1 to bad 5, skip, undo, quit"
     assert f"'good'; expected {asked}" in told and "rated 12.1/0 bad 2, reward -0.4" in told
 

@@ -43,14 +43,11 @@ def test_what_a_rating_of_no_scheme_is_follows_from_its_value(store):
     assert facts == [(1.0, 1.0, 1.0, True), (0.0, 0.0, 1.0, True), (0.75, 0.75, 0.75, False), (None, None, None, False)]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "rewards", "qualities", "mark"),
-    [
-        ("binary", {"good": 1.0, "bad": 0.0}, [1.0, 0.0], 1.0),
-        ("ordinal", {"2": 0.25, "5": 1.0}, [0.25, 1.0], 0.75),
-        ("hybrid", {"good 4": 0.8, "bad 2": -0.4, "good 1": 0.2, "bad 5": -1.0}, [0.9, 0.3, 0.6, 0.0], 0.2),
-    ],
-)
+@pytest.mark.parametrize(("scheme", "rewards", "qualities", "mark"), [
+    ("binary", {"good": 1.0, "bad": 0.0}, [1.0, 0.0], 1.0),
+    ("ordinal", {"2": 0.25, "5": 1.0}, [0.25, 1.0], 0.75),
+    ("hybrid", {"good 4": 0.8, "bad 2": -0.4, "good 1": 0.2, "bad 5": -1.0}, [0.9, 0.3, 0.6, 0.0], 0.2),
+])  # fmt: skip
 def test_rewards_of_a_scheme(tmp_path, scheme, rewards, qualities, mark):
     with RatingStore(tmp_path / RATINGS, scheme) as store:
         for number, value in enumerate(rewards):
@@ -123,12 +120,6 @@ def test_another_answer_under_the_same_id_has_a_rating_of_its_own(store):
     assert newest is not None and newest.answer == other
 
 
-def test_the_file_is_private(store):
-    store.rate(an_answer(), "good")
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.path.parent.iterdir()}
-    assert set(modes.values()) == {0o600} and f"{RATINGS}-wal" in modes
-
-
 def test_a_value_out_of_range_is_refused(store):
     for value in ("", "6", "Good", "4.5"):
         with pytest.raises(ValueError, match=r"^rating = '.*'; expected good, bad, 1 to 5, or none \(taken back\)$"):
@@ -136,8 +127,10 @@ def test_a_value_out_of_range_is_refused(store):
     assert store.all() == []
 
 
-def test_a_copy_keeps_the_id_and_is_private(store, tmp_path):
+def test_file_and_copy_are_private_and_the_copy_keeps_the_id(store, tmp_path):
     store.rate(an_answer(), "good")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.path.parent.iterdir()}
+    assert set(modes.values()) == {0o600} and f"{RATINGS}-wal" in modes
     store.copy_to(tmp_path / "copy.db")
     assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
     with RatingStore(tmp_path / "copy.db") as copy:

@@ -1,7 +1,5 @@
 """The file of a served model: private and redacted conversations, and versions with their ratings, against twins."""
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3
@@ -36,9 +34,6 @@ def candidate(store, uses):
     return store.finish(version.number, FILES, {"kl": 0.1}).number
 
 
-# --- conversations
-
-
 def test_what_is_logged_is_found_once_and_is_private(store, tmp_path):
     assert store.find("c1") is None
     assert store.log(conversation()) == store.find("c1") == conversation() and store.num_conversations() == 1
@@ -57,37 +52,23 @@ def test_a_secret_is_not_in_the_file_neither_as_text_nor_as_tokens(store, tmp_pa
     assert key.encode() not in stored and b"[" in stored
 
 
-@pytest.mark.parametrize(
-    ("tokens", "fault"),
-    [
-        (Tokens([], [1], [0.0]), "0 prompt tokens"),
-        (Tokens([1], [1, 2], [0.0]), "1 log-probs"),
-        (Tokens([1], [], []), "0 tokens"),
-        (Tokens([1], [1], [0.5]), "above 0"),
-        (TOKENS, ""),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "fault"), [
+    (Tokens([], [1], [0.0]), "0 prompt tokens"),
+    (Tokens([1], [1, 2], [0.0]), "1 log-probs"),
+    (Tokens([1], [], []), "0 tokens"),
+    (Tokens([1], [1], [0.5]), "above 0"),
+    (TOKENS, ""),
+])  # fmt: skip
 def test_tokens_that_cannot_be_trained_on(tokens, fault):
     assert fault in tokens.faults() and bool(tokens.faults()) == bool(fault)
 
 
-# --- versions
-
-
-def test_a_version_is_trained_activated_and_followed(store):
-    assert store.active() is None
-    first = candidate(store, {"a/0": "good"})
-    store.activate(first)
-    second = candidate(store, {"b/0": "bad"})
-    assert [store.version(second).parent, store.version(first).parent] == [first, 0]
-    store.activate(second)
-    assert [(one.number, one.state) for one in store.versions()] == [(1, "superseded"), (2, "active")]
-    assert store.active().files == FILES and store.active().metrics == {"kl": 0.1}
-
-
 def test_rolling_back_restores_the_parent_and_withdraws_what_only_the_child_used(store):
+    assert store.active() is None
     store.activate(candidate(store, {"a/0": "good", "b/0": "good"}))
     store.activate(candidate(store, {"b/0": "good", "c/0": "bad"}))
+    assert [(one.number, one.parent, one.state) for one in store.versions()] == [(1, 0, "superseded"), (2, 1, "active")]
+    assert store.active().files == FILES and store.active().metrics == {"kl": 0.1}
     begun = store.begin({"d/0": "good"}, {})
     assert store.roll_back("rude") == {"rolled_back": 2, "active": 1, "withdrawn_ratings": ["c/0"]}
     assert store.active().number == 1 and store.version(2).reason == "rude"
@@ -106,13 +87,10 @@ def test_a_version_remembers_what_its_ancestors_were_trained_on(store):
     assert store.remembered(3) == {"a/0": "good", "b/0": "bad"} and store.version(2).metrics == {"kl": 9}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda store: store.activate(1), "is training; it can become candidate or rejected or stale, not active"),
-        (lambda store: store.activate(7), "version = 7; expected one that srl versions lists"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda store: store.activate(1), "is training; it can become candidate or rejected or stale, not active"),
+    (lambda store: store.activate(7), "version = 7; expected one that srl versions lists"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_and_changes_nothing(store, change, message):
     store.begin({"a/0": "good"}, {})
     before = store.versions()
@@ -129,9 +107,6 @@ def test_a_candidate_of_another_parent_is_not_activated(store):
     with sqlite3.connect(store.path) as other, pytest.raises(sqlite3.IntegrityError):
         other.execute("UPDATE versions SET state = 'active'")
     assert store.active().number == first
-
-
-# --- ratings of versions, in random histories
 
 
 class Twin:
@@ -161,7 +136,6 @@ class Twin:
 
 
 def change(store, rng, answers):
-    """Make one random change."""
     in_training, candidates, active = store.in_training(), store.in_state(CANDIDATE), store.active()
     what = rng.choice(["log", "rate", "rate", "rate", "begin", "end", "end", "back"])
     if what == "log" or not answers:

@@ -10,29 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Disk:
-    """A directory on a disk that can be filled up and emptied again."""
+class Tmpfs:
+    """A file system in memory, which can be filled up and emptied again."""
 
     def __init__(self, path: Path) -> None:
-        """Take an existing directory."""
         self.path = path
-
-    def fill(self) -> None:
-        """Leave no room."""
-        raise NotImplementedError
-
-    def free(self) -> None:
-        """Make room again."""
-        raise NotImplementedError
-
-
-class Tmpfs(Disk):
-    """A file system in memory."""
 
     @classmethod
     @contextmanager
     def mounted(cls, path: Path, size: str) -> Iterator[Tmpfs]:
-        """Mount it at a new directory."""
         path.mkdir()
         _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path))
         try:
@@ -42,7 +28,6 @@ class Tmpfs(Disk):
 
     @staticmethod
     def is_allowed(scratch: Path) -> bool:
-        """Say whether this process may mount one."""
         try:
             with Tmpfs.mounted(scratch / "may_i", "64k"):
                 return True
@@ -50,11 +35,9 @@ class Tmpfs(Disk):
             return False
 
     def resize(self, size: str) -> None:
-        """Make it larger or smaller, with what is in it."""
         _run("mount", "-o", f"remount,size={size}", str(self.path))
 
     def fill(self) -> None:
-        """Leave no room."""
         with (self.path / "filler").open("wb", buffering=0) as stream:
             try:
                 while True:
@@ -63,20 +46,20 @@ class Tmpfs(Disk):
                 pass
 
     def free(self) -> None:
-        """Make room again."""
         (self.path / "filler").unlink()
 
 
-class Limited(Disk):
+class Limited:
     """Any file system, with a limit to the size of the files that this process writes. Python ignores the signal."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def fill(self) -> None:
-        """Let no file grow beyond a few bytes."""
         self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, self._before[1]))
 
     def free(self) -> None:
-        """Let them grow again."""
         resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
 
 

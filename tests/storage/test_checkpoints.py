@@ -1,7 +1,5 @@
 """A checkpoint is whole or refused; its user's own or refused; old ones go, unfinished ones are never chosen."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -24,7 +24,7 @@ from rllib_srl.storage.event_file import EventFile
 from scripts.memory_laws import check_valid
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
-from tests.storage.small_disk import Disk, Limited, Tmpfs, used
+from tests.storage.small_disk import Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
 
@@ -41,7 +41,7 @@ def disk(request, tmp_path):
         pytest.skip("no mount; the same tests run with a limit to the size of files")
 
 
-def fails_on_a_full(disk: Disk, name: str, action) -> DiskFull:
+def fails_on_a_full(disk: Tmpfs | Limited, name: str, action) -> DiskFull:
     """Do something on a full disk: it is refused in one line with the path, and room is made again."""
     disk.fill()
     try:
@@ -68,14 +68,11 @@ def test_a_memory_without_room_does_not_start_and_later_does(disk):
     buffer.close()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda buffer: buffer.add([a_group(index, 2, index) for index in range(20, 25)], 2, "2.add"),
-        lambda buffer: buffer.draw_prompts(2, 2, "2.draw_prompts"),
-        lambda buffer: buffer.draw_groups(2, 2, "2.draw_groups"),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda buffer: buffer.add([a_group(index, 2, index) for index in range(20, 25)], 2, "2.add"),
+    lambda buffer: buffer.draw_prompts(2, 2, "2.draw_prompts"),
+    lambda buffer: buffer.draw_groups(2, 2, "2.draw_groups"),
+])  # fmt: skip
 def test_what_was_acknowledged_before_a_full_disk_is_there_after_it(disk, call):
     buffer = a_buffer(disk.path / "replay")
     buffer.add([a_group(index, 1, index) for index in range(20)], 1, "1.add")
@@ -184,23 +181,20 @@ def chained() -> ValueError:
         return wrapped
 
 
-@pytest.mark.parametrize(
-    ("error", "is_so"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
-        (OSError(errno.EFBIG, "File too large"), True),
-        (chained(), True),
-        (RayTaskError("save", "Traceback ...", OSError(errno.ENOSPC, "no room")), True),
-        (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), True),
-        (sqlite3.OperationalError("database or disk is full"), True),
-        (DiskFull("disk full: x"), True),
-        (PermissionError(errno.EACCES, "Permission denied"), False),
-        (OSError(errno.EIO, "Input/output error"), False),
-        (sqlite3.OperationalError("database is locked"), False),
-        (ValueError("full of faults"), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "is_so"), [
+    (OSError(errno.ENOSPC, "No space left on device"), True),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+    (OSError(errno.EFBIG, "File too large"), True),
+    (chained(), True),
+    (RayTaskError("save", "Traceback ...", OSError(errno.ENOSPC, "no room")), True),
+    (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'), True),
+    (sqlite3.OperationalError("database or disk is full"), True),
+    (DiskFull("disk full: x"), True),
+    (PermissionError(errno.EACCES, "Permission denied"), False),
+    (OSError(errno.EIO, "Input/output error"), False),
+    (sqlite3.OperationalError("database is locked"), False),
+    (ValueError("full of faults"), False),
+])  # fmt: skip
 def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
     assert is_full(error) is is_so
     with pytest.raises(DiskFull if is_so else type(error)), writing(tmp_path / "file"):

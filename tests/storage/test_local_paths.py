@@ -10,21 +10,18 @@ from rllib_srl import SRLConfig
 from rllib_srl.storage.local_paths import local_path
 
 
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("results/first", "results/first"),
-        ("file:///data/a%20b", "/data/a b"),
-        ("file://localhost/data", "/data"),
-        ("FILE:/data", "/data"),
-        ("c:/data", "c:/data"),  # a drive
-        ("a:b/c", "a:b/c"),
-        ("run:/x", None),
-        ("s3://bucket/run", None),
-        ("file://server/share", None),
-        (Path("s3://bucket/run"), None),  # "s3:/bucket/run" by now
-    ],
-)
+@pytest.mark.parametrize(("text", "path"), [
+    ("results/first", "results/first"),
+    ("file:///data/a%20b", "/data/a b"),
+    ("file://localhost/data", "/data"),
+    ("FILE:/data", "/data"),
+    ("c:/data", "c:/data"),  # a drive
+    ("a:b/c", "a:b/c"),
+    ("run:/x", None),
+    ("s3://bucket/run", None),
+    ("file://server/share", None),
+    (Path("s3://bucket/run"), None),  # "s3:/bucket/run" by now
+])  # fmt: skip
 def test_a_uri_is_no_path(text: str, path: str | None) -> None:
     if path is not None:
         assert local_path(text) == Path(path)
@@ -33,13 +30,10 @@ def test_a_uri_is_no_path(text: str, path: str | None) -> None:
         local_path(text)
 
 
-@pytest.mark.parametrize(
-    ("directory", "message"),
-    [
-        ("s3://bucket/run", "log_directory = 's3://bucket/run'; s3://bucket/run is a URI; expected a path"),
-        (7, "log_directory = 7; expected a path, or None"),
-    ],
-)
+@pytest.mark.parametrize(("directory", "message"), [
+    ("s3://bucket/run", "log_directory = 's3://bucket/run'; s3://bucket/run is a URI; expected a path"),
+    (7, "log_directory = 7; expected a path, or None"),
+])  # fmt: skip
 def test_a_run_does_not_log_into_a_uri(tmp_path: Path, monkeypatch, directory, message: str) -> None:
     monkeypatch.chdir(tmp_path)
     config = SRLConfig().environment("compare").training(log_directory=directory)

@@ -1,7 +1,5 @@
 """Where journals lie: in the run's directory, or behind a link on a local disk."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.storage.memory_directory import MEMORY, memory_directory

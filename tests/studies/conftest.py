@@ -1,7 +1,5 @@
 """A results directory that several tests read."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

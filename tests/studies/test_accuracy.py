@@ -1,7 +1,5 @@
 """Measures of an accuracy matrix, worked by hand on the one drawn in accuracy.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """From results to a verdict: by hand on made-up findings, and on a synthetic study whose truth is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

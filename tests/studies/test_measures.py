@@ -1,7 +1,5 @@
 """Curves and measures of a trial, worked by hand on a stream of two domains."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

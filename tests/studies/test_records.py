@@ -1,7 +1,5 @@
 """Results as files: what is written is read again, a killed trial goes on, what is broken or foreign is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

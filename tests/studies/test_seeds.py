@@ -1,7 +1,5 @@
 """Statistics over seeds: by hand, against every sign pattern, and by how often intervals hold the truth."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

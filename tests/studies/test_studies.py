@@ -81,10 +81,3 @@ def test_a_short_study_has_two_arms_two_seeds_and_two_stages():
         short = shortened(study).checked()
         assert (len(short.arms), len(short.seeds), short.num_stages, short.budget) == (2, 2, 2, 1600)
         assert short.fingerprint != study.fingerprint and faults_of_trials(short) == []
-
-
-def test_another_setting_of_an_arm_is_another_study():
-    study = COMPARISONS["replay"]
-    other = replace(study.arms[0], settings={**study.arms[0].settings, "replay_desired_retention": 0.8})
-    assert replace(study, arms=(other, *study.arms[1:])).fingerprint != study.fingerprint
-    assert replace(study, settings={**study.settings, "lr": 1e-3}).fingerprint != study.fingerprint

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,13 @@ from ray import tune
 
 from rllib_srl import SRL, register
 from rllib_srl.algorithm.resources import PlacementError
-from rllib_srl.learner.learner import GRPOTorchLearner
-from tests.small_memory import weights_of
+from rllib_srl.replay.reading import reading
+from rllib_srl.replay.store import holder_of
+from scripts.memory_laws import content
+from tests.algorithm.test_kills import DyingLearner
+from tests.small_memory import check_memory, go, memory_config, weights_of
 from tests.small_worlds import small_config
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -39,39 +41,37 @@ def fit(config, directory, max_failures=0, **changes) -> tune.ResultGrid:
 
 
 @pytest.mark.smoke
-def test_two_trials_run_at_the_same_time(config, tmp_path):
-    rates = [0.0, 1e-3]
-    config.environment(env_config={"meeting": str(tmp_path / "meeting")})
+def test_two_trials_run_at_the_same_time_and_keep_their_memories_apart(random_llama_dir, tmp_path, ray_here):
+    register()
+    rates, config = [0.0, 1e-3], memory_config(random_llama_dir, tmp_path, groups_per_item=99, max_logp_gap=None)
+    config.environment(env_config={"num_prompts": 400, "meeting": str(tmp_path / "meeting")})
+    config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5).training(log_directory=None)
     results = fit(config, tmp_path, lr=tune.grid_search(rates), checkpoint_every=2)
     assert results.num_errors == 0 and [len(result.metrics_dataframe) for result in results] == [3, 3]
-    assert sorted(result.config["lr"] for result in results) == rates
-    assert len({result.path for result in results}) == 2
+    assert [result.config["lr"] for result in results] == rates and len({result.path for result in results}) == 2
+    payloads = []
     for result in results:
-        ran_with = result.metrics["config"]
+        ran_with, replay = result.metrics["config"], result.metrics["replay"]
         assert (ran_with["num_env_runners"], ran_with["group_size"]) == (1, 4)
         lines = (Path(result.path) / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()
         assert [json.loads(line)["iteration"] for line in lines] == [n for n in (1, 2, 3) for _ in range(8)]
-    moved = next(result for result in results if result.config["lr"])
-    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in moved.best_checkpoints}
+        assert (replay["num_items"], replay["num_revisits_owed"], replay["num_restarts"]) == (10, 2, 0)
+        path = Path(result.path) / "replay/memory.db"
+        assert wait_until(lambda path=path: holder_of(path) is None)  # the actor ends with its trial
+        with reading(path) as memory:
+            seqs = sorted(content(memory.tables)["groups"])
+            assert len(memory.tables) == 10 and len(seqs) == replay["num_stored_groups"] > 8
+            payloads.append({memory.group(seq).token_ids_N.tobytes() for seq in seqs})
+    # Equal seeds and rates: the first iteration is the same, and each trial goes its own way after its update.
+    assert 4 <= len(payloads[0] & payloads[1]) < 9
+    written = {metrics["training_iteration"]: checkpoint for checkpoint, metrics in results[1].best_checkpoints}
     assert set(written) == {2, 3}  # `checkpoint_every`, and Tune's own at the end
-    again = SRL.from_checkpoint(written[2].path)
-    assert (again.iteration, again.version) == (2, 2)
-    again.stop()
-
-
-class DyingOnce(GRPOTorchLearner):
-    """Dies in the middle of the third update, once."""
-
-    num_updates = 0
-
-    def _accumulate_gradients(self):
-        sums = super()._accumulate_gradients()
-        self.num_updates += 1
-        flag = Path(self.config.env_config["flag"])
-        if self.num_updates == 3 and not flag.exists():
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sums
+    other = config.copy(copy_frozen=False).training(lr=1e-3, log_directory=str(tmp_path / "clone")).build_algo()
+    other.restore_from_path(written[2].path)
+    assert (other.iteration, other.version, other.memory.num_items) == (2, 2, 7)
+    assert go(other, 1)[0].replay["num_items"] == 10
+    check_memory(other)
+    other.stop()
 
 
 def test_a_trial_that_loses_its_learner_goes_on_from_its_checkpoint(config, tmp_path):
@@ -80,7 +80,7 @@ def test_a_trial_that_loses_its_learner_goes_on_from_its_checkpoint(config, tmp_
     for name, num_errors in (("killed", 1), ("unbroken", 0)):
         flag = tmp_path / "flag"
         config.environment(env_config={"slow_s": 0.0, "flag": str(flag)})
-        config.learners(num_learners=1, num_cpus_per_learner=0.25, learner_class=DyingOnce)
+        config.learners(num_learners=1, num_cpus_per_learner=0.25, learner_class=DyingLearner)
         (result,) = fit(config, tmp_path / name, max_failures=1, checkpoint_every=1)
         assert result.error is None and result.metrics["training_iteration"] == 3 and flag.exists()
         assert len(list(Path(result.path).glob("error.txt"))) == num_errors

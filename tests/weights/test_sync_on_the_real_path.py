@@ -1,31 +1,19 @@
-"""An engine that does not take its weights stops `train` with an error that names version and tensors."""
+"""Weights in real runs: an engine that does not take them stops `train` by name, and adapters are sent alone."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
+import ray
+import torch
 
 from rllib_srl.engine import WeightSyncError, unpack
+from rllib_srl.engine.adapters import adapter_tensors
+from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values
 from tests.small_worlds import small_config
-
-
-class SkipsSyncs(LLMEnvRunner):
-    """Claims to have loaded the weights of every update, and of no self-test."""
-
-    num_loads = 0
-
-    def load_weights(self, ref, *args, **kwargs):
-        self.num_loads += 1
-        load = self.engine.load_weights
-        if self.num_loads > 1:  # the self-test's
-            self.engine.load_weights = lambda bundle: setattr(self.engine, "version", bundle.version)
-        try:
-            return super().load_weights(ref, *args, **kwargs)
-        finally:
-            self.engine.load_weights = load
 
 
 class LosesATensor(LLMEnvRunner):
@@ -67,10 +55,6 @@ def tampered(monkeypatch, change):
     monkeypatch.setattr("rllib_srl.engine.transformers_engine.unpack", loaded)
 
 
-def train(algo, num_iterations):
-    return [algo.train() for _ in range(num_iterations)]
-
-
 def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
     tampered(monkeypatch, stale_layer)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
@@ -79,29 +63,51 @@ def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_fault_that_comes_later_stops_training(config, monkeypatch):
-    algo = config.training(compute_dtype="bfloat16").build_algo()
+def test_a_fault_that_comes_later_stops_training(config, build, monkeypatch):
+    algo = build(config, compute_dtype="bfloat16")
     assert algo.train()["weight_sync"]["version"] == 1
     tampered(monkeypatch, swapped_keys_and_values)
     with pytest.raises(WeightSyncError, match=r"version [2-5]: .*the canary differs|the canary differs.*version [2-5]"):
-        train(algo, 4)
-    algo.stop()
+        [algo.train() for _ in range(4)]
 
 
 @pytest.mark.slow
-def test_a_skipped_sync_stops_training(config):
-    algo = config.env_runners(env_runner_cls=SkipsSyncs).build_algo()
-    with pytest.raises(WeightSyncError, match="version [1-4]"):
-        train(algo, 4)
-    algo.stop()
-
-
-@pytest.mark.slow
-def test_a_damaged_receipt_stops_training_and_names_the_tensor(config):
+def test_a_damaged_receipt_stops_training_and_names_the_tensor(config, build):
     """Through a remote runner the error arrives as it was raised, not as Ray's wrapper."""
-    algo = config.env_runners(env_runner_cls=LosesATensor, num_env_runners=1).build_algo()
+    algo = build(config.env_runners(env_runner_cls=LosesATensor, num_env_runners=1))
     with pytest.raises(WeightSyncError, match="version 1") as caught:
         algo.train()
     assert caught.value.tensors == (LAYER + "mlp.up_proj.weight",) and caught.value.version == 1
     assert "\n" not in str(caught.value)
+
+
+def adapters_of(algo) -> dict[str, torch.Tensor]:
+    """Return copies of what the learner trains."""
+    model = algo.learner_group._learner.model
+    return {name: tensor.detach().clone() for name, tensor in adapter_tensors(model)}
+
+
+def num_bytes(algo) -> int:
+    """Return the size of what learner 0 sends."""
+    return ray.get(algo.learner_group._learner.send(1).ref).buffer.nbytes
+
+
+@pytest.mark.slow
+def test_only_adapters_are_sent_and_a_resumed_run_goes_on_bit_for_bit(random_llama_dir, ray_here, tmp_path):
+    config = small_config(random_llama_dir, tmp_path / "log").training(lora_rank=4, lr=0.02)
+    algo = config.build_algo()
+    results = [algo.train() for _ in range(2)]
+    path = algo.save_to_path(tmp_path / "saved")
+    wanted, trained, size = algo.train(), adapters_of(algo), num_bytes(algo)
     algo.stop()
+    assert size == 4 * sum(tensor.numel() for tensor in trained.values())
+    again = config.copy(copy_frozen=False).training(log_directory=str(tmp_path / "again")).build_algo()
+    again.restore_from_path(path)
+    result = again.train()
+    assert result["weight_sync"]["version"] == wanted["weight_sync"]["version"] == 3
+    assert all(one["weight_sync"]["canary_max"] <= FP32_MAX_GAP for one in [*results, wanted, result])
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in adapters_of(again).items())
+    again.stop()
+    merged = config.copy(copy_frozen=False).training(lora_rank=4, lora_send="merged").build_algo()
+    assert num_bytes(merged) > 5 * size
+    merged.stop()
