@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import ray
@@ -21,7 +19,6 @@ from rllib_srl.common.remote_calls import ActorFailure, Call, Failure, Place, Ru
 from rllib_srl.engine import EngineBrokenError
 from rllib_srl.learner.group import learners as learner_group
 from rllib_srl.learner.group.learners import Learners
-from rllib_srl.learner.learner import Sent
 from rllib_srl.rollout import runner_group
 from rllib_srl.rollout.batches import Loaded, RunnerBatch
 from rllib_srl.rollout.runner_group import RunnerGroup
@@ -81,14 +78,6 @@ def test_a_call_runs_the_override_of_a_subclass():
     assert call.run(Counter()) == 6 and call.run(Doubling()) == 12
 
 
-def test_a_call_is_submitted_with_its_arguments():
-    actor = SimpleNamespace(add=Remote("sum"), split=Remote(["first", "second"]))
-    assert Call.of(Counter.add, 3, times=2).submit(actor) == "sum"
-    assert actor.add.calls == [((3,), {"times": 2})]
-    assert Call.of(Counter.add, 3).submit_all(actor) == ["sum"]
-    assert Call.of_first(Counter.split, 3).submit_all(actor) == ["first", "second"]
-
-
 @pytest.mark.slow
 def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
     actor = ray.remote(Broken).options(num_cpus=0).remote()
@@ -106,12 +95,9 @@ def test_two_return_values_are_two_references(ray_here):
     ray.kill(actor)
 
 
-# --- runners --------------------------------------------------------------------------------------
-
-
-def runners_of(*actors, local=None) -> RunnerGroup:
+def runners_of(*actors) -> RunnerGroup:
     manager = SimpleNamespace(actors=lambda: dict(enumerate(actors, 1)))
-    return RunnerGroup(SimpleNamespace(local_env_runner=local, _worker_manager=manager))
+    return RunnerGroup(SimpleNamespace(local_env_runner=None, _worker_manager=manager))
 
 
 def batch(group) -> RunnerBatch:
@@ -128,22 +114,6 @@ def test_played_groups_are_references_into_the_second_value(arrived):
     assert answers[2] == Failure("was restarted and does not have the current weights", is_silent=False)
     assert played.calls == [((4,), arguments[1])] and restarted.calls == [((4,), arguments[2])]
     assert arrived == [7.0]
-
-
-def test_a_local_runner_plays_in_this_process():
-    asked = []
-    local = SimpleNamespace(play_groups=lambda **arguments: asked.append(arguments) or "batch")
-    runners = runners_of(local=local)
-    assert runners.ids == [0]
-    assert list(runners.play_groups({0: {"prompts": {}, "seed": 3}}, 4, 7.0)) == [(0, "batch")]
-    assert asked == [{"prompts": {}, "seed": 3}]
-
-
-def test_a_local_runner_loads_at_once():
-    asked = []
-    runners = runners_of(local=SimpleNamespace(load_weights=lambda *given: asked.append(given) or "loaded"))
-    started = runners.start_loading([0], "bundle", [[1]], 7.0)
-    assert runners.loaded(started, 7.0) == {0: "loaded"} and asked == [("bundle", [[1]], 7.0)]
 
 
 def test_a_result_that_is_missing_is_a_failure_or_an_exception_by_name(arrived):
@@ -174,26 +144,6 @@ def sleeping_as(name: str, program: str = "sleep", arguments: Sequence[str] = ("
     return process
 
 
-def test_a_silent_runner_is_killed_even_while_it_is_stopped(monkeypatch):
-    """`ray.kill` asks the process to end, which a stopped one never does."""
-    process = sleeping_as("ray::LLMEnvRunner")
-    place, again = Place("here", process.pid), Place("here", 1)
-    try:
-        os.kill(process.pid, signal.SIGSTOP)
-        runners = runners_of(SimpleNamespace(check_started=Remote("answer")))
-        runners._group._worker_manager.set_actor_state = lambda runner_id, healthy: None
-        runners._group._worker_manager._restored_actors = set()
-        runners.places = {1: place}
-        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-        monkeypatch.setattr(ray, "kill", lambda actor, no_restart: None)
-        monkeypatch.setattr(ray, "get", lambda answer, timeout: again)
-        runners.revive(1, Failure("gave no answer within 5 s", is_silent=True), 5.0)
-        assert process.wait(60) == -signal.SIGKILL and runners.places == {1: again}
-    finally:
-        process.kill()
-        process.wait(60)
-
-
 def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch):
     """The workers of an engine outlive their runner if they are stopped; a process that is not Ray's is left alone."""
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
@@ -218,37 +168,9 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
             process.wait(60)
 
 
-# --- learners -------------------------------------------------------------------------------------
-
-
-def learners_of(*workers, fsdp=False) -> Learners:
-    manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    config = SimpleNamespace(num_learners=len(workers), fsdp=fsdp)
-    return Learners(SimpleNamespace(is_local=False, _workers=list(workers), _worker_manager=manager, config=config))
-
-
-def test_reports_of_all_learners_are_one_mapping(arrived):
-    workers = [SimpleNamespace(num_left_out=Remote({name: 1})) for name in ("a", "b")]
-    assert learners_of(*workers).num_left_out(8.0) == {"a": 1, "b": 1}
-    assert arrived == [8.0]
-
-
-@pytest.mark.parametrize(("fsdp", "num_asked"), [(False, 1), (True, 2)])
-def test_weights_are_sent_by_every_learner_that_has_a_part(arrived, fsdp, num_asked):
-    sent, scores = [Sent("bundle", {}), Sent(None, {})], (np.zeros(1), np.ones(1))
-    workers = [SimpleNamespace(send=Remote(one), score_canary=Remote(logps)) for one, logps in zip(sent, scores)]
-    learners = learners_of(*workers, fsdp=fsdp)
-    assert learners.send(3, 8.0) is sent[0] and learners.score_canary([[1, 2]], 8.0) is scores[0]
-    for method in ("send", "score_canary"):
-        assert sum(len(getattr(worker, method).calls) for worker in workers) == num_asked
-
-
 def test_a_dead_learner_is_named_with_what_it_did(arrived):
-    learners = learners_of(SimpleNamespace(take_saved=Remote(True)), SimpleNamespace(take_saved=Remote(DIED)))
+    workers = [SimpleNamespace(take_saved=Remote(answer)) for answer in (True, DIED)]
+    manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
+    group = SimpleNamespace(is_local=False, _workers=workers, _worker_manager=manager)
     with pytest.raises(ActorFailure, match=r"^learner 1 died \(killed\) while writing a checkpoint$"):
-        learners.take_saved(8.0)
-
-
-def test_targets_are_not_waited_for():
-    workers = [SimpleNamespace(take_targets=Remote(name)) for name in ("first", "second")]
-    assert learners_of(*workers).take_targets() == ["first", "second"]
+        Learners(group).take_saved(8.0)

@@ -11,23 +11,10 @@ import torch
 
 from rllib_srl import contrib
 from rllib_srl.batch.advantages import ADVANTAGES, group_relative
-from rllib_srl.common.rules import RuleError, Rules, contrib_files, import_path
+from rllib_srl.common.rules import RuleError, Rules, contrib_files
 from rllib_srl.learner.objective import surrogate_of
 from rllib_srl.losses.policy import CLIP_RULES, CORRECTIONS, correction_of
 from rllib_srl.losses.settings import LossSettings
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("uniform", "uniform"),
-        ("my_rules:rule", "my_rules:rule"),
-        ("contrib.greso", "rllib_srl.contrib.greso:greso"),
-        ("contrib.rescue:rlep", "rllib_srl.contrib.rescue:rlep"),
-    ],
-)
-def test_contrib_stands_for_a_file_of_its_folder(name: str, path: str) -> None:
-    assert import_path(name) == path
 
 
 def test_a_method_of_contrib_is_loaded_when_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Intervals, pass@k and the diversity of answers against values worked by hand."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import isnan
 

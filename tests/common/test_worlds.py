@@ -69,22 +69,19 @@ def test_the_registry_is_asked_last(installed):
         resolve("other", registry)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (
-            "chian_sum",
-            r"environment 'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class",
-        ),
-        ("stale", r"'stale' cannot be imported \(there is no module 'envs.gone', neither in"),
-        ("no_such.module:World", r"cannot be imported \(there is no module 'no_such.module', neither in"),
-        ("rllib_srl.envs.math.compare:Contrast", r"imported \(rllib_srl.envs.math.compare has no 'Contrast'; it has"),
-        ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
-        (":Compare", r"is not an import path"),
-        ("rllib_srl.envs.math.compare:", r"is not an import path"),
-        (7, r"environment 7 is of type int; expected"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "message"), [
+    (
+        "chian_sum",
+        r"environment 'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class",
+    ),
+    ("stale", r"'stale' cannot be imported \(there is no module 'envs.gone', neither in"),
+    ("no_such.module:World", r"cannot be imported \(there is no module 'no_such.module', neither in"),
+    ("rllib_srl.envs.math.compare:Contrast", r"imported \(rllib_srl.envs.math.compare has no 'Contrast'; it has"),
+    ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
+    (":Compare", r"is not an import path"),
+    ("rllib_srl.envs.math.compare:", r"is not an import path"),
+    (7, r"environment 7 is of type int; expected"),
+])  # fmt: skip
 def test_what_cannot_be_resolved_is_one_clear_line(installed, spec, message):
     with pytest.raises(WorldError, match=message) as caught:
         resolve(spec)
@@ -117,15 +114,12 @@ class Raises(Foreign):
         raise KeyError("the database")
 
 
-@pytest.mark.parametrize(
-    ("env", "messages"),
-    [
-        (object(), ["is a object; expected a gymnasium.Env", "no method reset", "no method step"]),
-        (NumbersOut(), ["observation is a int; expected text", "info is a NoneType", r"stop_strings = '\n'; expected"]),
-        (NoOptions(), ["has prompt_ids, but its reset takes no options"]),
-        (Raises(), ["reset(seed=0) raised KeyError: 'the database'"]),
-    ],
-)
+@pytest.mark.parametrize(("env", "messages"), [
+    (object(), ["is a object; expected a gymnasium.Env", "no method reset", "no method step"]),
+    (NumbersOut(), ["observation is a int; expected text", "info is a NoneType", r"stop_strings = '\n'; expected"]),
+    (NoOptions(), ["has prompt_ids, but its reset takes no options"]),
+    (Raises(), ["reset(seed=0) raised KeyError: 'the database'"]),
+])  # fmt: skip
 def test_everything_wrong_with_a_world_is_said_at_once(env, messages):
     with pytest.raises(WorldError, match="environment 'mine' cannot be played: ") as caught:
         check_world(env, "mine")

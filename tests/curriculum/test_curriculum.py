@@ -16,15 +16,11 @@ from tests.small_worlds import Even, Odd
 
 
 class Source:
-    """Returns numbered prompts."""
-
     def draw(self, num, shares=None):
         return [Prompt("w", f"fresh {i}") for i in range(num)]
 
 
 class Memory:
-    """Notes the fraction and returns two revisits."""
-
     is_on, settings = True, ReplaySettings()
 
     def set_fractions(self, revisit, reuse):
@@ -55,15 +51,11 @@ def test_weights_multiply_the_advantages_of_their_domain():
 
 
 class Mixed(Even):
-    """Has two domains: of small and of large numbers."""
-
     def domain_of(self, prompt_id):
         return "small" if int(prompt_id.split()[1]) < 6 else "large"
 
 
 class Endless(Mixed):
-    """Lists prompts without end."""
-
     def prompt_ids(self, split, seed):
         return (f"even {number}" for number in itertools.count())
 

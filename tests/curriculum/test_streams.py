@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl import SRL, SRLConfig
+from rllib_srl import SRLConfig
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.curriculum.streams import Progress, make_stream, stream_faults
 from rllib_srl.tune_configs.streams import STREAMS, scaled
 from rllib_srl.types import Prompt
-from tests.algorithm.test_resume import assert_same, go_on
 from tests.envs.table import entry_points
 from tests.small_worlds import Even, Odd, small_config, watch
 
@@ -265,15 +264,3 @@ def test_a_run_plays_its_stream_and_calls_its_hooks(config, build):
     Noted.extra = ("odd 2",)
     with pytest.raises(TypeError, match=r"Noted.augment_batch returned \('odd 2',\); expected a list of Prompt"):
         algo.train()
-
-
-@pytest.mark.slow
-def test_a_run_on_a_stream_goes_on_exactly(config, build, tmp_path):
-    algo = build(config)
-    go_on(algo, 1)
-    algo.save_to_path(tmp_path / "one")
-    whole = go_on(algo, 3)
-    again = SRL.from_checkpoint(tmp_path / "one")
-    assert_same(go_on(again, 3), whole)
-    assert [rows["prompts"][0].domain for rows in whole] == ["few", "many", "odd"]
-    again.stop()
