@@ -34,8 +34,6 @@ class Recording(GRPOTorchLearner):
 
 
 class Gathering(Recording):
-    """Keeps whole gradients of shards."""
-
     def postprocess_gradients(self, gradients_dict):
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         self.kept = {names[ref]: gradient.full_tensor().clone().numpy() for ref, gradient in gradients_dict.items()}
@@ -89,7 +87,6 @@ def learner_config(model_dir, **environment):
 
 
 def learner_group(config):
-    """Build the learners of a config."""
     config.validate()
     spaces = {DEFAULT_MODULE_ID: token_spaces(VOCABULARY)[DEFAULT_MODULE_ID]}
     spec = config.get_multi_rl_module_spec(spaces=spaces)

@@ -51,7 +51,6 @@ class Iteration:
 
     @property
     def replay(self) -> dict[str, float]:
-        """Return the memory's metrics."""
         return self.result["replay"]
 
 
@@ -103,7 +102,6 @@ def watched(algo: SRL) -> Iterator[list[Iteration]]:
 
 
 def go(algo: SRL, num_iterations: int) -> list[Iteration]:
-    """Train so many times, and return what happened."""
     with watched(algo) as iterations:
         for _ in range(num_iterations):
             algo.train()
@@ -111,7 +109,6 @@ def go(algo: SRL, num_iterations: int) -> list[Iteration]:
 
 
 def weights_of(algo: SRL) -> np.ndarray:
-    """Return all weights, end to end."""
     weights = algo.learner_group.get_weights()[DEFAULT_MODULE_ID]
     return np.concatenate([np.array(weights[name]).ravel() for name in sorted(weights)])
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import pytest
 
 from rllib_srl import SRLConfig
 
@@ -55,12 +54,10 @@ class Even(gym.Env):
         return (f"{self.domain} {number}" for number in numbers)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
-        """Ask the prompt of `options`."""
         self.prompt_id = str((options or {})["prompt_id"])
         return f"{self.prompt_id}: ", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay, after `slow_s` seconds."""
         time.sleep(self.slow_s)
         if self.meeting:
             meet(Path(self.meeting))
@@ -75,7 +72,6 @@ class Failing(Even):
     """Loses every episode in its step."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Raise, as where a file of the environment is missing."""
         raise FileNotFoundError("no such file: data.json")
 
 
@@ -85,7 +81,6 @@ class Mixed(Even):
     domain = "mixed"
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay for an even sum."""
         return "", float(sum(map(ord, action)) % 2 == 0), True, False, {}
 
 
@@ -95,7 +90,6 @@ class Odd(Even):
     domain = "odd"
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Pay for an odd code point."""
         observation, reward, *rest = super().step(action)
         return observation, 1.0 - reward, *rest
 
@@ -106,7 +100,6 @@ class Unpaid(Even):
     is_unpaid = True
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """End the episode without a reward."""
         return "", 0.0, True, False, {}
 
 
@@ -120,21 +113,12 @@ class Straggling(Even):
         return asked
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        """Wait and ask again, or pay as `Even`."""
         self.turns_left -= 1
         if self.turns_left:
             time.sleep(self.slow_s)
             return " Again: ", 0.0, False, False, {}
         reward = float(bool(action) and ord(action[0]) % 2 == 0)
         return "", reward, True, False, {}
-
-
-ON_BOTH_ENGINES = pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.engine)])
-
-
-def with_engine(config: SRLConfig, engine: str) -> SRLConfig:
-    """Return the settings with another engine; vLLM with a small cache."""
-    return config.env_runners(engine=engine, **({"engine_kv_cache_gib": 0.1} if engine == "vllm" else {}))
 
 
 def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_config: Any) -> SRLConfig:

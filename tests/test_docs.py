@@ -81,13 +81,10 @@ def test_blocks_carry_the_rule_above_them() -> None:
     assert (third.source, third.rule, third.marks) == ("if c:\n    d()\n", "run", ())
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("```python\na", "x.md:1: the ``` block is not closed"),
-        ("<!-- no-run: why -->\ntext\n", "x.md:2: the comment 'no-run' must stand directly above"),
-    ],
-)
+@pytest.mark.parametrize(("text", "fault"), [
+    ("```python\na", "x.md:1: the ``` block is not closed"),
+    ("<!-- no-run: why -->\ntext\n", "x.md:2: the comment 'no-run' must stand directly above"),
+])  # fmt: skip
 def test_a_broken_document_is_named(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         docs_check.blocks_of(text, "x.md")

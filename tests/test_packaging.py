@@ -30,7 +30,6 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}  # scripts/requirements s
 LEFT_OUT |= {"llm", "llama-cpp-python", "sentence-transformers"}
 DATA_ONLY = {"bfcl-eval", "inspect-evals"}  # scripts/requirements/dev.txt: nothing that they need is installed
 MOST_FUNCTION_LINES = 60
-RUNS_TEXT = {"envs/sandbox/worker.py"}  # inside the sandbox, the one place where the policy's code may run
 
 
 @pytest.fixture(scope="module")
@@ -240,44 +239,23 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))]
 
 
-def faults_of(source: str, is_test: bool, may_run_text: bool = False) -> list[str]:
-    """Return one line for each thing in `source` that the house style forbids; tests may be long and unpickle."""
-    faults = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_test:
-            if (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES:
-                faults.append(f"{node.name} has {lines} lines; expected at most {MOST_FUNCTION_LINES}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec") and not may_run_text:
-            faults.append(f"line {node.lineno}: {ast.unparse(node.func)}()")
-        elif isinstance(node, ast.Call) and re.fullmatch(r"(cloud)?pickle\.loads?", ast.unparse(node.func)):
-            faults += [] if is_test else [f"line {node.lineno}: {ast.unparse(node.func)}() runs what it reads"]
-        elif isinstance(node, ast.ExceptHandler) and node.type is None:
-            faults.append(f"line {node.lineno}: bare except")
-    return faults
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["rllib_srl", "envs", "tune_configs", "scripts", "tests"])
-def test_house_style(folder: str) -> None:
-    faults = [
-        f"{path.relative_to(REPO)}: {fault}"
-        for path in python_files(folder)
-        for fault in faults_of(path.read_text(), folder == "tests", str(path.relative_to(REPO)) in RUNS_TEXT)
-    ]
-    assert faults == []
+def test_functions_are_short() -> None:
+    """What else the house style forbids, such as a bare except, `eval` and unpickling, ruff finds."""
+    long = {
+        f"{path.relative_to(REPO)}: {node.name}": lines
+        for path in python_files("rllib_srl", "envs", "tune_configs", "scripts")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
+    }
+    assert long == {}
 
 
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; expected at most 60"),
-        ("eval(text)", "line 1: eval()"),
-        ("import pickle\npickle.load(file)", "line 2: pickle.load() runs what it reads"),
-        ("try:\n    f()\nexcept:\n    raise", "line 3: bare except"),
-    ],
-)
-def test_house_style_can_fail(source: str, fault: str) -> None:
-    assert faults_of(source, is_test=False) == [fault]
+def test_cloudpickle_opens_nothing() -> None:
+    """Ruff does not know it."""
+    files = python_files("rllib_srl", "envs", "tune_configs", "scripts")
+    assert [path.name for path in files if re.search(r"cloudpickle\.loads?\(", path.read_text())] == []
 
 
 MACHINE_PATH = re.compile(r"""["'\s=(](/(?:root|work|home|Users)/\w[^\s"']*)""")

@@ -1,15 +1,11 @@
 """Ray's workers that start by a fork are as different as those that Ray starts."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 
 
 class Drawing:
-    """An actor."""
-
     def draw(self):
         """Return the id of this process and an object's id, as Ray draws them."""
         from ray import ObjectRef

@@ -1,7 +1,5 @@
 """A test that its timeout cannot end: its process ends, says where it was, and the other tests run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -42,16 +40,19 @@ def test_that_passes():
 """
 
 
+def tested(directory, *options):
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", str(directory)]
+    env = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=directory, env=env, timeout=120, capture_output=True, text=True)
+
+
 @pytest.mark.slow
 def test_a_process_that_hangs_ends_with_its_stack_and_the_other_tests_run(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_hangs.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 50\ntimeout_method = signal\n")
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, timeout=120, capture_output=True, text=True
-    )
+    done = tested(tmp_path, "-v", "-n", "1")
     assert done.returncode == 1
     assert "crashed while running 'test_hangs.py::test_that_hangs'" in done.stdout
     assert "PASSED test_hangs.py::test_that_passes" in done.stdout
@@ -64,11 +65,6 @@ def test_when_a_process_dies_the_files_that_are_left_are_tested(tmp_path):
     for number in range(8):
         dying = "def test_dies():\n    import os\n    os._exit(3)\n\n" if number in (1, 4) else ""
         (tmp_path / f"test_{number}.py").write_text(f"{dying}def test_passes():\n    pass\n")
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    options = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, timeout=120, capture_output=True, text=True,
-    )  # fmt: skip
+    done = tested(tmp_path, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     assert "2 failed, 8 passed" in done.stdout
     assert {f"crashed while running 'test_{number}.py::test_dies'" in done.stdout for number in (1, 4)} == {True}

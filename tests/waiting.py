@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Wait for a condition; return whether it came."""
     deadline = time.monotonic() + timeout_s
     while not is_true() and time.monotonic() < deadline:
         time.sleep(0.005)
