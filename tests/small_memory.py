@@ -23,11 +23,7 @@ from tests.small_worlds import small_config
 
 # Every part of the schedule on, all of which is off by default.
 SCHEDULED: dict[str, Any] = {
-    "spacing": "fsrs",
-    "selection": "srl",
-    "reuse_selection": "srl",
-    "diversity_coeff": 0.5,
-    "max_age": 32,
+    "spacing": "fsrs", "selection": "srl", "reuse_selection": "srl", "diversity_coeff": 0.5, "max_age": 32
 }
 
 

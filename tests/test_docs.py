@@ -140,8 +140,7 @@ def test_faults_are_found(broken: Path) -> None:
         "docs/a.md: rllib_srl.types.Nothing does not exist",
     ]
     assert docs_check.nav_faults(broken) == [
-        "docs/unlisted.md is not in the navigation",
-        "the navigation lists c.md, which does not exist",
+        "docs/unlisted.md is not in the navigation", "the navigation lists c.md, which does not exist"
     ]
 
 

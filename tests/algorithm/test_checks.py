@@ -75,7 +75,6 @@ def rows(path, *lines) -> str:
     (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
     (f"{HERE}:Numbers", {}, "; its prompt 'even "),
     ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
-    ("builtins:dict", {}, "it cannot be played: it is a dict; expected a gymnasium.Env"),
 ])  # fmt: skip
 def test_an_environment_that_cannot_be_played_is_one_line(config, env, env_config, expected):
     (line,) = lines_of(config.environment(env, env_config=env_config))
@@ -108,17 +107,6 @@ def test_a_prompt_of_a_chat_is_counted_with_its_template_and_history(tmp_path):
     assert count(Reply("ab")) == 21
     said = tuple({"role": role, "content": "ab"} for role in ("user", "assistant", "user"))
     assert count(Reply("ab", messages=said)) == 21 + 10 + (2 + 10 + 2 + 1)  # 2 more messages: 10 and 15 tokens
-
-
-def of_trl(completions, golden):
-    return [1.0]
-
-
-def test_parameters_of_reward_functions_are_checked_before_a_model_starts(config, tmp_path):
-    path, reward = rows(tmp_path / "rows.jsonl", *map(json.dumps, ASKED)), {"function": f"{HERE}:of_trl", "form": "trl"}
-    (fault,) = lines_of(config.environment("question_file", env_config={"path": path, "reward": reward}))
-    assert fault.startswith("env = 'question_file'; reward ")
-    assert "needs the parameter golden, and there is no such column" in fault
 
 
 def test_a_missing_extra_is_named(config, monkeypatch):

@@ -30,15 +30,6 @@ def test_names_of_trl_and_verl_lead_to_ours():
         assert in_place_of(name.replace("_", "-").upper(), all_settings()) == expected
 
 
-def test_near_misses_of_ours_go_before_foreign_names():
-    known = all_settings()
-    assert in_place_of("group_sise", known) == "did you mean group_size?"
-    assert in_place_of("learning_rat", known) == "use lr"
-    assert in_place_of("groupsize", known, "--") == "did you mean --group_size?"
-    assert in_place_of("output_dir", known, "--") == "use --out"
-    assert in_place_of("xyzzy", known) == ""
-
-
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "--min-p", "sampling.top_p"])
 def test_what_would_change_the_sampled_distribution_is_refused_with_the_reason(name):
     assert in_place_of(name, all_settings()).startswith("it would change the distribution that answers are drawn from")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -40,13 +39,9 @@ def test_given_shares_stay_and_the_other_side_gets_what_is_left():
     assert gpu_shares(4, 1, 2, tensor_parallel_size=2) == GpuShares(2, 1)
 
 
-@pytest.mark.parametrize(("device", "num_env_runners", "message"), [
-    ("cuda", 1, "replay_diversity_device = 'cuda'; expected one of 'cpu', 'gpu'"),
-    ("gpu", 0, "expected 'cpu': the memory needs its own process"),
-])  # fmt: skip
-def test_a_search_that_cannot_run_on_a_card_is_refused(config, device, num_env_runners, message):
-    config.env_runners(num_env_runners=num_env_runners).replay(diversity_coeff=0.5, diversity_device=device)
-    assert re.search(message, "\n".join(faults_of(config)))
+def test_a_search_that_cannot_run_on_a_card_is_refused(config):
+    config.env_runners(num_env_runners=0).replay(diversity_coeff=0.5, diversity_device="gpu")
+    assert "expected 'cpu': the memory needs its own process" in "\n".join(faults_of(config))
 
 
 def settled(config, monkeypatch, num_gpus, gib=None):

@@ -1,10 +1,9 @@
 """What the loss asks of the driver, through `algo.train()`: resampling, shaping, advantages, references, saving."""
 
-import numpy as np
 import pytest
 
 from rllib_srl.batch.advantages import has_signal
-from tests.small_worlds import Even, small_config, watch
+from tests.small_worlds import small_config, watch
 
 pytestmark = pytest.mark.slow
 
@@ -34,32 +33,6 @@ def test_dynamic_sampling_plays_until_every_slot_has_a_signal(config, build):
     assert len({group.prompt.key for group in groups}) == len(groups)
     runs = result["env_runners"]
     assert (runs["num_groups_with_signal"], runs["num_groups"]) == (6, len(groups))
-
-
-class Talk(Even):
-    """As `Even`, but an answer that is wrong may be followed by two more."""
-
-    def reset(self, **kwargs):
-        self.turns = 0
-        return super().reset(**kwargs)
-
-    def step(self, action):
-        self.turns += 1
-        _, reward, *_ = super().step(action)
-        is_over = reward > 0 or self.turns == 3
-        return ("" if is_over else "again: "), reward, is_over, False, {}
-
-
-def test_the_length_penalty_reaches_the_advantages(config, build, monkeypatch):
-    talk = config.environment("tests.algorithm.test_losses_on_the_real_path:Talk").env_runners(max_turns=3)
-    monkeypatch.setattr("rllib_srl.batch.advantages.OVERLONG_SHARE", 1.0)
-    algo = build(talk, overlong_penalty=1.0, advantage="mean_only", longest_answer=12)
-    shards = captured(algo)
-    algo.train()
-    for group, advantage_G in zip(shards[0].groups(), shards[0].advantages, strict=True):
-        rewards_G = group.rewards_G - group.num_loss_tokens_G() / 12
-        np.testing.assert_allclose(advantage_G, rewards_G - rewards_G.mean(), atol=1e-6)
-    assert len({n for g in shards[0].groups() for n in g.num_loss_tokens_G()}) > 1  # or nothing would be seen
 
 
 def test_a_preset_reaches_shards_and_learner(config, build):

@@ -138,25 +138,3 @@ def test_a_new_process_goes_on_exactly(straight, tmp_path):
     command = [sys.executable, "-c", NEW_PROCESS, str(path), str(tmp_path / "out.pkl")]
     subprocess.run(command, check=True, timeout=240, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths})
     assert_same(pickle.loads((tmp_path / "out.pkl").read_bytes()), whole[3:])
-
-
-def facts_of(algo):
-    position = algo.memory.process.actor.get_state()["position"] if algo.memory.is_on else None
-    return algo.iteration, algo.version, algo.source.get_state(), algo.memory.get_state(), position
-
-
-def test_a_checkpoint_with_a_memory_and_a_run_without_refuse_each_other(straight, build, tmp_path):
-    algo, _, path = straight
-    other = build(algo.config.copy(copy_frozen=False).replay(capacity=0, revisit_fraction=0.0, reuse_fraction=0.0))
-    other.save_to_path(tmp_path / "bare")
-    cases = [
-        (other, path, algo.get_state(), "^the checkpoint has a memory, this run has none; expected "),
-        (algo, tmp_path / "bare", other.get_state(), "^the checkpoint has no memory, this run has one; expected "),
-    ]
-    for one, checkpoint, state, message in cases:
-        weights, facts = weights_of(one), facts_of(one)
-        for restore, what in ((one.restore_from_path, checkpoint), (one.set_state, state)):
-            with pytest.raises(ValueError, match=message) as caught:
-                restore(what)
-            assert "\n" not in str(caught.value)
-        assert np.array_equal(weights_of(one), weights) and facts_of(one) == facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL
-from rllib_srl.storage.checkpoints import MANIFEST, CheckpointError
 from tests.engine.small_llama import save_random_llama
 from tests.small_worlds import small_config, watch
 
@@ -85,31 +83,6 @@ def test_the_checkpoint_that_training_writes_itself_is_exact(random_llama_dir, t
     assert {path.name for path in Path(algo.logdir).glob("checkpoint_*")} == {f"checkpoint_00000{n}" for n in (2, 3, 4)}
     algo.restore_from_path(f"{algo.logdir}/checkpoint_000002")
     assert_same(go_on(algo, 2), whole[2:])
-
-
-def flip_a_byte(path):
-    file = next(path.rglob("*module*/**/*state*"))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-@pytest.mark.parametrize(("harm", "message"), [
-    (flip_a_byte, r"checkpoint .*two is damaged: learner_group/.*; use an earlier one"),
-    (lambda path: (path / MANIFEST).unlink(), r"checkpoint .*two has no manifest.json, so it is incomplete"),
-])  # fmt: skip
-def test_a_damaged_checkpoint_is_refused_and_nothing_changes(straight, tmp_path, harm, message):
-    algo, _, path = straight
-    harm(path := shutil.copytree(path, tmp_path / "two"))
-    before = {n: p.clone() for n, p in algo.learner_group._learner.model.named_parameters()}
-    facts = algo.iteration, algo.version, algo.source.get_state()
-    for restore in (algo.restore_from_path, SRL.from_checkpoint):
-        with pytest.raises(CheckpointError, match=message) as caught:
-            restore(path)
-        assert "\n" not in str(caught.value)
-    after = dict(algo.learner_group._learner.model.named_parameters())
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (algo.iteration, algo.version, algo.source.get_state()) == facts
 
 
 def test_a_part_of_a_checkpoint_restores_alone(straight):

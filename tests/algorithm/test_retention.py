@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from rllib_srl.learner.group import retention
-from rllib_srl.learner.group.retention import Retention, means_of
-from rllib_srl.types import GroupMeta, Prompt
 from tests.algorithm.test_resume import assert_same, go_on
-from tests.small_learner import make_group
 from tests.small_memory import memory_config
 
+pytestmark = pytest.mark.slow
 EVEN, ODD = ({"world": f"tests.small_worlds:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
 STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 30}]
 COUNTS = ("num_held", "num_held_tokens", "num_taken", "num_scored")
@@ -36,7 +34,6 @@ def learner_of(result):
     return result["learners"]["default_policy"]
 
 
-@pytest.mark.slow
 def test_a_domain_is_held_once_its_stage_is_over_and_gradients_are_compared_every_few_iterations(
     config, build, caplog, monkeypatch
 ):
@@ -59,7 +56,6 @@ def test_a_domain_is_held_once_its_stage_is_over_and_gradients_are_compared_ever
     assert line.startswith(f"learning 'odd' undoes 'even': the cosine of their gradients is {found[3]['cosine']:.2f}.")
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_the_unbroken_one(config, build, tmp_path):
     config = retaining(config).training(num_epochs=2)
     algo = build(config)
@@ -71,7 +67,6 @@ def test_a_resumed_run_is_the_unbroken_one(config, build, tmp_path):
     assert_same(go_on(other, 3), whole)
 
 
-@pytest.mark.slow
 def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path, caplog):
     algo = build(retaining(config, **FRESH))
     go_on(algo, 3)
@@ -96,78 +91,6 @@ def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path
     assert again.train()["retention"]["num_outdated"] == 0
 
 
-class Memory:
-    num_drops = 0
-
-    def drop_targets(self, env_ids, now):
-        self.dropped, self.num_drops = env_ids, self.num_drops + 1
-        return 0
-
-    def draw_targets(self, num, now, without_domains, without_keys):
-        self.asked = num, now, list(without_domains), list(without_keys)
-        return []
-
-
-def group_of(seed, domain, origin):
-    group = make_group(seed, 4, [2, 2])
-    meta = GroupMeta.of(group, group)
-    return GroupMeta(**{**vars(meta), "prompt": Prompt("world", str(seed), domain), "origin": origin})
-
-
-def test_a_domain_is_let_go_by_its_fresh_prompts_alone():
-    settings = retaining_settings(retain_window=2)
-    memory = Memory()
-    term = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "2"})
-    old = group_of(1, "a", "fresh")
-    term.draw([old], 1)
-    assert memory.asked == (3, 1, ["a"], [old.prompt.key])
-    revisit, new = group_of(2, "a", "revisit"), group_of(3, "b", "fresh")
-    term.draw([revisit, new], 2)
-    assert memory.asked[2] == ["a", "b"] and set(memory.asked[3]) == {revisit.prompt.key, new.prompt.key}
-    term.draw([revisit, new], 3)
-    assert memory.asked[2] == ["b"]  # a was fresh two iterations ago; that it is revisited does not count
-    again = Retention(settings, memory, None, 1.0, {"even": "1", "odd": "3", "new": "4"})
-    again.set_state(term.get_state())
-    again.draw([new], 4)
-    assert memory.asked[2] == ["b"] and memory.dropped == ["odd"]
-    again.draw([new], 5)
-    assert memory.num_drops == 1
-
-
-def test_the_weight_is_multiplied_by_the_pass_rate_of_the_fresh_prompts():
-    term = Retention(retaining_settings(retain=3.0), Memory(), None, 1.0, {})
-    rewards = {"half": [1, 0, 1, 0], "none": [0, 0, 0, 0.8], "all": [1, 1, 1, 1]}
-    half, none, all_ = (
-        GroupMeta(**{**vars(group_of(i, name, "fresh")), "rewards_G": np.array(rewards[name], float)})
-        for i, name in enumerate(rewards)
-    )
-    revisit = group_of(4, "old", "revisit")
-    for groups, weight in (
-        ([half], 1.5),
-        ([half, none], 0.75),
-        ([none], 0.0),
-        ([all_, none, none], 1.0),
-        ([revisit], 3),
-    ):
-        term.draw(groups, 1)
-        assert term.weight == pytest.approx(weight)
-
-
-def retaining_settings(**changes):
-    from rllib_srl.replay.settings import ReplaySettings
-
-    return ReplaySettings(**{**RETAIN, **changes})
-
-
-def test_reports_of_shards_are_means_an_answer():
-    of_all, by_domain = means_of([{"a": [1, 2.0, 0.5]}, {"a": [3, 2.0, 1.5], "b": [4, 4.0, 0.0]}, {}])
-    assert by_domain == {"a": {"kl": 1.0, "delta": 0.5}, "b": {"kl": 1.0, "delta": 0.0}}
-    assert of_all == {"kl": 1.0, "delta": 0.25}
-    nothing, none = means_of([{}])
-    assert none == {} and np.isnan(nothing["kl"])
-
-
-@pytest.mark.slow
 def test_two_learners_and_an_actor_hold_as_one_process_does(config, build):
     """Tokens stay in the object store; the learners' shards are summed."""
     one = build(retaining(config, **FRESH).env_runners(num_env_runners=1))

@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from rllib_srl.batch.shard import build_shards
-from rllib_srl.learner.objective import (
-    SUMS,
-    episode_drift,
-    first_pass,
-    played_loss,
-    reused_loss,
-    statistics,
-)
+from rllib_srl.learner.objective import SUMS, episode_drift, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta
 from tests.small_learner import GROUPS, advantages_of, learner_config, learner_group, make_group, relative_gap, update

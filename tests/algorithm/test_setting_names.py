@@ -85,7 +85,6 @@ def test_a_setting_is_refused_without_the_one_that_it_belongs_to(config, name):
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"replay_spacing": "fsrs", "replay_spacing_config": {"growth": 2}}, "fsrs' has no parameters ['growth']"),
     ({"replay_spacing": "fixed", "replay_spacing_config": {"intervall": 1}}, "did you mean interval?"),
-    ({"replay_selection": "srl", "replay_selection_config": {"temperature": -1}}, "a number of at least 0"),
     ({"replay_selection_config": {"kappa": 1}}, "expected none: it has no parameters"),
 ])  # fmt: skip
 def test_a_wrong_parameter_of_a_rule_has_one_line(config, settings, expected):
@@ -93,21 +92,12 @@ def test_a_wrong_parameter_of_a_rule_has_one_line(config, settings, expected):
     assert line.startswith(f"{[*settings][-1]} = ") and expected in line
 
 
-def of_one(**replay) -> SRLConfig:
-    config = SRLConfig().environment("compare").training(group_size=1, advantage="posterior")
-    return config.replay(**replay)
-
-
 def test_rules_of_groups_are_refused_with_groups_of_one():
-    config = of_one(selection="per", selection_config={"alpha": 1.0})
+    config = SRLConfig().environment("compare").training(group_size=1, advantage="posterior")
+    config.replay(selection="per", selection_config={"alpha": 1.0})
     (line,) = faults_of(config)
     assert line.startswith("replay_selection = 'per' with group_size = 1; expected ")
     assert faults_of(config.training(group_size=2)) == []
-
-
-def test_groups_of_one_without_the_baseline_from_history_are_one_error():
-    lines = faults_of(of_one(selection="per").training(advantage="group"))
-    assert lines == ["group_size = 1; expected an integer of at least 2, or advantage = 'posterior' or 'none'"]
 
 
 def test_settings_without_draws_are_warned_of():

@@ -15,8 +15,7 @@ from scripts.gpu.random_model import SHORT
 
 DEVICE = os.environ.get("SRL_TEST_DEVICE", "cuda")
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a card"),
+    pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a card")
 ]
 
 

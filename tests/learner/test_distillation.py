@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from rllib_srl.algorithm.validation import faults_of
-from rllib_srl.batch.advantages import AdvantageEstimator
 from rllib_srl.learner.regularisers.distillation import Distillation
 from rllib_srl.learner.scoring import load_causal_lm
-from rllib_srl.losses.settings import LossSettings
-from rllib_srl.types import GroupMeta, Prompt
+from rllib_srl.types import Prompt
 from tests.engine.small_llama import save_random_llama
 from tests.learner.test_regularisers import changed, difference, shaken, trained
 from tests.learner.test_regularisers import config as config  # a fixture
@@ -51,18 +49,6 @@ def test_the_sampled_token_alone_by_hand():
     value, gradient = kl_and_gradient(mode="reverse", top_k=0)
     assert value == pytest.approx(1.6 + gap - 1, abs=1e-5)
     assert gradient == pytest.approx([0.5 * gap, -0.5 * gap], abs=1e-5)
-
-
-def test_all_groups_are_trained_on_and_without_rewards_also_those_of_one():
-    metas = [GroupMeta.of(replace(one, rewards_G=np.ones(one.size, np.float32)), one) for one in GROUPS]
-    rewards = [group.rewards_G for group in metas]
-    assert AdvantageEstimator(LossSettings.made()).estimate(metas, rewards, None, []).groups == []
-    batch = AdvantageEstimator(LossSettings.made(), trains_all=True).estimate(metas, rewards, None, [])
-    assert batch.groups == metas and not np.concatenate(batch.advantages).any()
-    estimator, single = AdvantageEstimator(LossSettings.made(advantage="none"), True), make_group(5, 3, [4])
-    assert estimator.min_episodes == 1
-    batch = estimator.estimate([GroupMeta.of(single, single)], [np.array([3.0])], None, [])
-    assert [one.tolist() for one in batch.advantages] == [[0.0]]
 
 
 @pytest.mark.parametrize(("settings", "fault"), [

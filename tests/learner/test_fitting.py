@@ -133,7 +133,6 @@ def test_a_sharded_learner_without_groups_waits_for_nobody(config, ray_here):
     ({"lora_rank": -1}, "lora_rank = -1; expected an integer of at least 0"),
     ({"lora_rank": 4, "lora_targets": "q_proj"}, "lora_targets = 'q_proj'; expected names of layers"),
     ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha = 0; expected a number above 0"),
-    ({"lora_rank": 4, "lora_send": "whole"}, "lora_send = 'whole'; expected one of 'adapter', 'merged'"),
     ({"activation_checkpointing": "offload"}, "expected num_gpus_per_learner above 0: on a CPU they are in host"),
     ({"activation_checkpointing": 1}, "activation_checkpointing = 1; expected True or False, or 'offload'"),
 ])  # fmt: skip

@@ -7,15 +7,7 @@ import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from tests.small_learner import (
-    ADVANTAGES,
-    GROUPS,
-    learner_config,
-    learner_group,
-    make_group,
-    relative_gap,
-    update,
-)
+from tests.small_learner import ADVANTAGES, GROUPS, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12]), make_group(13, 2, [4, 4])]
 

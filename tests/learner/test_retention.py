@@ -265,7 +265,6 @@ def test_shards_share_the_answers_and_agree_on_their_number():
 
 @pytest.mark.parametrize(("replay", "line"), [
     ({"retain": -1}, "replay_retain = -1; expected a number of at least 0"),
-    ({"retain_top_k": 4}, "replay_retain_top_k = 4 with retain = 0.0; expected it only with retain above 0"),
     ({"retain": 1, "retain_answers": 0}, "replay_retain_answers = 0; expected an integer of at least 1"),
     ({"retain": 1, "retain_top_k": 10**6}, "replay_retain_top_k = 1000000; expected at most"),
 ])  # fmt: skip

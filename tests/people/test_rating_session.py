@@ -86,8 +86,5 @@ def test_a_scheme_has_its_own_replies(sit):
 
 def test_an_answer_is_shown_with_prompt_domain_and_version():
     assert shown(an_answer(answer="two\nlines\n"), None).split("\n")[1:] == [
-        "── 12.3/0  domain sums, model version 11",
-        " prompt │ What is 3 + 1?",
-        " answer │ two",
-        "        │ lines",
+        "── 12.3/0  domain sums, model version 11", " prompt │ What is 3 + 1?", " answer │ two", "        │ lines"
     ]
