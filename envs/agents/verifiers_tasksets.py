@@ -74,7 +74,7 @@ class Tasksets:
         if agent.retries.max_retries or agent.retries.rules:
             raise ValueError(f"{said} repeats failed rollouts of its agent (agent.retries); expected none")
         if not self._env.taskset.bounded:
-            raise ValueError(f"{said} has tasks without end; expected a finite set")
+            raise ValueError(f"{said} has infinitely many tasks; expected a finite set")
         self._tasks = {str(task.key): task for task in self._env.taskset}
         if not self._tasks:
             raise ValueError(f"{said} has no tasks")

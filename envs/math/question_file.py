@@ -138,7 +138,7 @@ class QuestionFileSettings(QuestionSettings):
         if given := [name for name in template.fields if name.casefold() in told]:
             faults.append(f"prompt_template names {{{given[0]}}}, which reveals the answer; expected other fields")
         if (self.format_weight or self.needs_format) and self.answer_format == "any":
-            faults.append(f"answer_format = 'any' is always kept; expected {', '.join(list(_STATED)[1:])} to pay for")
+            faults.append(f"answer_format = 'any' fits every answer; expected one of {', '.join(list(_STATED)[1:])}")
         has_reward = self.reward != ""
         faults += read_rewards(self.reward)[1] if has_reward else []
         mine = {each.name: each.default for each in dataclasses.fields(QuestionFileSettings)}

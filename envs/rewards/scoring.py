@@ -213,8 +213,8 @@ class Rewards:
             weight += spec.weight
             total += spec.weight * (value - spec.low) / (spec.high - spec.low)
         if not weight:
-            reason = "returned None, and so did every other function" if len(self._functions) > 1 else "returned None"
-            raise self._error(self._functions[0][0], f"{reason}; expected a number of one of them", row, answer)
+            others = ", and so did every other function" if len(self._functions) > 1 else ""
+            raise self._error(self._functions[0][0], f"returned None{others}; expected a number", row, answer)
         return Scored(min(1.0, max(0.0, total / weight)), parts)
 
     def _chosen(

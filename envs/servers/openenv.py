@@ -111,7 +111,7 @@ class OpenEnv(gymnasium.Env[str, str]):
             shown = self._checked(seed, shown)
         self._total, self._paid, self._is_under_way = shown.reward, 0.0, True
         if shown.is_done:
-            raise ServerError(f"{self.settings.url}: the episode of seed {seed} ends with its reset")
+            raise ServerError(f"{self.settings.url}: the episode of seed {seed} ends at its reset; expected a turn")
         return self._text(shown), {}
 
     def step(self, action: str) -> Step:

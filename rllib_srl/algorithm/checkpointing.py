@@ -159,8 +159,8 @@ class SavedAlgorithm(Algorithm):
         self.memory.check_fits(has_memory)
         if vocabulary != self._vocabulary:
             raise ValueError(
-                f"the tokenizer of {self.config.model_config['model']!r} is not that of the checkpoint, whose memory "
-                "holds token ids; expected the tokenizer with which the run began, or a new run"
+                f"the tokenizer of {self.config.model_config['model']!r} differs from that of the checkpoint, whose "
+                "memory holds token ids; expected the tokenizer with which the run began, or a new run"
             )
 
     def _sync_restored(self) -> None:
@@ -315,7 +315,7 @@ class SavedAlgorithm(Algorithm):
             target.rmdir()
         if not is_seen:
             raise FileNotFoundError(
-                f"{target} is not seen by learner 0, which writes the exported model on its own node; expected a "
+                f"learner 0, which writes the exported model on its own node, cannot see {target}; expected a "
                 "directory that all nodes share, or srl export from a checkpoint after the run"
             )
 
@@ -333,7 +333,7 @@ class SavedAlgorithm(Algorithm):
         if not any(target.glob("*.safetensors*")):
             raise FileNotFoundError(
                 f"{target} has no model: learner 0 wrote it on its own node; expected a directory that all nodes share "
-                "(srl export writes the model of a checkpoint on this one)"
+                "(srl export writes the model of a checkpoint on this node)"
             )
         return target
 

@@ -110,7 +110,7 @@ def _of_packages(config: Any, is_memory_known: bool) -> Iterator[str]:
                 "faiss-cpu; pip install 'rllib_srl[faiss-gpu]'), or 'cpu'"
             )
         if config.check_resources and num_gpus_here() < 1:
-            yield "replay_diversity_device = 'gpu'; expected 'cpu' without a GPU"
+            yield "replay_diversity_device = 'gpu', but this machine has no GPU; expected 'cpu'"
 
 
 @lru_cache(maxsize=64)  # exceptions are not cached
@@ -220,14 +220,14 @@ def _fault_of_prompts(config: Any, env_id: str, env: Any, directory: Path | None
         source = PromptSource(creators, {}, {env_id: 1.0}, config.seed or 0, config.task_stream(), config.prompt_order)
         prompt = source.first(env_id)
         if config.evaluation_interval and not source.heldout(1):
-            return "it has no held-out prompts; expected some, or evaluation_interval = None"
+            return "it has no held-out prompts; expected at least one, or evaluation_interval = None"
     except Exception as error:  # user code can raise anything
         return _said(error, "its prompts cannot be listed")
     step_s = getattr(env.unwrapped, "step_timeout_s", 0.0)
     if isinstance(step_s, int | float) and step_s >= config.env_timeout_s:
         return (
             f"a reward may take reward_timeout_s = {step_s:g}; expected less than env_timeout_s = "
-            f"{config.env_timeout_s:g}, in which a whole step has to end"
+            f"{config.env_timeout_s:g}, the timeout of a whole step"
         )
     try:
         reply = reset(env, prompt)
@@ -259,9 +259,9 @@ def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: s
     of_row = {one: f" ({question(one)[0][:NUM_CHARACTERS]!r})" if question else "" for one, _ in long[:NUM_SHOWN]}
     shown = ", ".join(repr(one) + text for one, text in of_row.items()) + (", ..." if len(long) > NUM_SHOWN else "")
     warn_once(
-        f"environment {env_id!r}: {len(long)} of {len(lengths)} prompts looked at have max_episode_tokens = {most} "
+        f"environment {env_id!r}: {len(long)} of the {len(lengths)} prompts checked have max_episode_tokens = {most} "
         f"tokens or more, and will be left out: {shown}; the longest has {num}. Shorten them, or set "
-        f"max_episode_tokens to {num + config.max_turn_tokens} if the model has such a context"
+        f"max_episode_tokens to {num + config.max_turn_tokens} if the model's context allows it"
     )
     return ""
 

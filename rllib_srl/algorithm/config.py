@@ -173,7 +173,9 @@ class SRLConfig(AlgorithmConfig):
             ValueError: a function that other processes cannot import by its name.
         """
         if self.env not in (None, OWN_DATA):
-            raise ValueError(f"reward() with env = {self.env!r}; expected .data(...): others have rewards of their own")
+            raise ValueError(
+                f"reward() with env = {self.env!r}; expected .data(...): other environments compute their own rewards"
+            )
         earlier = {name: value for name, value in (self.env_config or {}).items() if "reward" not in name}
         self.env_config = {**earlier, **reward_settings(functions, **settings)}
         return self
@@ -329,7 +331,7 @@ class SRLConfig(AlgorithmConfig):
     def _cannot_take_turns(self, num_gpus: int) -> Iterator[str]:
         """Yield each setting that prevents engine and learner from taking turns on a card, which is the default."""
         counts = f"num_env_runners = {self.num_env_runners} and num_learners = {self.num_learners} on {num_gpus} GPUs"
-        remedy = "expected a GPU for each process, or colocate = False: engine and learner share a GPU without turns"
+        remedy = "expected a GPU for each process, or colocate = False: both then use the same GPU at the same time"
         if self.max_lag:
             yield f"max_lag = {self.max_lag!r} with {counts}; {remedy}"
         if self.fsdp:

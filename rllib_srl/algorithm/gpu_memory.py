@@ -162,8 +162,8 @@ def memory_faults(shape: ModelShape, config: Any, card_bytes: float, cached: flo
     is_shared = has_engine and config.num_gpus_per_learner < 1 and config.num_gpus_per_env_runner < 1
     beside = (ASLEEP if config.colocate else utilization * card_bytes) if is_shared else 0.0
     if learner.total + cached * learner.parts["activations"] + beside + memory > usable:
-        whose = f" beside an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
-        whose += f" beside the memory's {memory / GIB:.1f} GiB" if memory else ""
+        whose = f" next to an engine that keeps {beside / GIB:.1f} GiB" if beside else ""
+        whose += f" next to the memory's {memory / GIB:.1f} GiB" if memory else ""
         would_fit = is_shared and not config.colocate and learner.total + ASLEEP + memory <= usable
         yield f"a learner needs {learner}{whose} on {card}; expected {_remedy(config, would_fit, learner)}"
     awake = 2 * learner.parts["weights"] + learner.parts["frozen"] + RESERVE + utilization * card_bytes + memory

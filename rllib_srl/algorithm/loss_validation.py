@@ -70,7 +70,7 @@ def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
     is_k1, is_weighted = loss.kl_estimator == "k1", loss.kl_on_reused == "weighted"
     yield is_k1 and is_weighted, "kl_on_reused kl_estimator", "'k2', 'k3' or 'k3_k2': k1's gradient has mean 0"
     has_no_reward = loss.kl_in_reward and loss.kl_estimator not in KL_REWARDS
-    known = f"one of {', '.join(map(repr, KL_REWARDS))}: it differs from k3 by its gradient, which a reward has none of"
+    known = f"one of {', '.join(map(repr, KL_REWARDS))}: it differs from k3 in its gradient alone"
     yield has_no_reward, "kl_in_reward kl_estimator", known
     is_unrewarded = loss.kl_in_reward and is_weighted and not is_k1 and not has_no_reward
     yield is_unrewarded, "kl_in_reward kl_on_reused", "a KL in the loss: it has no reward"

@@ -69,7 +69,9 @@ def data_settings(
         ):  # a split: "data/train" of train-*.parquet
             place = {"path": os.path.abspath(Path(text).expanduser()), "domain": Path(text).name}
     if split and "hub_id" not in place:
-        raise ValueError(f"split = {split!r}; expected it for a data set of the hub or a folder, not for {data!r}")
+        raise ValueError(
+            f"split = {split!r} with data = {data!r}; expected it only with a folder or a data set of the hub"
+        )
     named = {"heldout_path": heldout, "question_field": question, "answer_field": answer}
     return {**place, "num_shots": 0, **{name: value for name, value in named.items() if value}, **settings}
 

@@ -127,7 +127,7 @@ def _ahead(config: Any) -> Iterator[Clash]:
     here = "at least 1: a runner plays while this process trains"
     yield config.num_env_runners == 0, "num_env_runners max_lag", here
     yield config.colocate, "colocate max_lag", "False: engine and learner would use the GPU at the same time"
-    late = "0: further prompts would have to be waited for"
+    late = "0: the run would have to wait for further prompts"
     yield loss.dynamic_sampling_tries, "dynamic_sampling_tries max_lag", late
     yield loss.correction == "none", "correction max_lag", "a correction for tokens of older weights"
     yield loss.kl_coeff and loss.kl_in_reward, "kl_coeff max_lag", "0, or a KL in the loss"
@@ -245,7 +245,7 @@ def _prompt_order(config: Any) -> Iterator[Clash]:
 def _stream(config: Any) -> Iterator[str]:
     for name in ("env", "env_config", "worlds", "mixture"):
         if getattr(config, name):
-            yield f"{name} = {getattr(config, name)!r}; expected nothing beside stream, whose entries set it"
+            yield f"{name} = {getattr(config, name)!r}; expected it unset with stream, whose entries set it"
     if faults := stream_faults(config.stream):
         yield from faults
         return

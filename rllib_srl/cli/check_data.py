@@ -117,7 +117,7 @@ def check_data(arguments: argparse.Namespace) -> int:
 def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], settings: Mapping[str, Any]) -> None:
     """Report the numbers of questions, repeated rows, rows left out, and contradictions."""
     num = {split: len(of_split) for split, of_split in ids.items()}
-    how = "of their own file" if settings.get("heldout_path") else "by a hash of the question"
+    how = "in heldout_path" if settings.get("heldout_path") else "by a hash of the question"
     place = " ".join(str(settings[name]) for name in ("hub_id", "path") if settings.get(name))
     shots = f", {env.settings.num_shots} shown as examples" if env.settings.num_shots else ""
     found.line("data", f"{place}: {num['train']} questions to train on, {num['heldout']} held out {how}{shots}")
@@ -125,14 +125,14 @@ def rows(found: Findings, env: QuestionFile, ids: Mapping[str, Sequence[str]], s
     others = [fault for fault in env.row_faults if not fault.endswith(CONTRADICTION)]
     counts = f"{env.num_repeated} repeated, counted once; {len(contradictions)} contradictory; {len(others)} unusable"
     found.line("", f"rows: {counts}")
-    found.look("rows with another answer than an earlier row with the same question", contradictions, is_wrong=True)
+    found.look("rows with the question of an earlier row, but another answer", contradictions, is_wrong=True)
     found.look("rows that cannot be used (fix them, or set bad_rows to skip)", others, is_wrong=True)
-    found.look("rows that are used and may not say what is meant", env.row_notes)
+    found.look("rows that are used, but may be read otherwise than they are meant", env.row_notes)
     if not num["train"]:
-        text = "there is no question to train on: all are held out; expected more rows, or another heldout_path"
+        text = "all questions are held out, so none is left to train on; expected more rows, or another heldout_path"
         found.look(text, is_wrong=True)
     if not num["heldout"]:
-        found.look("there is no held-out question: evaluation is not possible; expected more rows, or a heldout_path")
+        found.look("no question is held out, so a run cannot evaluate; expected more rows, or a heldout_path")
 
 
 def prompts(
@@ -151,7 +151,7 @@ def grading(found: Findings, env: QuestionFile, ids: Sequence[str], tokenizer: A
     """Grade right answers, and as wrong ones those of other rows."""
     answered = [prompt_id for prompt_id in ids if env.gold_turns(prompt_id)]
     if not answered:
-        found.line("grading", "not checked: the rows have no right answers that are known by name (answer_field)")
+        found.line("grading", "not checked: the rows have no right answers (answer_field names their column)")
         return
     others = dict(zip(answered, _others(env, answered), strict=True))
     right = {one: _reward(env, one, env.gold_turns(one), tokenizer) for one in answered}

@@ -64,7 +64,7 @@ def rate(arguments: argparse.Namespace) -> int:
     if arguments.scheme:
         RatingStore(path, arguments.scheme).close()  # its scheme from here on
     if (arguments.list or arguments.export) and not path.exists():
-        raise RatingsError(f"{directory} has no ratings yet; expected some: srl rate {directory}")
+        raise RatingsError(f"{directory} has no ratings yet; rate some answers first: srl rate {directory}")
 
     with ExitStack() as stack:
         store = stack.enter_context(RatingStore(path))
@@ -113,12 +113,12 @@ def set_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value:
     answer, gone = answers.find(answer_id), store.of_answer(answer_id)
     rated = answer or (gone.answer if gone else None)
     if rated is None:
-        raise ValueError(f"id = {answer_id!r} is no answer in the memory of the run; expected one that srl rate shows")
+        raise ValueError(f"id = {answer_id!r} is not in the memory of the run; expected the id of an answer there")
     before = store.value_of(rated)
     changed = f" (it was {before})" if store.rate(rated, value, rater) else " already"
     found = store.rating_of(rated)
     reward = "" if found is None or found.reward is None else f", reward {shown_reward(found.reward)}"
-    unused = "" if answer else "; unused: the answer is not in the memory any more"
+    unused = "" if answer else "; unused: the answer is no longer in the memory"
     return f"rated {answer_id} {value}{changed}{reward}{unused}"
 
 

@@ -89,7 +89,7 @@ def supervise(command: Sequence[str]) -> int:
         why = f"the run was ended by {signal.Signals(-status).name}; " if status < 0 else ""
         if num_failures > max_failures:
             gave_up = f"gave up after {max_failures} new starts without a newer checkpoint (max_failures)"
-            print(f"{why}{gave_up}; --resume {directory} goes on", file=sys.stderr)
+            print(f"{why}{gave_up}; to continue, add --resume {directory}", file=sys.stderr)
             return _exit_status(status)
         of = f"new start {num_failures} of {max_failures} without a newer checkpoint"
         print(f"{why}starting again from {newest or 'the beginning'} ({of})", file=sys.stderr, flush=True)

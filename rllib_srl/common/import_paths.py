@@ -61,7 +61,7 @@ def import_path_of(function: Callable[..., Any], setting: str = REWARD) -> str:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if not file or not Path(file).is_file():
         raise ValueError(
-            f"{setting} = {name}, which is in no file; expected a function of a file, which other processes can "
+            f"{setting} = {name} is not in a file; expected a function of a file, which other processes can "
             f"import: write it into my_functions.py and set {setting} = 'my_functions:f'"
         )
     return f"{Path(file).resolve()}:{name}"

@@ -206,8 +206,9 @@ class Contamination(RLlibCallback):
         evaluation = list(_evaluation(source, int(algorithm.config.evaluation_duration)))
         evaluation += [row for data in self.files for row in read(data)]
         if not train or not evaluation:
-            side = "trains" if not train else "is measured"
-            raise ValueError(f"contrib.contamination: no environment {side} on rows of data, such as question_file")
+            side = "trains" if not train else "evaluates"
+            expected = "expected an environment such as question_file"
+            raise ValueError(f"contrib.contamination: the run {side} on no rows of data; {expected}")
         hits = find_hits(train, evaluation)
         audit = {"on_hit": self.on_hit, "tolerance": self.tolerance, **audit_of(train, evaluation, hits)}
         shown = ", ".join(f"{share:.2%} of {place}" for place, share in audit["shares"].items() if share)

@@ -67,7 +67,7 @@ class FromStart(GRPOTorchLearner):
             ValueError: the weights are sharded.
         """
         if self.config.fsdp:
-            raise ValueError("contrib.retained:FromStart with fsdp; expected whole weights on each learner")
+            raise ValueError("contrib.retained:FromStart with fsdp = True; expected False: it needs whole weights")
         super().build()
         policy = self.policy
         self._start = policy.model

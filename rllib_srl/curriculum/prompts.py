@@ -115,7 +115,7 @@ class PromptSource:
             if len(ids) > limit:
                 return None
         if not ids:
-            raise ValueError(f"environments {self._ids} have no training prompts; expected some")
+            raise ValueError(f"environments {self._ids} have no training prompts; expected at least one")
         if twice := len(ids) - len(set(ids)):
             logger.warning("%d of %d training prompts are listed twice; each is played once", twice, len(ids))
         return [self._prompt(*one) for one in sorted(set(ids))]
@@ -135,7 +135,7 @@ class PromptSource:
             ValueError: shares with "epochs".
         """
         if self._epochs is not None and shares is not None:
-            raise ValueError("a callback gives domains shares with prompt_order = 'epochs'; expected 'mixture'")
+            raise ValueError("a callback sets the shares of domains, but prompt_order = 'epochs'; expected 'mixture'")
         if self._epochs is not None:
             return [self._next_of_epoch(self._epochs) for _ in range(num_prompts)]
         if shares is None:

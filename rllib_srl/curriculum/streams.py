@@ -213,7 +213,7 @@ def _faults_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str
         if other != entry or (not may_return and other is not entry):
             yield (
                 f"stream[{at}] has the name {entry.name!r} of an earlier entry, with other settings; "
-                "expected a 'domain' of its own, or the same settings"
+                "expected another 'domain', or the same settings"
             )
 
 

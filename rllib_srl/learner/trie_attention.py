@@ -325,7 +325,7 @@ def is_sharing_exact(score: Callable[..., list[np.ndarray]], model: Any, max_tok
     if gap <= SHARING_TOLERANCE:
         return True
     logger.warning(
-        "prefix sharing is off for %s: %s; training goes on with padding, slower and correct",
+        "prefix sharing is off for %s: %s; training uses padding instead, which is slower and also correct",
         type(model).__name__,
         reason,
     )

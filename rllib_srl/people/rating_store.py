@@ -91,7 +91,7 @@ class RatingStore(Database):
         if not self.scheme or self.scheme == before:
             self.scheme = before
         elif before or num:
-            named = f"scheme {before!r}" if before else "ratings of no scheme in particular (good, bad, 1 to 5)"
+            named = f"scheme {before!r}" if before else "ratings without a scheme (good, bad, 1 to 5)"
             raise ValueError(f"scheme = {self.scheme!r}: {self.path} has {named} already; leave the scheme out")
         else:
             with self._explained("setting their scheme"), self._transaction():

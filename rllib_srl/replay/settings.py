@@ -220,7 +220,7 @@ def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
 
     given = {name: (getattr(settings, name), getattr(settings, f"{name}_config")) for name in _WITH_PARAMETERS}
     if "desired_retention" in settings.spacing_config:
-        yield f"spacing_config = {settings.spacing_config!r}; expected no desired_retention, a setting of its own"
+        yield f"spacing_config = {settings.spacing_config!r}; expected desired_retention as a separate setting"
         given.pop("spacing")
     for name, (rule, config) in given.items():
         try:

@@ -68,8 +68,8 @@ def first_ids(transcript: Transcript, reply: Reply) -> list[int]:
     except Exception as error:  # templates may raise anything to refuse a conversation
         roles = ", ".join(one["role"] for one in (*system, *reply.messages))
         raise ValueError(
-            f"the chat template refuses a prompt with the roles {roles} ({one_line(error)}); expected turns of user "
-            "and assistant by turns, as the template demands, or prompt_format = 'text'"
+            f"the chat template refuses a prompt with the roles {roles} ({one_line(error)}); expected user "
+            "and assistant to alternate, as the template demands, or prompt_format = 'text'"
         ) from error
 
 
@@ -347,7 +347,7 @@ class Player:
         turn, live.turn, live.last_reply = live.turn, None, reply
         if reply.is_terminated or reply.is_truncated:
             if not live.conversations.num_turns:
-                self._end(live, StopReason.ENV_CRASHED, f"{live.where}: the agent ended without an answered call")
+                self._end(live, StopReason.ENV_CRASHED, f"{live.where}: the agent ended before a call was answered")
                 return
             self._end(live, self._ending_of_agent(live, turn, reply), is_terminated=reply.is_terminated)
             return

@@ -137,10 +137,10 @@ class Database:
         # SQLite reports "full" for a full disk only; quotas and file size limits appear as I/O errors.
         is_blocked = ("I/O" in text or "unable to open" in text) and cannot_grow(place)
         if is_full(error) or "full" in text or is_blocked:
-            whole = "nothing of it was stored and what was acknowledged is stored"
+            whole = "nothing of it was stored; all that was acknowledged before is stored"
             return cls.full(full_message(place, f"{doing} failed: {text}; {whole}"))
         if "locked" in text:
             text += f": another process has written for {TIMEOUT_S:g} s; try again"
         elif any(words in text for words in ("malformed", "not a database", "no such table")):
-            text += f": the file is damaged, or no file of {cls.content}; move it away, or restore a copy"
+            text += f": the file is damaged, or is not a file of {cls.content}; move it away, or restore a copy"
         return cls.error(f"{cls.content} {path}: {doing} failed: {text}")

@@ -91,7 +91,7 @@ def test_prompts_that_are_too_long_are_counted_and_named(config, tmp_path, caplo
     config.environment("question_file", env_config={"path": path, "num_shots": 0}).validate()
     (line,) = [one for one in caplog.messages if "will be left out" in one]
     assert line.count(" xxxxx") == 3  # the first ones by their questions
-    assert line.startswith("environment 'question_file': 5 of 45 prompts looked at have max_episode_tokens = 48 tokens")
+    assert line.startswith("environment 'question_file': 5 of the 45 prompts checked have max_episode_tokens = 48")
     # 18 characters of the template and "4 ", 64 x, "?" are 85 bytes, each a token of this model
     assert "; the longest has 85. Shorten them, or set max_episode_tokens to " in line
     monkeypatch.setattr(checks, "_passed", set())
@@ -195,7 +195,7 @@ def test_an_environment_that_hangs_is_given_up(config):
 def test_an_environment_without_heldout_prompts_is_refused_where_they_are_played(config):
     config.environment(f"{HERE}:TrainOnly").validate()
     (line,) = lines_of(config.evaluation(evaluation_interval=2))
-    assert line.endswith("it has no held-out prompts; expected some, or evaluation_interval = None")
+    assert line.endswith("it has no held-out prompts; expected at least one, or evaluation_interval = None")
 
 
 def test_every_fault_of_every_part_comes_in_one_round(config):

@@ -167,7 +167,7 @@ def test_turns_are_advised_where_they_make_room():
     """A learner of 3B beside an engine that keeps .45 of the card; 8B would not fit beside a sleeping one either."""
     config = flat(num_gpus_per_env_runner=0.6, num_gpus_per_learner=0.4, colocate=False, activation_checkpointing=True)
     (line,) = memory_faults(SHAPES["3B"], config, 80 * GIB)
-    assert "beside an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora_rank = 16, " in line
+    assert "next to an engine that keeps 36.0 GiB" in line and "; expected colocate = True, lora_rank = 16, " in line
     config.colocate = True
     assert list(memory_faults(SHAPES["3B"], config, 80 * GIB)) == []
     config.colocate = False

@@ -119,7 +119,7 @@ def test_what_rules_out_turns_on_one_card_is_named(config, monkeypatch, is_fsdp)
         settled(config, monkeypatch, num_gpus)
     assert str(caught.value) == (
         f"SRLConfig is invalid:\n  {expected}expected a GPU for each process, or colocate = False: "
-        "engine and learner share a GPU without turns"
+        "both then use the same GPU at the same time"
     )
     config.env_runners(colocate=False)
     config.num_gpus_per_env_runner = config.num_gpus_per_learner = None

@@ -114,7 +114,7 @@ def test_an_export_to_a_directory_that_learner_0_does_not_see_is_refused_before_
     run.check_export(target)
     assert target.parent.is_dir() and not target.exists()
     run.learners.first_sees = lambda file, timeout_s: False
-    with pytest.raises(FileNotFoundError, match=f"^{target} is not seen by learner 0, .*; expected a directory that"):
+    with pytest.raises(FileNotFoundError, match=f"^learner 0, .* cannot see {target}; expected a directory that"):
         run.check_export(target)
     assert not target.exists()
 

@@ -63,7 +63,7 @@ def test_the_rows_of_an_object_are_written_to_a_private_file(kind, tmp_path: Pat
     ([], {}, "data has no rows; expected questions"),
     (["x"], {}, "data: row 1 is a str; expected a mapping of columns to values"),
     ([{"question": "2?", "image": object()}], {}, "data: row 1 is not JSON: Object of type object"),
-    ("my.jsonl", {"split": "test"}, "split = 'test'; expected it for a data set of the hub or a folder"),
+    ("my.jsonl", {"split": "test"}, "split = 'test' with data = 'my.jsonl'; expected it only with a folder"),
 ])  # fmt: skip
 def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
@@ -98,7 +98,7 @@ def test_a_function_of_the_running_program_is_named_by_its_file(tmp_path: Path, 
     monkeypatch.setitem(sys.modules, "__main__", program)
     assert import_path_of(program.own) == f"{tmp_path}/train.py:own"
     Path(program.__file__).unlink()
-    with pytest.raises(ValueError, match="reward = own, which is in no file; expected a function of a file"):
+    with pytest.raises(ValueError, match="reward = own is not in a file; expected a function of a file"):
         import_path_of(program.own)
 
 
@@ -160,7 +160,7 @@ def test_flags_stand_for_environment_and_settings(tmp_path: Path) -> None:
     assert reward == [{"function": "m:f", "weight": 2}, {"function": "g.py:h"}]
     several = given("--data", "my.jsonl", "--reward", "[m:f, m:g]")["env_config"]["reward"]
     assert several == [{"function": "m:f"}, {"function": "m:g"}]
-    with pytest.raises(SettingsError, match="expected data beside it"):
+    with pytest.raises(SettingsError, match="expected data with it"):
         given("--reward", "m:f")
 
 
@@ -169,7 +169,7 @@ def test_a_settings_file_of_someone_else_names_no_code(tmp_path: Path) -> None:
     checkpoint.mkdir()
     settings = {"env": "question_file", "env_config": {"path": "x.jsonl", "reward": [{"function": "evil.py:f"}]}}
     (tmp_path / runs.SETTINGS_FILE).write_text(yaml.safe_dump(settings))
-    with pytest.raises(runs.RunError, match="names code that a checkpoint of your own does not: evil.py:f"):
+    with pytest.raises(runs.RunError, match="names code that no checkpoint sealed with your key lists: evil.py:f"):
         runs.settings_of(checkpoint)
     assert runs.settings_of(checkpoint, trust=True)["env_config"] == settings["env_config"]
     settings["env_config"]["reward"] = "http://127.0.0.1:9/score"  # no code; envs/allowed.py has its rule

@@ -79,7 +79,7 @@ def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path
     tokens[one], tokens[other] = tokens[other], tokens[one]
     (recut / "tokenizer.json").write_text(json.dumps(content))
     same = retaining(config, **FRESH).rl_module(model_config={"model": str(recut)})
-    with pytest.raises(ValueError, match="is not that of the checkpoint, whose memory holds token ids"):
+    with pytest.raises(ValueError, match="differs from that of the checkpoint, whose memory holds"):
         build(same).restore_from_path(tmp_path / "three")
     stages = [{**STAGES[0], "env_config": {"num_prompts": 400, "pay": None}}, STAGES[1]]
     again = build(retaining(config, **FRESH).environment(stream=stages))

@@ -31,7 +31,7 @@ def test_a_home_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     for home in (tmp_path / "file", tmp_path / "missing"):
         monkeypatch.setenv("HOME", str(home))
-        with pytest.raises(OSError, match=f"HOME = '{home}' cannot be written; set HOME"):
+        with pytest.raises(OSError, match=f"HOME = '{home}' is not writable; set HOME"):
             cluster.check_home()
 
 

@@ -44,7 +44,7 @@ def test_ways_to_train_a_model_on_other_gpus(random_llama_dir, capsys):
         assert line in out
     assert doctor.main(["--model", str(random_llama_dir), "--gpus", "1x1"]) == 1
     out = capsys.readouterr().out
-    assert "full (engine and learner share it): does not fit; " in out and "no way to train fits" in out
+    assert "full (engine and learner share it): does not fit; " in out and "training does not fit; expected" in out
 
 
 def planned(**given) -> str:

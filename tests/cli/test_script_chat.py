@@ -84,7 +84,7 @@ def test_a_model_without_a_template_is_asked_questions() -> None:
     (["tiny", "--lr", "1"], "--lr"),
     ([], "expected WHAT or --server URL, and not both"),
     (["tiny", "--server", "http://a"], "expected WHAT or --server URL, and not both"),
-    (["--server", "http://a"], "it has no token, nor has SRL_TOKEN; expected what srl serve printed"),
+    (["--server", "http://a"], "it has no token, and SRL_TOKEN is not set; expected what srl serve printed"),
     (["./nowhere"], "model directory ./nowhere does not exist"),
 ])  # fmt: skip
 def test_bad_input_is_one_message(argv: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

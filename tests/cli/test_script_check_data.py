@@ -47,7 +47,7 @@ def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> No
     status, text = checked(capsys, "--data", written(tmp_path / "bad.jsonl", rows), "--model", "tiny")
     assert status == 1
     assert "1 contradictory; 2 unusable" in text
-    assert "- rows with another answer than an earlier row with the same question: 1\n    row 51, field 'ans" in text
+    assert "- rows with the question of an earlier row, but another answer: 1\n    row 51, field 'ans" in text
     assert "- rows that cannot be used (fix them, or set bad_rows to skip): 2\n    row 53, field '(row)' is" in text
     assert "- prompts of 96 tokens or more, which a run leaves out: 1; raise max_episode_tokens" in text
     assert "- right answers of more than 12 tokens: 1; raise max_turn_tokens to" in text

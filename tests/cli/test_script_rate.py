@@ -69,7 +69,7 @@ def test_a_rating_of_an_answer_that_is_gone_is_kept_and_said_to_be_unused(run, m
     run("--set", "1.0/1", "2")
     for now in (2, 3):  # two newer groups of the prompt replace it
         memory.add([a_group(0, (0, 1), now, ids=[50 + now])], now)
-    unused = "; unused: the answer is not in the memory any more\n"
+    unused = "; unused: the answer is no longer in the memory\n"
     assert run("--set", "1.0/1", "5") == f"rated 1.0/1 5 (it was 2), reward 1{unused}"
     assert run("--export", tmp_path / "all.jsonl") == f"1 ratings in {tmp_path / 'all.jsonl'}\n"
 
@@ -97,10 +97,10 @@ def test_ratings_are_exported_with_their_texts(run, tmp_path):
 
 
 @pytest.mark.parametrize(("argv", "message"), [
-    (["--set", "9.9/0", "good"], "id = '9.9/0' is no answer in the memory of the run; expected one that srl rate"),
-    (["--set", "1.0/7", "good"], "id = '1.0/7' is no answer"),
+    (["--set", "9.9/0", "good"], "id = '9.9/0' is not in the memory of the run; expected the id"),
+    (["--set", "1.0/7", "good"], "id = '1.0/7' is not in the memory"),
     (["--set", "1.0/0", "6"], "rating = '6'; expected good, bad, 1 to 5, or none (taken back)"),
-    (["--list"], "has no ratings yet; expected some: srl rate"),
+    (["--list"], "has no ratings yet; rate some answers first: srl rate"),
     (["--export", "x.jsonl"], "has no ratings yet"),
 ])  # fmt: skip
 def test_bad_input_is_one_clear_error(run, tmp_path, argv, message):

@@ -139,7 +139,7 @@ def test_damaged_unfinished_and_missing_checkpoints_are_refused(run: Path, tmp_p
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="has no finished checkpoint"):
         find_checkpoint(tmp_path / "empty")
-    assert how_to_resume(tmp_path / "empty") == f"no iteration has finished; --out {tmp_path / 'empty'} is free again"
+    assert how_to_resume(tmp_path / "empty").endswith(f"finished; --out {tmp_path / 'empty'} can be used again")
     (tmp_path / "empty/metrics.jsonl").touch()
     assert how_to_resume(tmp_path / "empty").startswith("no checkpoint was written yet")
 
@@ -177,7 +177,7 @@ def test_what_a_resumed_run_cannot_do_is_said_before_anything_starts(run: Path) 
     seal(run / "checkpoint_000030", {"has_memory": True, "iteration": 30}, make_key())
     plan = plan_run(None, run, {"replay_capacity": 9})
     plan.refuse_done(31)
-    with pytest.raises(RunError, match="iterations = 30; expected more than the 30 of the checkpoint"):
+    with pytest.raises(RunError, match="iterations = 30; expected more than the 30 that"):
         plan.refuse_done(30)
     with pytest.raises(RunError, match="checkpoint has a memory.*leave out replay_capacity .*algorithm.*loss = 'dapo'"):
         plan_run(None, run, ALGORITHMS["dapo"])

@@ -110,7 +110,8 @@ def test_a_run_without_progress_is_given_up_and_progress_forgives(start, tmp_pat
         f"new start {number} of 2 without a newer checkpoint)" for number in (1, 2, 1, 2)
     ]
     assert errors[4:] == [
-        f"gave up after 2 new starts without a newer checkpoint (max_failures); --resume {tmp_path}/run goes on"
+        "gave up after 2 new starts without a newer checkpoint (max_failures); "
+        f"to continue, add --resume {tmp_path}/run"
     ]
     assert len(log_of(tmp_path)) == 5
 

@@ -171,7 +171,7 @@ BAD = [
     ([{"world": "a", "filter": "math:pi", "iterations": 1}], r"expected a function, not a float"),
     (
         [{"world": "a", "iterations": 1}, {"world": "a", "env_config": {"x": 1}, "iterations": 1}],
-        r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected a 'domain' of its own",
+        r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected another 'domain'",
     ),
     ({"domains": [{"world": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
     ({"domains": [{"world": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
@@ -192,8 +192,8 @@ def test_validate_reports_a_stream(random_llama_dir, tmp_path):
     config = small_config(random_llama_dir, tmp_path).environment(stream=[{"world": "nowhere", "iterations": 2}])
     config.mixture = {"x": 1.0}
     told = "\n".join(faults_of(config))
-    assert "env = 'tests.small_worlds:Even'; expected nothing beside stream" in told
-    assert "mixture = {'x': 1.0}; expected nothing beside stream" in told
+    assert "env = 'tests.small_worlds:Even'; expected it unset with stream" in told
+    assert "mixture = {'x': 1.0}; expected it unset with stream" in told
     assert "stream: environment 'nowhere' is unknown" in told
     config.stream = [{"world": "nowhere"}, {"world": "b", "tokens": 0}]
     assert sum("lasts" in line for line in faults_of(config)) == 2

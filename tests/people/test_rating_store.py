@@ -86,7 +86,7 @@ def test_a_file_keeps_its_scheme_and_one_with_ratings_gets_no_other(tmp_path):
         RatingStore(path, "likert")
     with RatingStore(tmp_path / "other.db") as store:
         store.rate(an_answer(), "good")
-    with pytest.raises(ValueError, match="has ratings of no scheme in particular"):
+    with pytest.raises(ValueError, match="has ratings without a scheme"):
         RatingStore(tmp_path / "other.db", "binary")
 
 

@@ -159,7 +159,7 @@ def test_files_of_others_and_of_other_versions_are_refused(tmp_path):
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE x (y)")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="no such table: meta: the file is damaged, or no file of memory"):
+    with pytest.raises(StoreError, match="no such table: meta: the file is damaged, or is not a file of memory"):
         Store(tmp_path)
     assert path.read_bytes()[100:] == before[100:]  # SQLite's header says that there was a log
     path.unlink()

@@ -134,7 +134,7 @@ def address_of(served: ServedDirectory) -> Address:
         os.kill(found.pid, 0)
         return Address(found.url, served.token())
     except (FileError, ProcessLookupError, PermissionError):  # no file, or one of a server that was killed
-        raise DirectoryError(f"the server is starting, or none runs; {AGAIN}") from None
+        raise DirectoryError(f"no server runs there, or it is still starting; {AGAIN}") from None
 
 
 def address_in(text: str) -> Address:
@@ -150,7 +150,7 @@ def address_in(text: str) -> Address:
     else:
         if token := dict(at.query_params()).get("token") or os.environ.get("SRL_TOKEN"):
             return Address(f"{at.scheme}://{at.host}:{at.port}/v1", token)
-        fault = "it has no token, nor has SRL_TOKEN"
+        fault = "it has no token, and SRL_TOKEN is not set"
     like = "http://127.0.0.1:8000/?token=..."
     raise DirectoryError(f"--server: {fault}; expected what srl serve printed, such as {like}")
 

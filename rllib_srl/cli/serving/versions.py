@@ -41,7 +41,7 @@ def versions(arguments: argparse.Namespace) -> int:
     """Do what the flags say."""
     served = ServedDirectory(arguments.directory)
     if not served.exists:
-        raise DirectoryError(f"{arguments.directory} is no served model; expected a directory of srl serve")
+        raise DirectoryError(f"{arguments.directory} is not a served model; expected a directory of srl serve")
     if arguments.reason and not arguments.rollback:
         raise DirectoryError("--reason is for --rollback")
     if arguments.rollback:

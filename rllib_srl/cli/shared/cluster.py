@@ -130,7 +130,7 @@ def check_home() -> None:
     """
     home = Path.home()
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise OSError(f"HOME = {str(home)!r} cannot be written; set HOME to a directory of yours")
+        raise OSError(f"HOME = {str(home)!r} is not writable; set HOME to a directory that you can write to")
 
 
 def use_short_tmpdir() -> None:

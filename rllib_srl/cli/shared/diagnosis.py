@@ -77,7 +77,7 @@ def of_machine() -> Iterator[Line]:
         card = torch.cuda.get_device_properties(index)
         yield Line(OK, f"GPU {index}", f"{card.name}, {card.total_memory / GIB:.0f} GiB")
     if not torch.cuda.device_count():
-        yield Line(OK, "GPU", "none: runs compute on the CPU; --gpus 1x80 plans for a GPU that is elsewhere")
+        yield Line(OK, "GPU", "none: runs compute on the CPU; --gpus 1x80 plans for a GPU of another machine")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
     engine = "vLLM" if find_spec("vllm") else "transformers (vLLM is not installed)"
     yield Line(OK, "torch", f"{torch.__version__}, built for {build}; engine {engine}")
@@ -133,7 +133,7 @@ def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool)
         text = f"{one.name} ({where}): {verdict}; learner {one.learner}"
         yield Line(WARNING if one.faults else OK, "GPU memory", text)
     if all(one.faults for one in found):
-        yield Line(FAILURE, "GPU memory", "no way to train fits; expected larger or more GPUs, or a smaller model")
+        yield Line(FAILURE, "GPU memory", "training does not fit; expected larger or more GPUs, or a smaller model")
 
 
 def _placed(given: Mapping[str, Any], places_all: bool) -> Any:

@@ -82,7 +82,7 @@ class RunPlan:
             RunError: the checkpoint is of iteration `last` or a later one.
         """
         if self.checkpoint is not None and self.iteration >= last:
-            of = f"the {self.iteration} of the checkpoint, which count, too"
+            of = f"the {self.iteration} that were played before the checkpoint"
             raise RunError(f"iterations = {last}; expected more than {of}")
 
 
@@ -225,7 +225,7 @@ def settings_of(
             listed = ()
         if unlisted := [name for name in named if name not in listed]:
             raise RunError(
-                f"{path} names code that a checkpoint of your own does not: {', '.join(unlisted)}; read it, "
+                f"{path} names code that no checkpoint sealed with your key lists: {', '.join(unlisted)}; read it, "
                 "and if you trust it, add --trust-checkpoint"
             )
     return values
@@ -294,5 +294,5 @@ def how_to_resume(directory: Path, *words: object) -> str:
     if checkpoints_in(directory):
         return f"continue with: {command('train', '--resume', directory, *words)}"
     if not (directory / METRICS).is_file():
-        return f"no iteration has finished; --out {directory} is free again"
+        return f"no iteration has finished; --out {directory} can be used again"
     return f"no checkpoint was written yet (checkpoint_every); the files are in {directory}"

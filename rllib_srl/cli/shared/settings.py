@@ -155,7 +155,7 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
         config.reward(reward)
     given = values.get("env_config") or {}
     if data is None and "path" not in given:
-        raise ValueError(f"reward = {reward!r}; expected data beside it: the questions whose answers it rewards")
+        raise ValueError(f"reward = {reward!r}; expected data with it: the questions whose answers it rewards")
     return {**rest, "env": OWN_DATA, "env_config": {**config.env_config, **given}}
 
 

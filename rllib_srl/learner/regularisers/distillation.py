@@ -158,6 +158,6 @@ def _fault_of(source: str, model: str) -> str:
         return ""
     other = sum(own.get(token) != number for token, number in theirs.items())
     return (
-        f"expected the tokenizer of {model!r}: {other} of its {len(theirs)} tokens are not tokens of the policy with "
-        "the same number"
+        f"expected a model with the tokenizer of {model!r}: {other} of the teacher's {len(theirs)} tokens have another "
+        "id there, or none"
     )

@@ -44,8 +44,7 @@ class LwF(Regulariser):
         yield from stage_faults(name, config, "a second set of whole weights")
         if not config.may_draw("revisit"):
             yield (
-                f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on prompts that the memory brings "
-                "back"
+                f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on revisited prompts"
             )
 
     def start(self, training: Training) -> None:

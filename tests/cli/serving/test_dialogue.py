@@ -50,7 +50,8 @@ def test_a_conversation_is_sent_whole_and_its_last_answer_is_rated(tmp_path):
 def test_without_a_server_there_is_one_line(tmp_path):
     served = ServedDirectory(tmp_path / "served")
     served.fix_settings(small_engine.FIXED)
-    assert talked(served, "Which?\n") == ([], ["(the server is starting, or none runs; try again in a minute)"])
+    told = "(no server runs there, or it is still starting; try again in a minute)"
+    assert talked(served, "Which?\n") == ([], [told])
 
 
 def test_the_address_of_a_server_has_its_token_or_the_environment_has(monkeypatch):
