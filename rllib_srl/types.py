@@ -206,7 +206,7 @@ class Group:
         for g in map(int, several):
             starts, end = several[str(g)], int(self.offsets[g + 1] - self.offsets[g])
             if not isinstance(starts, list) or not all(type(start) is int for start in starts):
-                faults.append(f"conversations {str(starts)[:60]} of episode {g} are no positions")
+                faults.append(f"conversations {str(starts)[:60]} of episode {g} are not positions")
             elif starts[:1] != [0] or any(b <= a for a, b in pairwise((*starts, end))):
                 faults.append(f"conversations {starts} of episode {g} do not cut its {end} tokens")
             elif self.loss_mask_N[self.offsets[g] + np.array(starts)].any():

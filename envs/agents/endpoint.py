@@ -112,7 +112,7 @@ class Session:
             if self._is_closed:
                 return _OVER
             if len(self._waiting) >= MAX_WAITING:
-                return Refusal(429, "too_many_calls", f"{MAX_WAITING} calls of this episode are waiting already")
+                return Refusal(429, "too_many_calls", f"{MAX_WAITING} calls of this episode are already waiting")
             self._waiting.add(call)
         self._events.put(call)
         return None

@@ -107,7 +107,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         prompt_id, history = text.reset_options(options)
         if history:
-            raise ValueError(f"history has {len(history)} turns; expected none: an agent starts its episode anew")
+            raise ValueError(f"history has {len(history)} turns; expected none: an agent always starts a new episode")
         if prompt_id is None:
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))))
         task = self.tasks().task(prompt_id)

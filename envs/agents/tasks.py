@@ -75,7 +75,7 @@ class Tasks:
         """
         if self._is_numbered:
             if not (prompt_id.isascii() and prompt_id.isdigit()):
-                raise ValueError(f"prompt_id = {prompt_id!r}; expected a number: there is no file of tasks")
+                raise ValueError(f"prompt_id = {prompt_id!r}; expected a number, as path is not set")
             return {"seed": int(prompt_id)}
         for rows in self._rows.values():
             if prompt_id in rows:

@@ -145,7 +145,7 @@ async def body_of(request: Request, limit: int | None = None) -> bytes:
     except zlib.error as error:
         raise _unreadable(str(error)) from None
     if packed and (not packed.eof or packed.unused_data):
-        raise _unreadable(f"expected one whole {encoding} stream")
+        raise _unreadable(f"expected one complete {encoding} stream")
     return bytes(body)
 
 

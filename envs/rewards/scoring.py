@@ -171,8 +171,8 @@ class Rewards:
                 known = ", ".join((*_TRL_NAMES, *sorted(self._columns - {"prompt", "completion"})))
                 faults.append(
                     f"reward {spec.function!r} needs the parameter{'s' if len(missing) > 1 else ''} "
-                    f"{', '.join(missing)}, and there is no such column; form = 'trl' gives {known}: rename a column, "
-                    "or give the parameter a default"
+                    f"{', '.join(missing)}, but the data has no such column; form = 'trl' gives {known}: rename a "
+                    "column, or give the parameter a default"
                 )
         if faults:
             raise RewardError("; ".join(faults))

@@ -156,7 +156,7 @@ def _check_describable(function: Callable[..., Any]) -> None:
     hints, faults = get_type_hints(function), []
     for name, parameter in _parameters(function).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            faults.append(f"parameter {name} is {parameter.kind.description}; expected one that has a name and a place")
+            faults.append(f"parameter {name} is {parameter.kind.description}; expected a parameter that can be named")
         elif name not in hints:
             faults.append(f"parameter {name} has no type hint")
     if not (function.__doc__ or "").strip():

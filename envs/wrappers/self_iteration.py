@@ -84,7 +84,7 @@ class SelfIteration(Around):
             raise ValueError(f"world = {self._settings.world!r} iterates already; expected the environment inside it")
         if hasattr(self.world, "settle_group"):
             raise ValueError(
-                f"world = {self._settings.world!r} is paid by its group; expected it outside self_iteration, not inside"
+                f"world = {self._settings.world!r} is rewarded by its group; expected it around self_iteration"
             )
         self._history: tuple[str, ...] = ()
         self._before: float | None = None  # reward of the current answer, if improvements are rewarded

@@ -73,19 +73,19 @@ def _of_kl(loss: LossSettings, config: Any) -> Iterator[Clash]:
     known = f"one of {', '.join(map(repr, KL_REWARDS))}: it differs from k3 in its gradient alone"
     yield has_no_reward, "kl_in_reward kl_estimator", known
     is_unrewarded = loss.kl_in_reward and is_weighted and not is_k1 and not has_no_reward
-    yield is_unrewarded, "kl_in_reward kl_on_reused", "a KL in the loss: it has no reward"
+    yield is_unrewarded, "kl_in_reward kl_on_reused", "kl_in_reward = False: 'weighted' acts in the loss"
     is_flat = not loss.kl_in_reward and is_k1
     yield is_flat, "kl_in_reward kl_estimator", "another estimator: k1's gradient has mean 0"
 
 
 def _of_advantages(loss: LossSettings, config: Any) -> Iterator[Clash]:
     is_sampled = loss.dynamic_sampling_tries and loss.advantage == "posterior"
-    yield is_sampled, "dynamic_sampling_tries advantage", "0: with it, groups of equal rewards can have a signal"
+    yield is_sampled, "dynamic_sampling_tries advantage", "0: with 'posterior', groups of equal rewards also teach"
     has_no_reward = loss.advantage == "none"
     is_taught = isinstance(config.regularisers, Mapping) and "distill" in config.regularisers
     yield has_no_reward and not is_taught, "advantage", "a teacher, .distill(teacher=...): nothing else is learned"
     may_reuse = has_no_reward and config.may_draw("reuse")
-    yield may_reuse, "advantage replay_reuse_fraction", "0 reused: stored groups train by their rewards"
+    yield may_reuse, "advantage replay_reuse_fraction", "no reuse: stored groups train by their rewards"
     is_posterior = loss.advantage == "posterior"
     memory = "a memory, which keeps the history"
     yield is_posterior and not config.replay_capacity, "advantage replay_capacity", memory

@@ -123,8 +123,8 @@ def gpu_shares(
         return GpuShares(ENGINE_SHARE, LEARNER_SHARE, is_colocated=True)
     raise PlacementError(
         f"num_env_runners = {num_env_runners}, num_learners = {num_learners} with {cards} GPUs; expected at most one "
-        f"of each per GPU (engine_tensor_parallel_size = {tensor_parallel_size}), or num_gpus_per_env_runner and "
-        "num_gpus_per_learner"
+        f"of each per GPU (engine_tensor_parallel_size = {tensor_parallel_size}), or set num_gpus_per_env_runner "
+        "and num_gpus_per_learner"
     )
 
 

@@ -180,7 +180,8 @@ def _sharded(config: Any) -> Iterator[Clash]:
 def _placement(config: Any) -> Iterator[Clash]:
     engine, learner = config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0
     is_one = config.num_env_runners == 0
-    yield is_one and config.num_learners, "num_env_runners num_learners", "0 learners where all is in one process"
+    one = "num_learners = 0: without env runners there is one process"
+    yield is_one and config.num_learners, "num_env_runners num_learners", one
     own = "'cpu': the memory needs its own process, with its own CUDA runtime"
     yield is_one and config.replay_diversity_device == "gpu", "replay_diversity_device num_env_runners", own
     yield learner > 1, "num_gpus_per_learner", "at most 1: raise num_learners, with fsdp = True"

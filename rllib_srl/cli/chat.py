@@ -255,7 +255,7 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
     if not isinstance(where, ServedDirectory) or where.exists:
         if given:
-            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; expected no server")
+            raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; leave it out with a server")
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
         ServedDialogue(where, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
         return 0

@@ -82,7 +82,7 @@ def supervise(command: Sequence[str]) -> int:
             return _exit_status(status)
         _end_what_is_left()
         if not Path(directory).is_dir():
-            print(f"error: the run's directory {directory} is gone; start a new run", file=sys.stderr)
+            print(f"error: the run's directory {directory} no longer exists; start a new run", file=sys.stderr)
             return _exit_status(status)
         newest, before = _newest_checkpoint(directory), newest
         num_failures = num_failures + 1 if newest == before else 1

@@ -196,7 +196,7 @@ def _value(ref: ray.ObjectRef[Any]) -> Any:
         return Failure(f"died ({first_line(error)})", is_silent=False)
     except RayTaskError as error:
         if isinstance(error.cause, ProcessBrokenError):
-            return Failure(f"cannot go on ({first_line(error.cause)})", is_silent=True)
+            return Failure(f"cannot continue ({first_line(error.cause)})", is_silent=True)
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
 
 

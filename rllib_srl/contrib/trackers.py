@@ -101,7 +101,7 @@ class Tracker(SRLCallback):
         try:
             self.finish()
         except Exception as error:  # of another package: training has ended and must not fail now
-            logger.warning("%s failed at the end (%s)", self.name, _line_of(error))
+            logger.warning("%s could not be closed (%s)", self.name, _line_of(error))
 
     def _send_waiting(self) -> None:
         try:

@@ -208,7 +208,7 @@ class PromptSource:
             for env_id, weight in zip(self._ids, self._weights().tolist(), strict=True)
         ]
         if not sum(parts):
-            raise ValueError(f"shares = {dict(shares)}; expected a share of a domain with fresh prompts: {totals}")
+            raise ValueError(f"shares = {dict(shares)}; expected one of a domain with fresh prompts: {totals}")
         return parts
 
     def heldout(self, num_prompts: int) -> list[Prompt]:

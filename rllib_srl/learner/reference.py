@@ -171,7 +171,7 @@ def checkpoint_fault(path: Path) -> str:
             has_adapters_only = all("lora_" in name for name in weights.keys())  # noqa: SIM118
         if not has_adapters_only:
             return ""
-    return "expected a checkpoint with the weights of the whole model in one file; srl export writes a model of any"
+    return "expected a checkpoint with all weights of the model in one file, or a model: srl export writes one"
 
 
 def _weights_in(checkpoint: Path) -> Path:

@@ -146,7 +146,7 @@ class Tables:
         self.removed_groups: list[int] = []  # seqs
         for at, slot in enumerate(groups_N["slot"].tolist()):
             if slot not in self._groups_of:
-                raise ValueError(f"every group belongs to an item: there is none at slot {slot}")
+                raise ValueError(f"no item is at slot {slot}; expected the slot of the item of the group")
             self._groups_of[slot].append(at)
 
     @property

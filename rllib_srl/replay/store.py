@@ -344,7 +344,7 @@ def _lock(path: Path) -> int:
         file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if (owner := _owner_of(file)) is not None:
-                remedy = "expected one buffer a file: stop it or choose another directory"
+                remedy = "expected one buffer per file: stop the other one, or choose another directory"
                 raise StoreError(f"memory {path} is in use by process {owner}; {remedy}")
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)

@@ -62,7 +62,7 @@ class Ask:
         is_valid = is_valid and isinstance(ask.tools, str) and isinstance(ask.template, str)
         if not is_valid or not all(isinstance(one, str) and one for one in ask.stop):
             raise ValueError('info["conversation"] is not valid; expected messages with role and content, '
-                             "tools and template as text, and stop as texts that are not empty")  # fmt: skip
+                             "tools and template as text, and stop as non-empty texts")  # fmt: skip
         if ask.max_tokens is not None and (type(ask.max_tokens) is not int or ask.max_tokens < 1):
             raise ValueError(f'info["conversation"]: max_tokens = {ask.max_tokens!r}; expected at least 1')
         return ask

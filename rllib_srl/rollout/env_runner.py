@@ -237,7 +237,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     ) -> list[GroupInPlay]:
         """Play groups to their end; return them in the order of `prompts`. See `GroupsInPlay.add` for `marks`."""
         if self._in_play:
-            raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; play them to their end first")
+            raise RuntimeError(f"{len(self._in_play)} groups are in play in slices; finish them first")
         self.engine.expect(set(prompts))
         in_play = self._new_play(overrides, {} if seconds is None else seconds, is_ordered=self.engine.is_reproducible)
         in_play.add(prompts, group_size, deadline_s=self.config.sample_timeout_s * PLAY_SHARE, **marks)

@@ -88,7 +88,7 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
 
 
 @pytest.mark.parametrize(("settings", "expected"), [
-    ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected 0 learners where all is in"),
+    ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected num_learners = 0"),
     ({"max_lag": -1}, "max_lag = -1; expected an integer of at least 0"),
     ({**AHEAD, "in_flight": 16}, "in_flight = 16; expected an integer above num_prompts_per_batch = 16, or None"),
     ({**AHEAD, "num_env_runners": 0, "num_learners": 0}, "num_env_runners = 0 with max_lag = 1; expected at least"),

@@ -138,7 +138,7 @@ def test_too_many_processes_are_one_fault_among_others(config, monkeypatch):
         settled(config, monkeypatch, 2)
     assert (
         "num_env_runners = 5, num_learners = 0 with 2 GPUs; expected at most one of each per GPU "
-        "(engine_tensor_parallel_size = 1), or num_gpus_per_env_runner and num_gpus_per_learner"
+        "(engine_tensor_parallel_size = 1), or set num_gpus_per_env_runner and num_gpus_per_learner"
     ) in str(caught.value)
 
 

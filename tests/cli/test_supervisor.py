@@ -134,7 +134,7 @@ def test_other_ends_are_passed_on(start, tmp_path, life, status):
 def test_a_directory_that_is_gone_ends_with_one_line(start, tmp_path):
     (tmp_path / "run").rmdir()
     status, _, errors = ended(start(LOST, DONE))
-    assert (status, errors) == (1, [f"error: the run's directory {tmp_path}/run is gone; start a new run"])
+    assert (status, errors) == (1, [f"error: the run's directory {tmp_path}/run no longer exists; start a new run"])
 
 
 @pytest.mark.parametrize("to_the_group", [False, True])

@@ -81,7 +81,7 @@ def test_a_call_runs_the_override_of_a_subclass():
 @pytest.mark.slow
 def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
     actor = ray.remote(Broken).options(num_cpus=0).remote()
-    expected = Failure("cannot go on (vLLM failed in a step: a worker died)", is_silent=True)
+    expected = Failure("cannot continue (vLLM failed in a step: a worker died)", is_silent=True)
     assert dict(remote_calls.gather({5: Call.of(Broken.fail).submit(actor)}, 60)) == {5: expected}
     ray.kill(actor)
 

@@ -122,7 +122,7 @@ def test_shares_of_a_plan_are_exact_in_the_long_run():
 
 def test_a_plan_of_domains_that_are_not_drawn_now_is_refused():
     stages = source([{"world": EVEN, "iterations": 9}, {"world": ODD, "iterations": 9}])
-    with pytest.raises(ValueError, match=r"shares = \{'odd': 1.0\}; expected a share of a domain with fresh prompts"):
+    with pytest.raises(ValueError, match=r"shares = \{'odd': 1.0\}; expected one of a domain with fresh prompts"):
         stages.draw(2, {"odd": 1.0})
 
 

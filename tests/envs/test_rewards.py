@@ -412,8 +412,8 @@ def test_the_environment_passes_on_the_tokens_of_the_turn(file: Path) -> None:
     ("verl", "row", "set form = 'verl', or rename its parameters"),
     ("right", "batch", "form = 'batch' gives it prompts, answers, rows, but "),
     ("right", "verl", "form = 'verl' gives it data_source, solution_str, ground_truth, extra_info, but "),
-    ("trl_needs", "trl", "needs the parameters golden, level, and there is no such column; form = 'trl' gives prompts, "
-                         "completions, completion_ids, trainer_state, gold, question: rename a column"),
+    ("trl_needs", "trl", "needs the parameters golden, level, but the data has no such column; form = 'trl' gives "
+                         "prompts, completions, completion_ids, trainer_state, gold, question: rename a column"),
 ])  # fmt: skip
 def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(file: Path, function, form, fault):
     with pytest.raises(ValueError) as caught:

@@ -104,7 +104,7 @@ def test_bad_settings_are_refused(changes, message):
 
 
 def test_self_iteration_refuses_a_world_whose_labels_it_would_hide():
-    with pytest.raises(ValueError, match="paid by its group; expected it outside self_iteration"):
+    with pytest.raises(ValueError, match="rewarded by its group; expected it around self_iteration"):
         SelfIteration({"world": "rllib_srl.envs.wrappers.self_label:SelfLabel", "world_config": {"world": COMPARE}})
 
 

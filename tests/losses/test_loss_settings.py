@@ -113,7 +113,7 @@ CONTRADICTIONS = [
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
     ({"kl_coeff": 0.1, "kl_estimator": "k3_k2", "kl_in_reward": True}, "expected one of 'k1', 'k2', 'k3': it differs"),
-    ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected a KL in the loss"),
+    ({"kl_coeff": 0.1, "kl_in_reward": True, "kl_on_reused": "weighted"}, "expected kl_in_reward = False"),
 ]
 
 

@@ -146,5 +146,5 @@ def test_misuse_is_refused_and_changes_nothing():
         with pytest.raises(ValueError, match=message):
             wrong()
         assert content(tables) == before
-    with pytest.raises(ValueError, match="every group belongs to an item: there is none at slot 0"):
+    with pytest.raises(ValueError, match="no item is at slot 0; expected"):
         Tables(groups_N=np.zeros(1, GROUP), group_ids=["g"])

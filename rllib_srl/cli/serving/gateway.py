@@ -149,7 +149,7 @@ class Gateway:
     async def _chat(self, request: Request) -> Response:
         asked = read_request(await body_of(request), ServedRequest)
         if self._serving.num_under_way >= MAX_UNDER_WAY:
-            raise Refusal(429, "too_many_calls", f"{MAX_UNDER_WAY} answers are under way already")
+            raise Refusal(429, "too_many_calls", f"{MAX_UNDER_WAY} answers are already being written; try again later")
         if asked.stream:
             headers: dict[str, str] = {}
             return web.Stream(self._pieces(asked, headers), headers=headers)

@@ -103,7 +103,7 @@ class ServedDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise InUse(f"{self.path} is in use by another srl serve") from error
+                raise InUse(f"{self.path} is in use by another srl serve; stop it first") from error
             yield
 
 

@@ -43,7 +43,7 @@ def versions(arguments: argparse.Namespace) -> int:
     if not served.exists:
         raise DirectoryError(f"{arguments.directory} is not a served model; expected a directory of srl serve")
     if arguments.reason and not arguments.rollback:
-        raise DirectoryError("--reason is for --rollback")
+        raise DirectoryError("--reason without --rollback; expected both")
     if arguments.rollback:
         print(printable(in_words(roll_back(served, arguments.reason or "rolled back by hand"))))
         return 0

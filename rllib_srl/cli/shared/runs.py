@@ -123,7 +123,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
     if about.get("has_memory") and values.get("replay_capacity") == 0:
         raise RunError(
             "replay_capacity = 0, but the checkpoint has a memory, which a resumed run keeps; leave out "
-            "replay_capacity and the words that set it (algorithm, replay): loss = 'dapo' changes the loss alone, "
+            "replay_capacity and the settings that imply it (algorithm, replay): loss = 'dapo' changes the loss alone, "
             "replay_revisit_fraction = 0 stops revisits"
         )
     return RunPlan(directory, checkpoint, values, trust, int(about.get("iteration", 0)))

@@ -41,11 +41,9 @@ class LwF(Regulariser):
 
     def faults(self, name: str, config: Any) -> Iterator[str]:
         """Yield errors: it needs stages, whole weights and revisits."""
-        yield from stage_faults(name, config, "a second set of whole weights")
+        yield from stage_faults(name, config, "a complete second copy of the weights")
         if not config.may_draw("revisit"):
-            yield (
-                f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on revisited prompts"
-            )
+            yield f"{name} with replay_revisit_fraction = 0; expected above 0: it acts on revisited prompts"
 
     def start(self, training: Training) -> None:
         super().start(training)
