@@ -171,7 +171,7 @@ class QuestionWorld(gymnasium.Env[str, str]):
         if prompt_id is None:
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
             if prompt_id is None:
-                raise ValueError(f"{type(self).__name__} has no training question among its {self._num_ids()}")
+                raise ValueError(f"{type(self).__name__} trains on none of {self._num_ids()} questions; expected more")
         self._question, self._num_tries, self._asked_id = self.question(prompt_id), 0, prompt_id
         self._begin_episode()
         said = self._instruction()

@@ -82,7 +82,7 @@ def reset_options(options: Mapping[str, Any] | None) -> tuple[Any, Sequence[str]
     if given:
         raise ValueError(f"reset option {sorted(given)[0]!r} is unknown; expected prompt_id and history")
     if history and prompt_id is None:
-        raise ValueError("reset got a history without its prompt_id")
+        raise ValueError("reset got a history without its prompt_id; expected both")
     return prompt_id, history
 
 

@@ -146,7 +146,7 @@ class TurnWorld(gymnasium.Env[str, str]):
         if prompt_id is None:
             prompt_id = next(self.prompt_ids("train", int(self.np_random.integers(2**31))), None)
             if prompt_id is None:
-                raise ValueError(f"{type(self).__name__} has no training task among its {self._num_ids()}")
+                raise ValueError(f"{type(self).__name__} trains on none of {self._num_ids()} tasks; expected more")
         transcript = self._header + self._started(prompt_id)
         return transcript + text.replayed(self.step, history, prompt_id), {"prompt_id": prompt_id}
 

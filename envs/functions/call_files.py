@@ -81,7 +81,7 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
     def read(row: Any) -> CallRow:
         one = _row(row, wanted, expects_calls=bool(answers))
         if found.setdefault(one.row_id, one) is not one:
-            raise ValueError(f"field id = {one.row_id!r} occurs twice")
+            raise ValueError(f"field id = {one.row_id!r} occurs twice; expected different ids")
         return one
 
     _, faults = usable_rows(path, read, skips_broken=skip_broken)

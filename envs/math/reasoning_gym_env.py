@@ -114,7 +114,7 @@ class ReasoningGym(QuestionWorld):
             if answer_of(first[index], self.settings.dataset):
                 self.question(self._id(index))
                 return
-        raise ValueError(f"dataset {self.settings.dataset!r} has no reference answers, so it cannot be played")
+        raise ValueError(f"dataset {self.settings.dataset!r} has no reference answers; expected another one")
 
     def _draw_shots(self) -> list[Question]:
         # Shots lie beyond every pool: making an environment does not need the pool, whose size changes no shot.

@@ -227,7 +227,7 @@ def _loaded(path: Path) -> Any:
     try:
         return json.loads(content)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error})") from None
+        raise ValueError(f"{path} cannot be read as JSON ({error}); expected tau2-bench's retail data") from None
 
 
 def _task(row: Any, number: int, path: Path) -> RetailTask:

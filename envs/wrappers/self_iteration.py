@@ -108,7 +108,7 @@ class SelfIteration(Around):
         if options:
             raise ValueError(f"reset option {sorted(options)[0]!r} is unknown; expected prompt_id and history, or step")
         if history and prompt_id is None:
-            raise ValueError("reset got a history without its prompt_id")
+            raise ValueError("reset got a history without its prompt_id; expected both")
         if step and (step not in ASKED or not history):
             raise ValueError(
                 f"step = {step!r} and {len(history)} answers in history; expected {' or '.join(ASKED)}, and at least 1"

@@ -38,5 +38,5 @@ def packed_places(resources: Mapping[str, float], num: int, timeout_s: float) ->
     if not group.wait(timeout_s):
         remove_placement_group(group)
         amounts = " and ".join(f"{n:g} {name}" for name, n in sorted(resources.items()))
-        raise ActorFailure(f"{num} learners of {amounts} could not be placed within {timeout_s:g} s")
+        raise ActorFailure(f"{num} learners of {amounts} could not be placed within start_timeout_s = {timeout_s:g}")
     return group

@@ -355,7 +355,7 @@ class Player:
         live.ask = reply.ask
         try:
             if live.num_turns >= self.limits.max_turns:
-                raise AskRefusedError(OUT_OF_CALLS, f"the episode has max_turns = {self.limits.max_turns} calls")
+                raise AskRefusedError(OUT_OF_CALLS, f"the episode has used {self.limits.max_turns} calls (max_turns)")
             live.stream = live.conversations.open(reply.ask)
         except AskRefusedError as refusal:
             self._refuse(live, refusal)

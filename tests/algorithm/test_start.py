@@ -62,6 +62,6 @@ def test_a_runner_without_an_engine_ends_the_start_by_name(random_llama_dir, tmp
 
 def test_learners_that_do_not_start_end_the_start_by_name(random_llama_dir, tmp_path, ray_here):
     config = config_of(SlowToLearn, random_llama_dir, tmp_path / "log", num_learners=1)
-    with pytest.raises(LearnerFailure, match=r"^1 learner did not start within 20 s$"):
+    with pytest.raises(LearnerFailure, match=r"^1 learner did not start within start_timeout_s = 20$"):
         config.build_algo()
     os.kill(int((tmp_path / "log" / "process").read_text()), 9)

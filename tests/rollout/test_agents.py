@@ -192,7 +192,7 @@ def test_what_is_recorded_is_what_was_sampled(play: Any) -> None:
 
 
 @pytest.mark.parametrize(("function", "settings", "reason", "num_turns", "reward", "error"), [
-    (endless, {}, StopReason.OUT_OF_TURNS, 6, 0, "the episode has max_turns = 6 calls"),
+    (endless, {}, StopReason.OUT_OF_TURNS, 6, 0, "the episode has used 6 calls (max_turns)"),
     (deaf, {}, StopReason.OUT_OF_TURNS, 6, 0, "more than 8 calls were refused"),
     (graceful, {}, StopReason.TERMINATED, 6, 0.5, ""),
     (growing, {"max_turns": 60}, StopReason.OUT_OF_TOKENS, None, 0, "so that a turn fits max_episode_tokens = 256"),

@@ -190,7 +190,7 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
         source.first(env_id)  # raises if there is none
     measured = {prompt.env_id for prompt in source.heldout(config.evaluation_duration)}
     if missing := [env_id for env_id in source.world_ids if env_id not in measured]:
-        raise RunError(f"no held-out prompts to evaluate on: {', '.join(missing)}")
+        raise RunError(f"tasks without held-out prompts: {', '.join(missing)}; expected at least one prompt each")
     return study
 
 

@@ -267,7 +267,7 @@ def started(build: Callable[[], LearnerGroup], num: int, timeout_s: float) -> Le
     thread.start()
     thread.join(timeout_s)
     if not future.done():
-        raise LearnerFailure(f"{num} learner{'s' * (num > 1)} did not start within {timeout_s:g} s")
+        raise LearnerFailure(f"{num} learner{'s' * (num > 1)} did not start within start_timeout_s = {timeout_s:g}")
     try:
         return future.result()
     except Exception as error:
