@@ -14,20 +14,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
+from rllib_srl.cli.shared.command_line import integer_from
 from rllib_srl.cli.shared.display import counted, figure, printable, rounded, table
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
 from rllib_srl.replay.drop import drop
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.replay.reading import Reading, reading
-from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Prompt
 
 WIDEST_PROMPT = 36  # characters of a prompt in `list`
@@ -226,9 +226,8 @@ def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the commands and their flags."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, action: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
@@ -236,40 +235,30 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         added.set_defaults(action=action)
         added.add_argument("directory", type=Path, metavar="DIR", help="a run, a checkpoint, a buffer, or a database")
-        add_debug(added)
+        text = "show the traceback of an error"
+        added.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=text)
         return added
 
     command("stats", stats)
     listing = command("list", list_items)
     listing.add_argument("--domain", help="only items of this domain")
     listing.add_argument("--sort", choices=sorted(ORDERS), default="due", help="default: %(default)s")
-    listing.add_argument("--limit", type=positive, default=40, help="maximum number of items (default: %(default)s)")
+    text = "maximum number of items (default: %(default)s)"
+    listing.add_argument("--limit", type=integer_from(1), default=40, help=text)
     showing = command("show", show)
     showing.add_argument("item", metavar="ITEM")
     showing.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
     dropping = command("drop", drop_items)
     dropping.add_argument("items", nargs="*", metavar="ITEM")
     dropping.add_argument("--domain", help="also all items of this domain")
-    dropping.add_argument("--before", type=positive, metavar="N", help="also items and groups from before iteration N")
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    return arguments
+    text = "also items and groups from before iteration N"
+    dropping.add_argument("--before", type=integer_from(1), metavar="N", help=text)
 
 
-def positive(text: str) -> int:
-    """Parse an integer of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a number of at least 1")
-    return int(text)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        arguments.action(arguments)
-    except (ValueError, OSError, StoreError) as error:  # the message is enough without a traceback
-        if arguments.debug:
-            raise
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 1
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of the commands."""
+    arguments.action(arguments)
     return 0
+
+
+main = Program(__doc__, add_flags, run)

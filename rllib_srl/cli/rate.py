@@ -26,22 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.memory import decoder_for
-from rllib_srl.cli.shared.command_line import Parser, add_debug, help_of
 from rllib_srl.cli.shared.display import printable, table
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.people.rating import NAMED_SCHEMES, Rating, check_value, expected, shown_reward
 from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import UNUSED, WAITS, StoredAnswers, check_run
-from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.disk import writing
 
 LISTED = ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]
 WIDEST = 40  # characters of an answer in the list
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
@@ -51,9 +49,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--scheme", choices=NAMED_SCHEMES, default="", help=text)
     parser.add_argument("--rater", default="", metavar="NAME", help="name of the person who rates")
     parser.add_argument("--model", help="name or directory of the model, for its tokenizer (default: the run's)")
-    add_debug(parser)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    return arguments
 
 
 def rate(arguments: argparse.Namespace) -> int:
@@ -164,13 +159,4 @@ def row_of(one: Rating, answers: StoredAnswers) -> dict[str, Any]:
     return {"id": one.answer.answer_id, **given, **about, "is_unused": answers.state_of(one.answer, one.seq) == UNUSED}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        return rate(arguments)
-    except (ValueError, OSError, StoreError, RatingsError) as error:  # the message is enough without a traceback
-        if arguments.debug:
-            raise
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return 1
+main = Program(__doc__, add_flags, rate)

@@ -147,6 +147,8 @@ def report(directory: Path, max_failures: int) -> None:
 
 def starts_again(error: BaseException) -> bool:
     """Return whether a parent starts this run again after an error: it has lost a process."""
+    if not _has_reported:
+        return False
     from rllib_srl.common.remote_calls import is_loss
 
-    return _has_reported and is_loss(error)
+    return is_loss(error)

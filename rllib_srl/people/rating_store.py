@@ -32,7 +32,7 @@ from rllib_srl.people.rating import (
     check_value,
     fixed_reward,
 )
-from rllib_srl.storage.database import Database
+from rllib_srl.storage.database import Database, DatabaseError
 
 RATINGS = "ratings.db"  # in the directory of a run
 SCHEMA_VERSION = 2
@@ -54,7 +54,7 @@ _OF_RATING = "r.value, r.rater, r.rated_at, r.seq, r.reward"
 _SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING} {_FROM}"
 
 
-class RatingsError(RuntimeError):
+class RatingsError(DatabaseError):
     """Ratings, or the data stored with them, cannot be read or written; the message names the file and what to do."""
 
 

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from rllib_srl.people.conversation import Conversation, Tokens
 from rllib_srl.people.rating import TAKEN_BACK, Rating
 from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.storage.database import DatabaseError
 
 Result = TypeVar("Result")
 
@@ -83,7 +84,7 @@ WHERE seq < ? AND (instr(lower(answer), lower(?)) OR EXISTS (
 ORDER BY seq DESC LIMIT ?"""
 
 
-class LineageError(RuntimeError):
+class LineageError(DatabaseError):
     """A version cannot change its state in this way; the message says why."""
 
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from rllib_srl.replay.items import GROUP, ITEM, Tables
 from rllib_srl.replay.payloads import compact_json, prompt_fields, prompt_of
-from rllib_srl.storage.database import TIMEOUT_S, Database
+from rllib_srl.storage.database import TIMEOUT_S, Database, DatabaseError
 from rllib_srl.storage.disk import DiskFull
 
 DATABASE, EARLIER, SNAPSHOT = "memory.db", "memory.earlier.db", "snapshot.db"
@@ -53,7 +53,7 @@ CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
 
 
-class StoreError(RuntimeError):
+class StoreError(DatabaseError):
     """An operation on a memory's database failed; the message names the file, the error and a remedy."""
 
 

@@ -23,13 +23,17 @@ from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
 TIMEOUT_S = 10.0
 
 
+class DatabaseError(RuntimeError):
+    """What was asked of a file cannot be done; the message says why, and how to mend it."""
+
+
 class Database:
     """One SQLite file. Invariant: it has the tables of `tables`, and a meta table with `schema` and the file's id."""
 
     tables = ""  # of the class: CREATE statements, separated by semicolons
     schema: int | str = 1
     content = "data"  # what it holds, for messages
-    error: type[RuntimeError] = RuntimeError
+    error: type[DatabaseError] = DatabaseError
     full: type[DiskFull] = DiskFull
     pragmas: tuple[str, ...] = ("journal_mode = WAL", "synchronous = FULL")
     mode = 0o600

@@ -68,6 +68,20 @@ def test_directories(name: str, tmp_path: Path, monkeypatch, capsys: pytest.Capt
     assert "results/first has" in said([*words, "results/first", *rest], capsys).replace("holds", "has")  # no run
 
 
+@pytest.mark.parametrize(("argv", "file"), [
+    (["memory", "list", "it"], "replay/memory.db"), (["rate", "it"], "ratings.db"), (["versions", "it"], "served.db"),
+    (["versions", "it", "--rollback"], ""),
+])  # fmt: skip
+def test_a_file_of_no_use_is_one_message_without_the_name_of_an_exception(argv, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("replay/memory.db", "settings.json", file or "other"):
+        Path("it", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("it", name).write_text("no database" * 1000)
+    message = said(argv, capsys)
+    assert (f"it/{file}" if file else "expected a trained version to roll back") in message
+    assert "Error" not in message and "--debug" not in message
+
+
 def test_another_package_than_the_installed_one_is_named(monkeypatch) -> None:
     monkeypatch.setattr(diagnosis, "is_installed", lambda: False)
     (line,) = diagnosis.of_package()

@@ -38,8 +38,8 @@ from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.access import Access
-from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import add_debug, help_of, local_directory
+from rllib_srl.cli.shared.command_line import local_directory
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.tuning.stream import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
@@ -66,9 +66,8 @@ class Flags(TrainingSettings):
     )
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="name or directory of a model")
     text = "directory of the served model"
     parser.add_argument("--out", type=local_directory, required=True, metavar="DIR", help=text)
@@ -80,8 +79,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         flags = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         text = f"{field.description} (default: {field.default})"
         parser.add_argument(*flags, dest=name, default=field.default, metavar="VALUE", help=text)
-    add_debug(parser)
-    return parser.parse_args(argv)
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
@@ -215,7 +212,4 @@ def serve(arguments: argparse.Namespace) -> int:
         return asyncio.run(run(arguments, flags, served, job, share))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    return run_cleanly(lambda: serve(arguments), arguments.debug)
+main = Program(__doc__, add_flags, serve)

@@ -12,29 +12,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.serving.served_directory import DirectoryError, InUse, ServedDirectory, ask
-from rllib_srl.cli.shared.command_line import add_debug, help_of
 from rllib_srl.cli.shared.display import printable, table
+from rllib_srl.cli.shared.flags import Program
 from rllib_srl.people.served_store import FILE, ServedStore
 
 TIMEOUT_S = 900.0  # for the server: answers of the version that goes may take long to end
 MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(**help_of(__doc__))
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of srl serve")
     parser.add_argument("--rollback", action="store_true", help="roll the active version back to its parent")
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the list")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    add_debug(parser)
-    return parser.parse_args(argv)
 
 
 def versions(arguments: argparse.Namespace) -> int:
@@ -96,13 +92,4 @@ def in_words(done: Mapping[str, Any]) -> str:
     return f"version {done['rolled_back']} was rolled back; version {done['active']} is active; {text}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        return versions(arguments)
-    except (ValueError, OSError, RuntimeError) as error:  # the message is enough without a traceback
-        if arguments.debug:
-            raise
-        print(printable("error: " + " ".join(str(error).split())), file=sys.stderr)
-        return 1
+main = Program(__doc__, add_flags, versions)

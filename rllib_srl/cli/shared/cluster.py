@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli import supervisor
+from rllib_srl.cli.shared.display import printable_lines
 from rllib_srl.cli.shared.stopping import ended_by_sigterm, leave, spared_from_sigterm, stopped
+from rllib_srl.storage.database import DatabaseError
 
 ROOT = Path(__file__).resolve().parents[3]  # the directory that holds the package
 HUSHED = {
@@ -196,27 +198,33 @@ def run_cleanly(action: Callable[[], int], debug: bool) -> int:
         where = "" if is_expected(error) else f"{type(error).__name__}: "
         hint = "" if is_expected(error) else "\n(--debug shows where it comes from)"
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        print(f"error: {where}{message_of(error)}{notes}{hint}", file=sys.stderr)
+        said = printable_lines(f"{message_of(error)}{notes}")  # it may quote what a model or a client wrote
+        print(f"error: {where}{said}{hint}", file=sys.stderr)
         return supervisor.LOST if supervisor.starts_again(error) else 1
     finally:
         os.umask(usual)
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether the message of an error is sufficient: invalid input, or a lost process."""
+    """Return whether the message of an error is sufficient: invalid input, a file of no use, or a lost process."""
+    if isinstance(error, ValueError | OSError | DatabaseError):
+        return True
+    if "ray" not in sys.modules:  # importing it takes seconds
+        return False
     from rllib_srl.common.remote_calls import cause_of, is_loss
     from rllib_srl.engine.sync import WeightSyncError
 
-    return is_loss(error) or isinstance(cause_of(error), ValueError | OSError | WeightSyncError)
+    return is_loss(error) or isinstance(cause_of(error), ValueError | OSError | DatabaseError | WeightSyncError)
 
 
 def message_of(error: BaseException) -> str:
     """Return the message of an error; if it contains a remote traceback, its last line."""
-    from rllib_srl.common.remote_calls import ProcessLost, cause_of
+    cause = error
+    if "ray" in sys.modules:
+        from rllib_srl.common.remote_calls import ProcessLost, cause_of
 
-    cause = cause_of(error)
-    if isinstance(cause, ProcessLost):
-        return cause.reason  # commands say how to resume in their own words
+        if isinstance(cause := cause_of(error), ProcessLost):
+            return cause.reason  # commands say how to resume in their own words
     text = str(cause).strip() or type(error).__name__
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]

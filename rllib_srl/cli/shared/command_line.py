@@ -53,16 +53,6 @@ def help_of(doc: str | None) -> dict[str, Any]:
     return {"description": summary, "epilog": rest, **how}
 
 
-def add_verbose(parser: argparse.ArgumentParser, libraries: str = "Ray, RLlib, vLLM and transformers") -> None:
-    """Add `--verbose`, which shows the output of some libraries."""
-    parser.add_argument("--verbose", action="store_true", help=f"show the output of {libraries}")
-
-
-def add_debug(parser: argparse.ArgumentParser) -> None:
-    """Add `--debug`, which `run_cleanly` reads."""
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-
-
 def integer_from(least: int) -> Callable[[str], int]:
     """Return an argparse type: integers of at least `least`."""
 

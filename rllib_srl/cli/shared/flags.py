@@ -17,7 +17,7 @@ from typing import Any
 
 from rllib_srl.cli.shared import command_line
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import NUMBER, add_debug, add_verbose, help_of
+from rllib_srl.cli.shared.command_line import NUMBER, help_of
 from rllib_srl.cli.shared.settings import (
     ALL_PARTS,
     NOT_A_FLAG,
@@ -73,8 +73,8 @@ class Program:
         parser = (Parser if takes_settings else command_line.Parser)(usage=self._usage, **help_of(self._doc))
         self._add_flags(parser)
         if self._verbose:
-            add_verbose(parser, self._verbose)
-        add_debug(parser)
+            parser.add_argument("--verbose", action="store_true", help=f"show the output of {self._verbose}")
+        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if self._without is not None:
             add_settings(parser, self._without)
         arguments: argparse.Namespace = parser.parse_args(with_underscores(argv) if takes_settings else argv)

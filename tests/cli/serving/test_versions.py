@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.served_directory import DirectoryError, ServedDirectory
 from rllib_srl.cli.serving.versions import main
 from rllib_srl.people.served_store import FILE, ServedStore
 from tests.cli.serving.small_engine import FIXED
@@ -27,7 +27,7 @@ def test_texts_of_others_do_not_control_the_terminal(tmp_path, capsys, monkeypat
     assert len(shown.strip().split("\n")) == 4  # the head, two versions, and which is active
 
     def refuse(*_):
-        raise RuntimeError("the server said \u001b[2J")
+        raise DirectoryError("the server said \u001b[2J")
 
     monkeypatch.setattr("rllib_srl.cli.serving.versions.roll_back", refuse)
     assert main([str(served.path), "--rollback"]) == 1
