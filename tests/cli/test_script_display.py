@@ -120,6 +120,9 @@ def test_a_resumed_run_removes_what_it_trains_again(tmp_path: Path) -> None:
     assert keep_until(path, 2) == 1
     assert path.read_bytes().splitlines(keepends=True) == [*lines[:3], lines[4]]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+    before = path.stat()
+    assert keep_until(path, 2) == 0
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)  # it was not written
 
 
 def test_a_remote_traceback_is_cut_to_what_it_says() -> None:

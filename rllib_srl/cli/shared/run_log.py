@@ -107,11 +107,15 @@ def keep_until(path: Path, last: int) -> int:
     Raises:
         DiskFull: the disk is full; the file is unchanged.
     """
+    if not path.is_file():
+        return 0
     iterations = list(json_lines(path, lambda line: int(line["iteration"])))
     is_kept = [number is None or number <= last for number in iterations]
+    with path.open("rb") as lines:
+        if all(is_kept) and sum(1 for _ in lines) == len(is_kept):  # as mostly; the file may be large
+            return 0
     scratch = path.with_name(f"{path.name}.new")
-    if path.is_file():
-        with writing(path), path.open("rb") as lines, scratch.open("wb") as kept:
-            kept.writelines(line for line, is_one in zip(lines, is_kept, strict=False) if is_one)
-        scratch.replace(path)
+    with writing(path), path.open("rb") as lines, scratch.open("wb") as kept:
+        kept.writelines(line for line, is_one in zip(lines, is_kept, strict=False) if is_one)
+    scratch.replace(path)
     return is_kept.count(False)
