@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX import summary
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from rllib_srl.storage.disk import append
@@ -42,6 +42,10 @@ class EventFile:
     def add_text(self, name: str, text: str, step: int) -> None:
         """Add a text in Markdown."""
         self._add(step=step, summary=summary.text(name, text))
+
+    def hide_from(self, step: int) -> None:
+        """Let TensorBoard hide what is written already of `step` and later ones, as `purge_step` of tensorboardX."""
+        self._add(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def flush(self) -> None:
         """Append what was added. On failure it is lost.

@@ -18,6 +18,7 @@ from rllib_srl.cli.shared.cluster import message_of
 from rllib_srl.cli.shared.display import Progress, showing_progress
 from rllib_srl.cli.shared.run_log import Iteration, RunLog, keep_until
 from rllib_srl.common.metric_names import numbers_of
+from rllib_srl.storage.event_file import EventFile
 from tests.waiting import wait_until
 
 SECONDS = {"plan": 0.1, "rollout": 2.0, "remember": 0.2, "batch": 0.1, "learn": 1.0, "sync": 0.5, "look_back": 0.05}
@@ -109,6 +110,11 @@ def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # several logs of a run share its event file
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
     assert [(event.step, event.value) for event in events] == [(4, 1.0), (5, 3.0)]
+    resumed = EventFile(tmp_path)
+    resumed.hide_from(5)
+    RunLog(tmp_path, resumed).write(5, {"a": {"b": 7.0}})
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
+    assert [(event.step, event.value) for event in events] == [(4, 1.0), (5, 7.0)]
     assert dict(numbers_of({"x": True, "y": None})) == {"x": 1.0}
 
 

@@ -23,6 +23,7 @@ from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import Progress
 from rllib_srl.common.remote_calls import ActorFailure
 from rllib_srl.storage.checkpoints import seal, verify_own, verify_sealed
+from rllib_srl.storage.event_file import EventFile
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from tests.algorithm.poison import poisoned
 from tests.cli.conftest import TINY
@@ -61,10 +62,15 @@ def test_resume_continues_the_count_and_exports(copied: Path, tmp_path: Path, ca
     flags = ["--iterations", "3", "--lr", "1e-4", "--export", str(model), "--debug"]
     with (copied / "metrics.jsonl").open("a") as lost:  # after the checkpoint, by a run that was killed
         lost.write('{"iteration": 3}\n{"iter')
+    events = EventFile(copied)
+    events.add_scalar("env_runners/num_groups", 9.0, 3)
+    events.flush()
     assert train.main(["--resume", str(copied), *flags]) == 0
     shown = capsys.readouterr().out
     assert "removed 1 lines of metrics.jsonl about iterations after 2" in shown and "iteration 3/3" in shown
     assert iterations_of(copied) == [1, 2, 3]
+    events = EventAccumulator(str(copied)).Reload().Scalars("env_runners/num_groups")
+    assert [event.step for event in events] == [1, 2, 3]
     assert names_in(copied) >= {"checkpoint_000002", "checkpoint_000003"}
     assert yaml.safe_load((copied / "settings.yaml").read_text())["lr"] == 1e-4
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names_in(model)

@@ -64,8 +64,9 @@ def started(
 
 
 def _resume(algo: Any, plan: runs.RunPlan, checkpoint: Path, progress: Progress) -> None:
-    """Restore a checkpoint; remove what the log says of later iterations, or take the ratings to another directory."""
+    """Restore a checkpoint; remove what the logs say of later iterations, or take the ratings to another directory."""
     algo.restore_from_path(str(checkpoint), trust=plan.is_trusted)
+    algo.report.writer.hide_from(algo.iteration + 1)
     for name in (METRICS, TRANSCRIPTS):
         if num := keep_until(plan.directory / name, algo.iteration):
             progress.note(f"removed {num} lines of {name} about iterations after {algo.iteration}")
