@@ -23,19 +23,18 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from rllib_srl import SRLConfig
 from rllib_srl.algorithm.checkpointing import policy_of
-from rllib_srl.cli.evaluate import checkpoint_named
 from rllib_srl.cli.serving.dialogue import ServedDialogue
 from rllib_srl.cli.serving.served_directory import ServedDirectory, address_in
-from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.cluster import hushed_stderr
 from rllib_srl.cli.shared.command_line import integer_from
 from rllib_srl.cli.shared.dialogue import Dialogue
 from rllib_srl.cli.shared.display import showing_progress
 from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.runs import Source, source_of
 from rllib_srl.cli.shared.settings import (
     SettingsError,
     all_settings,
@@ -138,42 +137,19 @@ class Terminal(Dialogue):
 # --- loading --------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
-    """What to talk to. Invariant: `checkpoint` is None exactly if `values["model"]` is the model itself."""
-
-    checkpoint: Path | None
-    values: Mapping[str, Any]
-
-
-def source_of(what: str, given: Mapping[str, Any]) -> Source:
-    """Return the checkpoint that a path names, or the model, with the settings of its run, whose code is not run.
-
-    Raises:
-        CheckpointError: a run without a checkpoint.
-        SettingsError: a checkpoint without settings.
-    """
-    checkpoint = checkpoint_named(what)
-    if checkpoint is None:
-        return Source(None, {**given, "model": what})
-    earlier = runs.settings_of(checkpoint, trust=True)
-    if "model" not in earlier:
-        raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
-    return Source(checkpoint, {**earlier, **given})
-
-
-def engine_config(source: Source, given: Mapping[str, Any], directory: Path) -> SRLConfig:
+def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directory: Path) -> SRLConfig:
     """Return a valid config with the settings of the engine.
 
     Raises:
         SettingsError: a setting is invalid.
     """
-    values = {name: source.values[name] for name in OF_RUN if source.values.get(name) is not None}
+    values = {name: settings[name] for name in OF_RUN if settings.get(name) is not None}
     values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
     longest = sizes_of(directory).context or CONTEXT
     if "max_episode_tokens" not in given:
         values["max_episode_tokens"] = min(longest, max(CONTEXT, values.get("max_episode_tokens") or 0))
     values["max_turn_tokens"] = 1
-    config = build_config({**NO_TRAINING, **values, "model": source.values["model"]})
+    config = build_config({**NO_TRAINING, **values, "model": settings["model"]})
     check(config)
     return config
 
@@ -187,7 +163,7 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
     """
     policy = about = None
     if source.checkpoint:  # first: a damaged checkpoint is found before an engine starts
-        policy, about = policy_of(source.checkpoint, model_config_of(source.values))
+        policy, about = policy_of(source.checkpoint, model_config_of(source.settings))
     engine = make_engine(model_dir=directory, **config.engine_settings())
     if policy is not None and about is not None:
         version = int(about.get("version", 0))
@@ -196,11 +172,13 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
     return engine
 
 
-def form_of(source: Source, tokenizer: Any, system: str | None, given: Mapping[str, Any]) -> tuple[Form, str]:
+def form_of(
+    settings: Mapping[str, Any], tokenizer: Any, system: str | None, given: Mapping[str, Any]
+) -> tuple[Form, str]:
     """Return the form of the conversation and its description.
 
     Args:
-        source: of the model.
+        settings: of the model's run.
         tokenizer: of the model.
         system: the system prompt; None: that of the run's environment, if it has one in its settings.
         given: settings of flags, of which `prompt_format` overrides the choice.
@@ -208,7 +186,7 @@ def form_of(source: Source, tokenizer: Any, system: str | None, given: Mapping[s
     Raises:
         ValueError: the template cannot be used.
     """
-    prompt = (source.values.get("env_config") or {}).get("system_prompt", "") if system is None else system
+    prompt = (settings.get("env_config") or {}).get("system_prompt", "") if system is None else system
     how = given.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
     name = "the model's chat template" if how == "chat" else "Question: ... Answer:"
     return Form(make_transcript(how, tokenizer), prompt, how == "chat"), name
@@ -259,15 +237,16 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
         ServedDialogue(where, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
         return 0
-    source = source_of(arguments.what, given)
+    source = source_of(arguments.what)
+    settings = source.settings
     with showing_progress(1, sys.stderr) as progress:
         progress.begin("loading the model ...")
-        directory = local_model(source.values["model"])
-        config = engine_config(source, given, directory)
+        directory = local_model(settings["model"])
+        config = engine_config(settings, given, directory)
         tokenizer = load_tokenizer(directory)
         max_tokens = max_tokens_of(arguments.max_tokens, config.max_episode_tokens)
-        temperature = source.values.get("temperature", 1.0) if arguments.heat is None else arguments.heat
-        form, name = form_of(source, tokenizer, arguments.system, given)
+        temperature = settings.get("temperature", 1.0) if arguments.heat is None else arguments.heat
+        form, name = form_of(settings, tokenizer, arguments.system, given)
         with hushed_stderr(arguments.verbose):
             engine = loaded(source, config, directory)
     with closing(engine):

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rllib_srl.cli.evaluate import TRUST, WITHOUT, checkpoint_named, report, started
+from rllib_srl.cli.evaluate import TRUST, WITHOUT, report, started
 from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import Progress, printable, showing_progress, table
 from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
@@ -120,25 +120,19 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
         SettingsError: the settings are invalid, or differ where they must be equal.
         CheckpointError: a checkpoint is missing or damaged.
     """
-    checkpoints, earlier = [checkpoint_named(name) for name in names], []
-    for checkpoint in checkpoints:
-        values: dict[str, Any] = {}
+    sources = [runs.source_of(name, trust, given.get("seal_key_file")) for name in names]
+    own = []
+    for (checkpoint, settings), (_, others) in zip(sources, reversed(sources), strict=True):
         if checkpoint:
             verify_sealed(checkpoint)
-            values = runs.settings_of(checkpoint, trust, given.get("seal_key_file"), trains=False)
-            if not values:
-                raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
-        earlier.append(values)
-    own = [
-        # A model without a run was not trained in the other one's adapters.
-        values or {**{key: value for key, value in other.items() if not key.startswith("lora_")}, "model": name}
-        for name, values, other in zip(names, earlier, reversed(earlier), strict=True)
-    ]
+        else:  # it was not trained in the other one's adapters
+            settings = {name: value for name, value in others.items() if not name.startswith("lora_")} | settings
+        own.append(settings)
     refuse_different(own, given)
     common = {"seed": SEED, **{name: own[0][name] for name in FIRSTS if name in own[0]}}
     sides = [
-        Side(name, checkpoint, {**values, **common, **given})
-        for name, checkpoint, values in zip(names, checkpoints, own, strict=True)
+        Side(name, source.checkpoint, {**settings, **common, **given})
+        for name, source, settings in zip(names, sources, own, strict=True)
     ]
     for side in sides:
         check(build_config(side.values))

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from rllib_srl.cli.shared import baselines, runs
-from rllib_srl.cli.shared.command_line import missing
 from rllib_srl.cli.shared.display import Progress, showing_progress, table, with_interval
 from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
 from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
 from rllib_srl.cli.shared.training import built
-from rllib_srl.storage.checkpoints import CheckpointError, checkpoints_in, verify_sealed
+from rllib_srl.storage.checkpoints import verify_sealed
 
 TRUST = "use the reward functions that the settings of someone else's run name; they are code"
 WITHOUT = ("iterations", "model")  # settings that the run or the model decides
@@ -45,17 +44,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     given = given_settings(arguments)
-    checkpoint = checkpoint_named(arguments.what)
+    how = (arguments.trust_checkpoint, given.get("seal_key_file"))
+    checkpoint, settings = runs.source_of(arguments.what, *how, needs_settings=False)
     if checkpoint:
         verify_sealed(checkpoint)
-        earlier = runs.settings_of(checkpoint, arguments.trust_checkpoint, given.get("seal_key_file"), trains=False)
-        if not earlier and "env" not in given and "worlds" not in given:
-            raise SettingsError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected its settings by --config")
-        values = {**earlier, **given}
-    else:
-        values = {**given, "model": arguments.what}
-    is_silent = arguments.json == Path("-")
-    figures = measured(values, checkpoint, arguments.verbose, is_silent)
+    if not settings and "env" not in given and "worlds" not in given:
+        raise SettingsError(f"{arguments.what} has no {runs.SETTINGS_FILE}; expected its settings by --config")
+    values = {**settings, **given} if checkpoint else {**given, **settings}
+    figures = measured(values, checkpoint, arguments.verbose, arguments.json == Path("-"))
     title = f"{figures['what']} on {', '.join(figures['worlds'])}"
     report(figures, [title, table(list(rows_of(figures)))], arguments.json)
     return 0
@@ -70,23 +66,6 @@ def report(figures: Mapping[str, Any], lines: Sequence[str], path: Path | None) 
     print(*lines, sep="\n")
     if path:
         path.write_text(text, encoding="utf-8")
-
-
-def checkpoint_named(what: str) -> Path | None:
-    """Return the checkpoint at a path; None if `what` names a model.
-
-    Raises:
-        CheckpointError: the path is the directory of a run without a checkpoint, or a mistyped or another directory.
-    """
-    path = Path(what).expanduser().absolute()
-    is_run = (path / runs.SETTINGS_FILE).is_file() or (path.is_dir() and bool(checkpoints_in(path)))
-    if is_run or runs.is_checkpoint(path):
-        return runs.find_checkpoint(path)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise CheckpointError(f"{what} has neither a run ({runs.SETTINGS_FILE}) nor a model (config.json)")
-    if not path.exists() and "?" in (hint := missing(Path(what))) and "/" in what:  # not the hub's OWNER/NAME
-        raise CheckpointError(f"{what} {hint}")
-    return None
 
 
 def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, is_silent: bool) -> dict[str, Any]:

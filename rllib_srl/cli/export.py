@@ -54,9 +54,7 @@ def export(arguments: argparse.Namespace) -> int:
     out = arguments.out.absolute()
     refuse_not_empty(out)  # before any work
     checkpoint = runs.find_checkpoint(arguments.run)
-    settings = runs.settings_of(checkpoint, trust=True)  # code that they name is not run here
-    if not settings:
-        raise runs.RunError(f"{checkpoint.parent} has no {runs.SETTINGS_FILE}; expected a run of srl train")
+    settings = runs.source_of(checkpoint, trains=True).settings
     last = int(export_checkpoint(checkpoint, model_config_of(settings), out).get("iteration", 0))
     lines = filter(None, json_lines(checkpoint.parent / METRICS, dict))
     found = [line for line in lines if "evaluation/accuracy" in line and line["iteration"] <= last]

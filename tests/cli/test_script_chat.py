@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.cli import chat
-from rllib_srl.cli.chat import Terminal, form_of, source_of
+from rllib_srl.cli.chat import Terminal, form_of
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -70,11 +70,11 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
 
 def test_a_model_without_a_template_is_asked_questions() -> None:
     tiny = load_tokenizer(local_model("tiny"))
-    form, name = form_of(source_of("tiny", {"env_config": {"system_prompt": "Hi."}}), tiny, None, {})
+    form, name = form_of({"env_config": {"system_prompt": "Hi."}}, tiny, None, {})
     assert name == "Question: ... Answer:" and form.stop == ("\n",)
     assert tiny.decode(form.first("1 or 2?")).endswith("Question: 1 or 2?\nAnswer:")
     assert tiny.decode(form.later("3?", 5)) == "\nQuestion: 3?\nAnswer:"
-    plain, _ = form_of(source_of("tiny", {}), tiny, "Be brief.", {})
+    plain, _ = form_of({}, tiny, "Be brief.", {})
     assert tiny.decode(form.first("1?")).startswith("Hi.") and tiny.decode(plain.first("1?")).startswith("Be brief.")
 
 
@@ -113,11 +113,11 @@ def test_a_run_answers_with_the_weights_of_its_checkpoint(trained: Path, capsys:
 @pytest.mark.slow
 def test_a_chat_template_is_used_where_there_is_one() -> None:
     tokenizer = load_tokenizer(local_model("smollm2-135m"))
-    form, name = form_of(source_of("smollm2-135m", {}), tokenizer, "Be brief.", {})
+    form, name = form_of({}, tokenizer, "Be brief.", {})
     assert name == "the model's chat template"
     said = tokenizer.decode(form.first("Hello"))
     assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>")
-    text, _ = form_of(source_of("smollm2-135m", {}), tokenizer, None, {"prompt_format": "text"})
+    text, _ = form_of({}, tokenizer, None, {"prompt_format": "text"})
     assert tokenizer.decode(text.first("1?")) == "Question: 1?\nAnswer:"
     transcript = make_transcript("chat", tokenizer)
     assert (transcript.stop(()), transcript.end_ids) == (form.stop, form.transcript.end_ids)

@@ -18,6 +18,7 @@ from rllib_srl.cli.shared.runs import (
     new_directory,
     plan_run,
     resume_or_restart,
+    source_of,
 )
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key
@@ -142,6 +143,25 @@ def test_damaged_unfinished_and_missing_checkpoints_are_refused(run: Path, tmp_p
     assert how_to_resume(tmp_path / "empty").endswith(f"finished; --out {tmp_path / 'empty'} can be used again")
     (tmp_path / "empty/metrics.jsonl").touch()
     assert how_to_resume(tmp_path / "empty").startswith("no checkpoint was written yet")
+
+
+def test_a_source_is_a_checkpoint_with_its_settings_or_a_model(run: Path, tmp_path: Path) -> None:
+    for what, iteration in ((run, 20), (run / "checkpoint_000010", 10)):
+        source = source_of(str(what))
+        assert source.checkpoint == run / f"checkpoint_{iteration:06d}"
+        assert (source.settings["model"], source.settings["lr"]) == ("tiny", 0.1)
+    assert source_of("owner/name") == (None, {"model": "owner/name"})
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(CheckpointError, match=r"mine has neither a run \(settings.yaml\) nor a model \(config.json\)"):
+        source_of(tmp_path / "mine")
+    (tmp_path / "mine/config.json").touch()
+    assert source_of(tmp_path / "mine") == (None, {"model": str(tmp_path / "mine")})
+    with pytest.raises(CheckpointError, match="minee does not exist; did you mean .*mine"):
+        source_of(tmp_path / "minee")
+    (run / "settings.yaml").unlink()
+    with pytest.raises(RunError, match="run has no settings.yaml; expected a run of srl train"):
+        source_of(run)
+    assert source_of(run, needs_settings=False) == (run / "checkpoint_000020", {})
 
 
 def test_a_run_that_fails_before_an_iteration_leaves_no_directory(run: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -195,6 +195,48 @@ def find_checkpoint(path: Path) -> Path:
         reason = "has no finished checkpoint" if path.is_dir() else "is a file" if path.exists() else missing(path)
         raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run with one")
     return finished[-1]
+
+
+class Source(NamedTuple):
+    """What a command reads. Invariant: without a checkpoint, `settings` has the model and nothing else."""
+
+    checkpoint: Path | None
+    settings: dict[str, Any]  # of the checkpoint's run
+
+
+def source_of(
+    what: str | Path,
+    trust: bool = True,
+    key_file: str | Path | None = None,
+    *,
+    trains: bool = False,
+    needs_settings: bool = True,
+) -> Source:
+    """Return the checkpoint at a path with the settings of its run, or the model of a name.
+
+    Args:
+        what: a checkpoint, the directory of a run, or a model.
+        trust: accept any code that the settings name; for a command that runs none of it.
+        key_file: as `settings_of`.
+        trains: as `settings_of`.
+        needs_settings: refuse a checkpoint whose directory has no settings.
+
+    Raises:
+        CheckpointError: the path is the directory of a run without a checkpoint, or a mistyped or another directory.
+        RunError: there are no settings, or they name code that is not trusted.
+    """
+    path = Path(what).expanduser().absolute()
+    if is_checkpoint(path) or (path / SETTINGS_FILE).is_file() or (path.is_dir() and checkpoints_in(path)):
+        checkpoint = find_checkpoint(path)
+        settings = settings_of(checkpoint, trust, key_file, trains=trains)
+        if needs_settings and not settings:
+            raise RunError(f"{checkpoint.parent} has no {SETTINGS_FILE}; expected a run of srl train")
+        return Source(checkpoint, settings)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CheckpointError(f"{what} has neither a run ({SETTINGS_FILE}) nor a model (config.json)")
+    if not path.exists() and "?" in (hint := missing(Path(what))) and "/" in str(what):  # not the hub's OWNER/NAME
+        raise CheckpointError(f"{what} {hint}")
+    return Source(None, {"model": str(what)})
 
 
 def settings_of(
