@@ -196,7 +196,6 @@ def form_of(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     text = "a run's directory, a checkpoint, a model, or one of srl serve"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=text)
     parser.add_argument("--server", metavar="URL", help="address that srl serve printed; its token may be in SRL_TOKEN")
@@ -208,7 +207,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def fault_of(arguments: argparse.Namespace) -> str:
-    """Return what is wrong with the flags together."""
     if (arguments.what is None) == (arguments.server is None):
         return "expected WHAT or --server URL, and not both"
     if arguments.heat is not None and arguments.heat != 0 and not 0.01 <= arguments.heat <= 100:
@@ -228,7 +226,6 @@ def max_tokens_of(given: int | None, context: int) -> int:
 
 
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
-    """Load the model and talk."""
     given = given_settings(arguments)
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
     if not isinstance(where, ServedDirectory) or where.exists:

@@ -55,7 +55,6 @@ class Findings:
     has_wrong: bool = False
 
     def line(self, topic: str, text: str) -> None:
-        """Print a line under a topic."""
         print(f"{topic:<10}{text}")
 
     def look(self, text: str, examples: Sequence[str] | None = None, is_wrong: bool = False) -> None:
@@ -87,7 +86,6 @@ def without_warnings_of_rows() -> Iterator[None]:
 
 @without_warnings_of_rows()
 def check_data(arguments: argparse.Namespace) -> int:
-    """Check and print; return the exit status."""
     given = given_settings(arguments)
     if given.get("env") != OWN_DATA:
         raise SettingsError("nothing to check; expected --data FILE, or --env question_file with its --env_config")

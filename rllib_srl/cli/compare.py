@@ -90,7 +90,6 @@ class Comparison:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     for name in ("A", "B"):
         parser.add_argument(name.lower(), metavar=name, help="a checkpoint, a run's directory, or a model")
     text = 'write everything to FILE as JSON, all flipped prompts included; "-": print only the JSON'
@@ -99,7 +98,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Play both sides and print their difference."""
     sides = sides_of((arguments.a, arguments.b), given_settings(arguments), arguments.trust_checkpoint)
     is_silent = arguments.json == Path("-")
     with showing_progress(1, sys.stderr if is_silent else None) as progress:

@@ -42,14 +42,12 @@ NUM_TRANSCRIPTS = 6
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("directory", type=local_directory, metavar="RUN", help="directory of a run")
     parser.add_argument("--host", default=HOST, metavar="ADDRESS", help="to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port_number, default=PORT, help="0: a free one (default: %(default)s)")
 
 
 def port_number(text: str) -> int:
-    """Parse a port."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a number from 0 to 65535")
     return int(text)
@@ -71,7 +69,6 @@ def check_is_run(directory: Path) -> None:
 
 
 def html_of(directory: Path) -> bytes:
-    """Return the report of a run as it is now."""
     try:
         page = page_of_run(RunFacts.read(directory), NUM_TRANSCRIPTS)
     except (ValueError, OSError) as error:  # no finished iteration yet, or damaged settings

@@ -30,7 +30,6 @@ def _gpus(text: str) -> tuple[int, float]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     text = "GPUs to plan for, such as 4x80 (default: those here)"
     parser.add_argument("--gpus", type=_gpus, metavar="NxGIB", help=text)
     text = "name or directory of a model that `srl serve` would serve and train"
@@ -38,7 +37,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the checks and print a line for each; return the exit status."""
     from rllib_srl.cli.shared import diagnosis
     from rllib_srl.cli.shared.display import counted
     from rllib_srl.cli.shared.settings import build_config, given_settings

@@ -31,7 +31,6 @@ TURN_MARK = "> "
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("env", nargs="?", metavar="ENV", help="environment; without it, the installed names are listed")
     text = "its settings: name=value pairs, or one JSON object"
     parser.add_argument("--env-config", "--env_config", nargs="+", default={}, metavar="NAME=VALUE", help=text)
@@ -78,7 +77,6 @@ def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO)
 
 
 def typed(lines: TextIO, out: TextIO, stop: str) -> Iterator[str]:
-    """Yield a turn for each line."""
     while True:
         if lines.isatty():
             print(TURN_MARK, end="", file=out, flush=True)
@@ -89,14 +87,12 @@ def typed(lines: TextIO, out: TextIO, stop: str) -> Iterator[str]:
 
 
 def shown(turns: Iterable[str], out: TextIO) -> Iterator[str]:
-    """Yield turns, each after it was shown."""
     for turn in turns:
         print(f"{TURN_MARK}{printable_lines(turn)}", file=out, flush=True)
         yield turn
 
 
 def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
-    """Play until the input ends."""
     if arguments.env is None:
         print("\n".join(known_worlds()))
         return 0

@@ -34,7 +34,6 @@ WITHOUT = ("iterations", "model")  # settings that the run or the model decides
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("what", metavar="CHECKPOINT|DIR|MODEL", help="a checkpoint, a run's directory, or a model")
     text = 'write all results to FILE as JSON; "-": print only the JSON'
     parser.add_argument("--json", type=Path, metavar="FILE", help=text)
@@ -42,7 +41,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Evaluate and print."""
     given = given_settings(arguments)
     how = (arguments.trust_checkpoint, given.get("seal_key_file"))
     checkpoint, settings = runs.source_of(arguments.what, *how, needs_settings=False)
@@ -112,7 +110,6 @@ def started(
 
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table."""
     low, high = figures["accuracy_low"], figures["accuracy_high"]
     yield "greedy accuracy, 95 % interval", with_interval(figures["accuracy"], low, high)
     if len(figures["by_domain"]) > 1:

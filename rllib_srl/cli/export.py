@@ -40,7 +40,6 @@ NOT_SHOWN = ("model", "seal_key_file", "check_resources", "checkpoints_kept", "n
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("run", type=local_directory, metavar="RUN", help="the directory of a run, or a checkpoint")
     parser.add_argument("out", type=local_directory, metavar="OUT", help="new or empty directory")
 
@@ -106,7 +105,6 @@ def hub_name(model: str) -> str:
 
 
 def results(iteration: int, found: Mapping[str, float] | None) -> str:
-    """Return the table of the last evaluation."""
     if found is None:
         return "This run has no evaluation on held-out prompts."
     at = "" if found["iteration"] == iteration else f", measured at iteration {found['iteration']:.0f}"

@@ -33,7 +33,6 @@ class Command:
 
 
 def module_of(name: str) -> str:
-    """Return the module of a subcommand, as a dotted name."""
     return ".".join(filter(None, (__package__, COMMANDS[name].folder, name.replace("-", "_"))))
 
 
@@ -59,7 +58,6 @@ COMMANDS = {
 
 
 def help_page() -> str:
-    """Return the text of `srl --help`."""
     width = max(map(len, COMMANDS))
     rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(

@@ -35,8 +35,6 @@ WIDEST_PROMPT = 36  # characters of a prompt in `list`
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a memory."""
-
     memory: Reading
     slot: int
 
@@ -100,7 +98,6 @@ def list_items(arguments: argparse.Namespace) -> None:
 
 
 def row_of(item: Item) -> list[str]:
-    """Return an item's row in `list`."""
     row, prompt, settings = item.row, item.prompt, item.memory.settings
     due = lateness(item.memory.now - float(row["due"])).removeprefix("due ") if settings.has_due_dates else "any time"
     name = printable(f"{prompt.env_id} [{prompt.prompt_id}]" + (f" +{len(prompt.history)}" if prompt.history else ""))
@@ -227,7 +224,6 @@ def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the commands and their flags."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, action: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
@@ -256,7 +252,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one of the commands."""
     arguments.action(arguments)
     return 0
 

@@ -45,7 +45,6 @@ SETTINGS: dict[str, Any] = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     for name, kind in (("seed", int), ("iterations", integer_from(1)), ("engine", str), ("model", str)):
         parser.add_argument(f"--{name}", type=kind, default=SETTINGS[name], help="(default: %(default)s)")
     where = "new directory of the run (default: under results/)"
@@ -66,7 +65,6 @@ class Outcome(NamedTuple):
 
 
 def quickstart(arguments: argparse.Namespace) -> int:
-    """Train, evaluate, print."""
     names = ("seed", "iterations", "engine", "model")
     values = {**SETTINGS, **{name: getattr(arguments, name) for name in names}}
     if values["engine"] == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -91,7 +89,6 @@ def quickstart(arguments: argparse.Namespace) -> int:
 
 
 def measured(config: SRLConfig, plan: runs.RunPlan, verbose: bool) -> Outcome:
-    """Evaluate, train, evaluate, save."""
     last, begun = plan.values["iterations"], time.perf_counter()
     with started(config, plan, last, verbose) as (algo, progress):
         start_s = time.perf_counter() - begun
@@ -132,7 +129,6 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
 
 
 def accuracy(results: dict[str, Any]) -> str:
-    """Return an accuracy with its interval."""
     return with_interval(results["accuracy"], results["accuracy_low"], results["accuracy_high"])
 
 

@@ -39,7 +39,6 @@ WIDEST = 40  # characters of an answer in the list
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("directory", type=Path, metavar="RUN", help="the directory of a run")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--list", action="store_true", help="list all ratings")
@@ -52,7 +51,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def rate(arguments: argparse.Namespace) -> int:
-    """Do what the flags say."""
     directory: Path = arguments.directory
     check_run(directory)
     path = directory / RATINGS
@@ -79,7 +77,6 @@ def rate(arguments: argparse.Namespace) -> int:
 
 
 def ask(store: RatingStore, answers: StoredAnswers, rater: str) -> None:
-    """Ask for ratings until the person quits."""
     has_terminal = sys.stdin.isatty()
 
     def read(prompt: str) -> str:
@@ -133,7 +130,6 @@ def rows_in_words(ratings: Iterable[Rating], answers: StoredAnswers) -> Iterator
 
 
 def cells(one: Rating) -> list[str]:
-    """Return the first cells of a rating in the list."""
     text = " ".join(one.answer.answer.split())
     text = text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
     given = [one.value, shown_reward(one.reward), one.rater or "-", one.rated_at]
@@ -153,7 +149,6 @@ def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:
 
 
 def row_of(one: Rating, answers: StoredAnswers) -> dict[str, Any]:
-    """Return a rating as a row of the exported file."""
     about = {name: value for name, value in vars(one.answer).items() if name not in ("group_id", "episode")}
     given = {"rating": one.value, "reward": one.reward, "rater": one.rater, "rated_at": one.rated_at}
     return {"id": one.answer.answer_id, **given, **about, "is_unused": answers.state_of(one.answer, one.seq) == UNUSED}

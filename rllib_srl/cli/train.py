@@ -26,7 +26,6 @@ AUTO = "auto"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     where = "new directory of the run (default: under results/)"
     parser.add_argument("--out", type=local_directory, metavar="DIR", help=where)
     parser.add_argument(
@@ -45,7 +44,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def fault_of(arguments: argparse.Namespace) -> str:
-    """Return what is missing."""
     has_place = arguments.resume not in (False, AUTO) or arguments.out is not None
     return "" if has_place else "--resume; expected a checkpoint or the directory of a run, as its value or as --out"
 

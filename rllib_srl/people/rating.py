@@ -131,12 +131,10 @@ class Rating:
 
     @property
     def is_given(self) -> bool:
-        """Return whether it was not taken back."""
         return self.value != TAKEN_BACK
 
     @property
     def is_binary(self) -> bool:
-        """Return whether it says only good or bad."""
         return self.value in THUMBS
 
     @property
@@ -160,5 +158,4 @@ class Rating:
 
 
 def shown_reward(reward: float | None) -> str:
-    """Return a reward as people see it."""
     return "-" if reward is None else f"{reward:.3g}"

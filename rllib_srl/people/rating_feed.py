@@ -77,7 +77,6 @@ class RatingFeed:
         return counts
 
     def close(self) -> None:
-        """Close the file."""
         if self._store is not None:
             self._store.close()
             self._store = None

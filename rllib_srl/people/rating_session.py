@@ -110,7 +110,6 @@ class RatingSession:
 
 
 def shown(answer: Answer, rating: Rating | None) -> str:
-    """Return an answer as a person sees it."""
     rated = f", rated {rating.shown}" if rating and rating.is_given else ""
     head = f"── {answer.answer_id}  domain {answer.domain or '-'}, model version {answer.version}{rated}"
     return f"\n{head}\n{_indented('prompt', answer.prompt)}\n{_indented('answer', answer.answer)}"

@@ -188,7 +188,6 @@ class RatingStore(Database):
         return found.value if found else TAKEN_BACK
 
     def group_ids(self) -> set[str]:
-        """Return the ids of all groups with a rated answer."""
         return {group_id for (group_id,) in self._read("SELECT DISTINCT group_id FROM answers")}
 
     def copy_to(self, path: Path) -> None:

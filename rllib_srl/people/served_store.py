@@ -134,12 +134,10 @@ class ServedStore(RatingStore):
         return one
 
     def find(self, conversation_id: str) -> Conversation | None:
-        """Return a conversation, None if there is none with this id."""
         rows = self._read(f"SELECT {', '.join(_OF_CONVERSATION)} FROM conversations WHERE id = ?", conversation_id)
         return _conversation(rows[0]) if rows else None
 
     def num_conversations(self) -> int:
-        """Return the number of conversations."""
         return int(self._read("SELECT count(*) FROM conversations")[0][0])
 
     def search(self, text: str, before: int | None, most: int) -> tuple[list[Conversation], int | None]:
@@ -330,7 +328,6 @@ class StoreThread:
             raise
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
 
     def close(self) -> None:

@@ -58,7 +58,6 @@ class StoredAnswers:
             yield from (self._answer(group, g) for g in range(group.size))
 
     def find(self, answer_id: str) -> Answer | None:
-        """Return the answer with an id, None if it is not in the memory."""
         group_id, _, episode = answer_id.rpartition("/")
         born = group_id.partition(".")[0]  # ids begin with the iteration, unless they come from a file
         born_N = self._rows["born"].tolist()

@@ -31,7 +31,6 @@ NAME = "report.html"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
     text = "episodes of a run (default: 6)"
@@ -53,7 +52,6 @@ def page_in(directory: Path, num_transcripts: int) -> Page:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report; return the exit status."""
     page = page_in(arguments.results, arguments.transcripts)
     directory = arguments.out or arguments.results
     directory.mkdir(parents=True, exist_ok=True)

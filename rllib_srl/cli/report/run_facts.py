@@ -88,7 +88,6 @@ class RunFacts:
         return known
 
     def total(self, metric: str) -> float:
-        """Return the sum of a metric over all iterations."""
         return float(self.known(metric).sum())
 
     def last(self, metric: str) -> float:
@@ -107,7 +106,6 @@ class RunFacts:
         return {name: num for name, num in found.items() if num}
 
     def warnings(self) -> Iterator[str]:
-        """Yield a line for each fault and each sign that little is learned."""
         if self.num_damaged:
             yield f"{METRICS} has {self.num_damaged:,} damaged lines, which are left out"
         counts = {meaning: self.last(metric) for metric, meaning in LIFETIME_FAULTS.items()}

@@ -64,7 +64,6 @@ def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
 
 
 def _opening(facts: RunFacts) -> Iterator[Block]:
-    """Yield what the run is, its results, and its warnings."""
     settings = facts.settings
     env = settings.get("env") or ", ".join(settings.get("worlds") or ())
     env = env or ("a stream of domains" if settings.get("stream") else "unknown environments")
@@ -78,7 +77,6 @@ def _opening(facts: RunFacts) -> Iterator[Block]:
 
 
 def _outcome(facts: RunFacts) -> Notice:
-    """Return the box with the results."""
     rewards = facts.known(REWARD)
     num = max(1, min(NUM_AVERAGED, len(rewards) // 2))
     first, last = (float(of.mean()) if len(of) else math.nan for of in (rewards[:num], rewards[-num:]))

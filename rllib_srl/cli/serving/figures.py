@@ -27,12 +27,10 @@ class Meter:
     """Latency and length of the newest answers of a server."""
 
     def __init__(self) -> None:
-        """Start without answers."""
         self.num = 0
         self._newest: deque[tuple[float, int]] = deque(maxlen=NEWEST)
 
     def note(self, seconds: float, num_tokens: int) -> None:
-        """Note a complete answer."""
         self.num += 1
         self._newest.append((seconds, num_tokens))
 

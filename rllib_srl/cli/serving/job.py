@@ -32,7 +32,6 @@ class JsonFile(BaseModel):
     name: ClassVar[str]
 
     def write(self, directory: Path) -> None:
-        """Write the file into a directory."""
         write_whole(directory / self.name, self.model_dump_json())
 
     @classmethod
@@ -101,7 +100,6 @@ class ServedSettings(JsonFile):
 
     @property
     def is_on_card(self) -> bool:
-        """Return whether server and trainer share a card."""
         return self.dtype == "bfloat16"
 
 

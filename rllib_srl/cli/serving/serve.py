@@ -67,7 +67,6 @@ class Flags(TrainingSettings):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="name or directory of a model")
     text = "directory of the served model"
     parser.add_argument("--out", type=local_directory, required=True, metavar="DIR", help=text)
@@ -191,7 +190,6 @@ async def _until_stopped(served: ServedDirectory, serving: Serving, training: Tr
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Check everything, then serve."""
     flags, keep = checked(arguments)
     model_dir = local_model(arguments.model)
     context = min(CONTEXT, sizes_of(model_dir).context or CONTEXT)

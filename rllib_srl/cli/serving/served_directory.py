@@ -46,21 +46,17 @@ class ServedDirectory:
     """The directory of one served model. Invariant: it is readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
-        """Use a directory, which need not exist."""
         self.path = path
 
     @property
     def exists(self) -> bool:
-        """Return whether the directory is that of a served model."""
         return (self.path / SETTINGS).is_file()
 
     @property
     def log(self) -> Path:
-        """Return the log file of the engine."""
         return self.path / LOG
 
     def version(self, number: int) -> Path:
-        """Return the directory of a version."""
         return self.path / "versions" / f"{number:04d}"
 
     def fix_settings(self, settings: ServedSettings) -> None:

@@ -59,7 +59,6 @@ class Serving:
 
     @property
     def num_under_way(self) -> int:
-        """Return the number of answers under way."""
         return self._under_way.total()
 
     async def start(self) -> None:

@@ -86,7 +86,6 @@ class Training:
     # --- the loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Train until cancelled."""
         while True:
             try:
                 await self._turn()
@@ -228,7 +227,6 @@ class Training:
         await asyncio.to_thread(shutil.rmtree, self._served.version(version.number), True)
 
     async def status(self) -> dict[str, Any]:
-        """Return what training does at present."""
         store = self._db.store
         found: dict[str, Any] = {"is_paused": self.is_paused, "starts_after": self._after}
         found["num_new_ratings"] = len(await self._db.run(store.free_ratings))

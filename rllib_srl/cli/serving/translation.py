@@ -58,7 +58,6 @@ class ServedRequest(ChatRequest):
 
     @property
     def has_form(self) -> bool:
-        """Return whether the answer must have a form."""
         return self.response_format is not None and self.response_format.type != "text"
 
     @property
@@ -189,7 +188,6 @@ class Collected:
 
 
 def event(value: Any) -> bytes:
-    """Return an object as a server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 

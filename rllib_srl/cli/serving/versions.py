@@ -26,7 +26,6 @@ MOST_NAMED = 5  # ratings that a rollback names; the rest is counted
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of srl serve")
     parser.add_argument("--rollback", action="store_true", help="roll the active version back to its parent")
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the list")
@@ -34,7 +33,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def versions(arguments: argparse.Namespace) -> int:
-    """Do what the flags say."""
     served = ServedDirectory(arguments.directory)
     if not served.exists:
         raise DirectoryError(f"{arguments.directory} is not a served model; expected a directory of srl serve")
@@ -53,7 +51,6 @@ def versions(arguments: argparse.Namespace) -> int:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the versions as a table."""
     shown = [["version", "parent", "state", "since", "ratings", "gate", "reason"]]
     for row in rows:
         used = f"{row['num_ratings']}"
@@ -83,7 +80,6 @@ def roll_back(served: ServedDirectory, reason: str) -> dict[str, Any]:
 
 
 def in_words(done: Mapping[str, Any]) -> str:
-    """Return what a rollback has done."""
     withdrawn = done["withdrawn_ratings"]
     text = "1 rating is withdrawn" if len(withdrawn) == 1 else f"{len(withdrawn)} ratings are withdrawn"
     if withdrawn:

@@ -91,7 +91,6 @@ class VLLMServer:
         return self._client
 
     def has_ended(self) -> bool:
-        """Return whether the process is gone."""
         return self._process is None or self._process.poll() is not None
 
     async def start(self) -> None:
@@ -224,7 +223,6 @@ class VLLMServer:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else reply.text
 
     def flags(self, socket: Path, template: Path) -> list[str]:
-        """Return the flags of vLLM's server."""
         flags = ["--model", self.settings.model, "--served-model-name", BASE, "--uds", str(socket)]
         flags += ["--dtype", self.settings.dtype, "--max-model-len", str(self.settings.context)]
         flags += ["--gpu-memory-utilization", f"{self._share:g}"] if self._share else []

@@ -45,15 +45,12 @@ class Access:
         self.cookie = f"srl_dashboard_{port}"
 
     def has_token(self, text: str) -> bool:
-        """Return whether a text is the token."""
         return is_same(text, self.token)
 
     def in_cookie(self, headers: Headers) -> bool:
-        """Return whether a request has the token in its cookie."""
         return self.has_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""))
 
     def set_cookie(self) -> str:
-        """Return the header that sets the cookie."""
         return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
 
 
@@ -91,7 +88,6 @@ class Guard:
         self._refusal, self._no_token = refusal, no_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -21,7 +21,6 @@ class Parser(argparse.ArgumentParser):
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; exit if there are unknown ones."""
         arguments, extra = self.parse_known_args(args, namespace)
         if extra:
             self.error("\n".join(["unknown arguments:", *self._hints(extra), *self.also_wrong(arguments)]))
@@ -39,7 +38,6 @@ class Parser(argparse.ArgumentParser):
         return [f"  {name}: {in_place_of(name, known, '--') or '--help lists them all'}" for name in names]
 
     def error(self, message: str) -> NoReturn:
-        """Exit with a message."""
         self.exit(2, f"error: {message}\n")
 
 

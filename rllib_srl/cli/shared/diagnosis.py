@@ -50,7 +50,6 @@ class Findings:
     """Prints lines as they come, and counts them by status."""
 
     def __init__(self) -> None:
-        """Start without lines."""
         self.num = Counter[str]()
 
     def add(self, found: Iterable[Line]) -> bool:

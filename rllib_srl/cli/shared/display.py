@@ -106,12 +106,10 @@ class NoteHandler(logging.Handler):
     """Shows the package's warnings as notes, and its start-up messages as the current action."""
 
     def __init__(self, progress: Progress) -> None:
-        """Write to `progress`."""
         super().__init__(logging.INFO)
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one warning or start-up message."""
         if record.levelno >= logging.WARNING:
             self._progress.note(f"warning: {record.getMessage()}")
         elif record.name == STAGES:

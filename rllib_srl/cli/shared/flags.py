@@ -68,7 +68,6 @@ class Program:
         self._without, self._verbose = without, verbose
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Read the command line."""
         takes_settings = self._without is not None
         parser = (Parser if takes_settings else command_line.Parser)(usage=self._usage, **help_of(self._doc))
         self._add_flags(parser)
@@ -115,7 +114,6 @@ class HelpAll(argparse.Action):
     """`--help-all`: the page of `--help` with the settings that it omits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print the help and exit."""
         for action in parser._actions:
             action.help = getattr(action, "all_help", action.help)
         parser.print_help()

@@ -26,7 +26,6 @@ class Ending:
     """What happens before SIGTERM ends this process; commands set it for the time in which it holds."""
 
     def __init__(self) -> None:
-        """Start with nothing to do."""
         self.errors = 2  # descriptor of standard error, which may point elsewhere while libraries start
         self.clean_up: Callable[[], object] = bool
         self.last_words: Callable[[], str] = str
@@ -82,7 +81,6 @@ class StopRequest:
     """Whether a stop was requested. Invariant: once `is_made`, the next Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
-        """Create a request that is not made yet."""
         self.is_made = False
         self.status = 0  # exit status of a script that stopped on request
 

@@ -49,7 +49,6 @@ WITHOUT = (*FIXED, "data", "reward")  # settings that the tasks replace
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     text = f"environments (ENV, ENV#NAME={{settings}}) or files of questions (default: those of the stream {STREAM})"
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help=text)
     text = f"seeds of each arm (default: {' '.join(map(str, SEEDS))})"
@@ -62,7 +61,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def fault_of(arguments: argparse.Namespace) -> str:
-    """Return what is wrong with the flags together."""
     others = [name for name, value in vars(arguments).items() if value and name not in BESIDE]
     if arguments.resume and others:
         return f"--resume DIR keeps all settings; expected no others, not {', '.join(others)}"

@@ -139,7 +139,6 @@ def faults_of_trials(study: Study) -> list[str]:
 
 
 def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
-    """Return the config of a `StudyTrial`."""
     values = plan.study.settings_of(arm, seed)
     config: dict[str, Any] = build_config({**values, "checkpoint_every": 0}).to_dict()  # the trial writes its own
     every = values.get("checkpoint_every", CHECKPOINT_EVERY)
@@ -225,7 +224,6 @@ class Lines(tune.Callback):
     """Prints a line at the end of each stage of a trial, with the remaining time of all trials."""
 
     def __init__(self, study: Study, num_trials: int) -> None:
-        """Show progress through the trials of a study."""
         self._study, self._num, self._start = study, num_trials, time.monotonic()
         self._tokens: dict[str, int] = {}  # by trial
         self._first: dict[str, int] = {}  # that a resumed trial had already
@@ -233,7 +231,6 @@ class Lines(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Print the end of a stage."""
         about = result["study"]
         name, tokens = f"{about['arm']} seed {about['seed']}", about["num_generated_tokens"]
         self._first.setdefault(name, tokens)
@@ -262,7 +259,6 @@ def show(directory: Path) -> None:
 
 
 def max_failures_in(given: dict[str, Any]) -> int:
-    """Take `max_failures` out of the given settings."""
     num = run_settings(given).max_failures
     given.pop("max_failures", None)
     return num

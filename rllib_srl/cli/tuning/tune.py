@@ -34,7 +34,6 @@ from rllib_srl.studies.study import Study
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the command."""
     parser.add_argument("study", nargs="?", help="name of a file in tune_configs/, without .py")
     default = Path("results/tune")
     text = "directory of the results (default: %(default)s)"
@@ -54,7 +53,6 @@ def studies() -> dict[str, str]:
 
 
 def module_of(name: str) -> Any:
-    """Return the module of a study."""
     return importlib.import_module(f"rllib_srl.tune_configs.{name}")
 
 
@@ -73,7 +71,6 @@ def load(name: str) -> Study:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a study, or list them; return the exit status."""
     if arguments.study is None:
         print(f"studies ({command('tune')} STUDY):\n" + table(list(studies().items())))
         return 0

@@ -92,7 +92,6 @@ def take_turns(directory: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the trainer; return its exit status."""
     directory, owner = Path(argv[0]), int(argv[1])
     end_with(owner)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

@@ -53,7 +53,6 @@ class RatedAnswers(SRLCallback):
     num_revisits = 0  # prompts of domains to keep that each iteration plays
 
     def __init__(self) -> None:
-        """Start without versions."""
         self.begun: list[tuple[int, int]] = []  # version and its first iteration, this one and its ancestors
         self.metrics: dict[str, float] = {}  # of the last iteration; `NUM_BAD`: of all of this version
         self.trained: Counter[str] = Counter()  # answer -> iterations of this version
@@ -72,7 +71,6 @@ class RatedAnswers(SRLCallback):
         return replace(plan, num_reused=algorithm.config.num_prompts_per_batch)
 
     def augment_batch(self, *, algorithm: Any, **kwargs: Any) -> Sequence[Prompt]:
-        """Play prompts of domains to keep."""
         return algorithm.source.draw(self.num_revisits) if self.num_revisits else ()
 
     def post_step(self, *, algorithm: Any, reused: Sequence[GroupMeta], **kwargs: Any) -> None:
@@ -86,11 +84,9 @@ class RatedAnswers(SRLCallback):
         self.trained.update(group.prompt.prompt_id for group in reused)
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything."""
         return {"begun": self.begun, "metrics": self.metrics, "trained": dict(self.trained)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned."""
         self.begun, self.metrics = [(v, i) for v, i in state["begun"]], dict(state["metrics"])
         self.trained = Counter(state["trained"])
 
@@ -126,7 +122,6 @@ class RatedRetention(Retention):
         self._noted = noted
 
     def draw(self, groups: Sequence[GroupMeta], now: int) -> list[GroupMeta]:
-        """Draw the answers that the update holds."""
         return [one for one in super().draw(groups, now) if not self._noted.is_new(one)]
 
     def add_to(
@@ -195,7 +190,6 @@ class RatedRun:
 
     @property
     def num_done(self) -> int:
-        """Return the number of iterations that are done."""
         return int(self.algo.iteration) - self.noted.begun[-1][1]
 
     def step(self) -> None:
@@ -220,7 +214,6 @@ class RatedRun:
         return found
 
     def write(self, directory: Path) -> None:
-        """Write the adapter."""
         rank = self._job.settings.rank
         write_adapter(self.learner.model, directory, rank, 2.0 * rank, Path(self._job.served.model).name)
 

@@ -93,7 +93,6 @@ class Examiner:
 
 
 def train(directory: Path) -> None:
-    """Do the job of a version's directory."""
     job = Job.read(directory)
     examiner = Examiner(job)
     if job.served.is_on_card:
@@ -136,7 +135,6 @@ def answers_before(examiner: Examiner, play: Play, directory: Path) -> dict[str,
 def judged(
     job: Job, before: Mapping[str, Answers], after: Mapping[str, Answers], last: Mapping[str, float]
 ) -> tuple[list[Verdict], dict[str, Change]]:
-    """Apply the gates to a candidate."""
     settings = job.settings
     verdicts = [gates.sanity(int(last[NUM_BAD])), gates.drift(last["kl"], settings.max_kl)]
     changes = {name: gates.paired_change(before[name], after[name], settings.confidence) for name in after}
