@@ -97,18 +97,7 @@ class Terminal(Dialogue):
         out: TextIO,
         notes: TextIO,
     ) -> None:
-        """Prepare to talk.
-
-        Args:
-            engine: with the model's weights.
-            tokenizer: of the model.
-            form: of the conversation.
-            sampling: of replies; its stop is that of the form.
-            context: most tokens of the whole conversation.
-            lines: what is said.
-            out: for replies.
-            notes: for everything else.
-        """
+        """Talk with an engine that has the model's weights; a whole conversation has at most `context` tokens."""
         super().__init__(lines, out, notes)
         self._engine, self._tokenizer, self._form, self._sampling = engine, tokenizer, form, sampling
         self._most = context - sampling.max_tokens
@@ -138,11 +127,7 @@ class Terminal(Dialogue):
 
 
 def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directory: Path) -> SRLConfig:
-    """Return a valid config with the settings of the engine.
-
-    Raises:
-        SettingsError: a setting is invalid.
-    """
+    """Return a valid config with the settings of the engine; SettingsError: one is invalid."""
     values = {name: settings[name] for name in OF_RUN if settings.get(name) is not None}
     values |= {"seed": secrets.randbelow(2**31), **{name: given[name] for name in OF_ENGINE if name in given}}
     longest = sizes_of(directory).context or CONTEXT
@@ -155,12 +140,7 @@ def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directo
 
 
 def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
-    """Return an engine with the weights of a checkpoint, or of the model.
-
-    Raises:
-        CheckpointError: a file of the checkpoint is missing, damaged or unlisted.
-        WeightSyncError: the engine did not get exactly the checkpoint's weights.
-    """
+    """Return an engine with the weights of a checkpoint, or of the model; CheckpointError: it is damaged."""
     policy = about = None
     if source.checkpoint:  # first: a damaged checkpoint is found before an engine starts
         policy, about = policy_of(source.checkpoint, model_config_of(source.settings))
@@ -215,11 +195,6 @@ def fault_of(arguments: argparse.Namespace) -> str:
 
 
 def max_tokens_of(given: int | None, context: int) -> int:
-    """Return the maximum number of tokens of a reply.
-
-    Raises:
-        SettingsError: it does not fit the context.
-    """
     if given is not None and given >= context:
         raise SettingsError(f"--max-tokens {given}; expected less than the context of {context} tokens")
     return min(MAX_TOKENS, context // 2) if given is None else given

@@ -58,13 +58,7 @@ class Findings:
         print(f"{topic:<10}{text}")
 
     def look(self, text: str, examples: Sequence[str] | None = None, is_wrong: bool = False) -> None:
-        """Keep a finding for the end; with examples only if there are some.
-
-        Args:
-            text: what was found.
-            examples: all of them; their number is shown, and the first few.
-            is_wrong: whether it has to be mended.
-        """
+        """Keep a finding for the end, with the number of `examples` and the first few; without any it is none."""
         if examples is not None and not examples:
             return
         self.has_wrong |= is_wrong

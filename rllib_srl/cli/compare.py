@@ -65,11 +65,6 @@ class Comparison:
     """Both sides' answers to the prompts that both have answered, at least one."""
 
     def __init__(self, first: Answers, second: Answers, num_asked: int) -> None:
-        """Pair the answers.
-
-        Raises:
-            ValueError: no prompt was answered by both sides.
-        """
         both = sorted(first.keys() & second.keys(), key=lambda key: (first[key].prompt_id, key))
         if not both:
             raise ValueError(f"none of {num_asked} held-out prompts was answered by both sides; see the warnings")
@@ -138,11 +133,7 @@ def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> lis
 
 
 def refuse_different(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
-    """Check that both sides get the same prompts.
-
-    Raises:
-        SettingsError: a setting of `EQUAL` differs and is not given; the message lists all.
-    """
+    """Refuse settings of `EQUAL` that differ and are not given, all at once: both sides get the same prompts."""
     defaults = {name: all_settings()[name].initial for name in EQUAL}
     pairs = {name: [values.get(name, defaults[name]) for values in own] for name in EQUAL if name not in given}
     lines = [f"  {name} = {a!r} in A, {b!r} in B" for name, (a, b) in pairs.items() if a != b]

@@ -54,11 +54,7 @@ def port_number(text: str) -> int:
 
 
 def check_is_run(directory: Path) -> None:
-    """Check that a path is the directory of a run, which may not have finished an iteration yet.
-
-    Raises:
-        RunError: it is not.
-    """
+    """Check that a path is the directory of a run, which need not have finished an iteration; RunError: it is not."""
     if (directory / STUDY_FILE).is_file():
         raise RunError(f"{directory} is a study; expected the directory of a run (srl report shows studies)")
     if ServedDirectory(directory).exists:
@@ -91,12 +87,6 @@ def application(directory: Path, access: Access) -> Starlette:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve the page of a run until Ctrl-C.
-
-    Raises:
-        RunError: the directory holds no run.
-        ValueError: the address cannot be used.
-    """
     check_is_run(arguments.directory)
     listening = listen(arguments.host, arguments.port)
     port = int(listening.getsockname()[1])

@@ -41,15 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO) -> bool:
-    """Play one prompt; return whether the episode ended before the turns did.
-
-    Args:
-        env: the environment.
-        name: of the environment.
-        prompt_id: of the prompt.
-        turns: of the policy.
-        out: for what is seen.
-    """
+    """Play one prompt; return whether the episode ended before the turns did."""
 
     def say(text: str) -> None:
         print(text, file=out, flush=True)

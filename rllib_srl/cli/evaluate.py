@@ -94,11 +94,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
 def started(
     values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, progress: Progress
 ) -> Iterator[Any]:
-    """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind.
-
-    Raises:
-        SettingsError: the settings are invalid; nothing was started.
-    """
+    """Start an algorithm to evaluate a checkpoint's weights; None: those of the model. Leave no files behind."""
     with tempfile.TemporaryDirectory(prefix="rllib_srl-") as scratch:
         changed = {"log_directory": scratch, "checkpoint_every": 0, "evaluation_interval": 1, "callbacks": None}
         config = build_config({**values, **changed})

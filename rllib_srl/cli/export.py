@@ -45,11 +45,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the directory; return the exit status.
-
-    Raises:
-        RunError: the run has no settings file.
-    """
     out = arguments.out.absolute()
     refuse_not_empty(out)  # before any work
     checkpoint = runs.find_checkpoint(arguments.run)
@@ -68,14 +63,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Mapping[str, float] | None = None) -> str:
-    """Return the text of a model card.
-
-    Args:
-        title: of the page.
-        settings: of the run.
-        iteration: of the checkpoint.
-        evaluation: a line of metrics with the last evaluation.
-    """
+    """Return the text of a model card; `evaluation` is the line of metrics with the last one."""
     defaults = {name: row.initial for name, row in flag_settings().items() if name not in NOT_SHOWN}
     changed = {n: settings[n] for n in defaults if n in settings and listed(settings[n]) != listed(defaults[n])}
     model = settings["model"]

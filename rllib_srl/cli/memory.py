@@ -190,11 +190,7 @@ def drop_items(arguments: argparse.Namespace) -> None:
 
 
 def known_decoder(arguments: argparse.Namespace) -> Decode | None:
-    """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known.
-
-    Raises:
-        ValueError: the run's settings name no model.
-    """
+    """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known."""
     import yaml
 
     from rllib_srl.engine.models import local_model

@@ -97,11 +97,7 @@ def ask(store: RatingStore, answers: StoredAnswers, rater: str) -> None:
 
 
 def set_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value: str, rater: str) -> str:
-    """Set the rating of one answer, also of one that has left the memory but was rated before; say what has changed.
-
-    Raises:
-        ValueError: there is no such answer.
-    """
+    """Set the rating of one answer, also of one that has left the memory but was rated before; say what has changed."""
     answer, gone = answers.find(answer_id), store.of_answer(answer_id)
     rated = answer or (gone.answer if gone else None)
     if rated is None:

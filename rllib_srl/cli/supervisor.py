@@ -47,11 +47,7 @@ def is_needed(argv: Sequence[str]) -> bool:
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command that trains, again after each loss; return the exit status of the last one.
-
-    Args:
-        command: the program and its arguments; it calls `begin` and `report`.
-    """
+    """Run a program that calls `begin` and `report`, again after each loss; return the last exit status."""
     _prctl(_SET_SUBREAPER, 1)  # orphans of the child become ours
     child: subprocess.Popen[bytes] | None = None
     stopped_by, is_passed_on = 0, False  # the number of the last signal, and whether a child got it

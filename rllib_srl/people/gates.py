@@ -158,13 +158,7 @@ def drift(kl: float, max_kl: float) -> Verdict:
 
 
 def kept(domain: str, change: Change, max_drop: float) -> Verdict:
-    """Test non-inferiority in a domain: the whole interval lies above -max_drop.
-
-    Args:
-        domain: domain to be retained.
-        change: change from the old model.
-        max_drop: share of right answers that may be lost, in [0, 1).
-    """
+    """Test non-inferiority in a domain: the whole interval lies above -max_drop, a share of right answers."""
     is_shown = change.low > -max_drop
     text = f"{change}; a drop of {100 * max_drop:g} points {'is' if is_shown else 'is not'} excluded"
     return Verdict("kept", is_shown, text, domain)

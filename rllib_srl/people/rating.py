@@ -49,11 +49,7 @@ def expected(scheme: str = "") -> str:
 
 
 def check_value(value: str, scheme: str = "") -> None:
-    """Check the value of a rating.
-
-    Raises:
-        ValueError: it is not a value of the scheme.
-    """
+    """Raise a ValueError unless a value is one of the scheme, or `TAKEN_BACK`."""
     if value != TAKEN_BACK and value not in SCHEMES[scheme].values:
         raise ValueError(f"rating = {value!r}; expected {expected(scheme)}")
 

@@ -33,11 +33,7 @@ class RatingFeed:
         self._known: set[str] = set()  # ids of groups with ratings
 
     def check(self) -> None:
-        """Open the file if it exists.
-
-        Raises:
-            RatingsError: it is damaged, or of another version.
-        """
+        """Open the file if it exists; RatingsError: it is damaged, or of another version."""
         self._opened()
 
     def restart(self) -> None:

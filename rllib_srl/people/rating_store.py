@@ -191,11 +191,7 @@ class RatingStore(Database):
         return {group_id for (group_id,) in self._read("SELECT DISTINCT group_id FROM answers")}
 
     def copy_to(self, path: Path) -> None:
-        """Write a copy, for a run that is resumed in another directory; it keeps the id of the file.
-
-        Raises:
-            RatingsError: the copy cannot be written.
-        """
+        """Write a copy, for a run that is resumed in another directory; it keeps the id of the file."""
         with self._explained(f"copying them to {path}"):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with closing(sqlite3.connect(path)) as copy:

@@ -154,12 +154,7 @@ class ServedStore(RatingStore):
     # --- changing versions -------------------------------------------------------------------------
 
     def begin(self, uses: Mapping[str, str], settings: Mapping[str, Any]) -> Version:
-        """Begin a version whose parent is the active one; none is in training.
-
-        Args:
-            uses: answer id -> value of the rating that it is trained on.
-            settings: settings of its training.
-        """
+        """Begin a child of the active version on the ratings `uses`, answer id -> value; none is in training."""
         with self._explained("beginning a version"), self._transaction():
             row = (self._active_number(), TRAINING, _now(), json.dumps(dict(settings)), "{}", "{}", "")
             insert = f"INSERT INTO versions ({', '.join(_OF_VERSION[1:])}) VALUES ({', '.join('?' * len(row))})"
@@ -183,11 +178,7 @@ class ServedStore(RatingStore):
             self._change(number, STALE if is_stale else REJECTED, reason, **about)
 
     def activate(self, number: int, reason: str = "it passed all gates") -> None:
-        """Make a candidate the active version, and the active one superseded.
-
-        Raises:
-            LineageError: it is not a candidate, or not a child of the active version.
-        """
+        """Make a candidate that is a child of the active version the active one, and that one superseded."""
         with self._explained("activating a version"), self._transaction():
             active, parent = self._active_number(), self.version(number).parent
             if parent != active:
@@ -223,11 +214,7 @@ class ServedStore(RatingStore):
     # --- reading versions --------------------------------------------------------------------------
 
     def version(self, number: int) -> Version:
-        """Return a version.
-
-        Raises:
-            LineageError: there is none with this number.
-        """
+        """Return a version; LineageError: there is none with this number."""
         found = self._versions("WHERE number = ?", number)
         if not found:
             raise LineageError(f"version = {number}; expected one that srl versions lists")

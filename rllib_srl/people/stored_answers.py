@@ -41,12 +41,7 @@ class StoredAnswers:
     @classmethod
     @contextmanager
     def of_run(cls, directory: Path, decode: Callable[[], Decode]) -> Iterator[Any]:
-        """Yield the answers of a run.
-
-        Raises:
-            NotARun: the directory has no memory of a run; a checkpoint and a database have no ratings.
-            StoreError: the memory cannot be read.
-        """
+        """Yield the answers of a run; NotARun: it has no memory. A checkpoint and a database have no ratings."""
         check_run(directory)
         with reading(directory) as found:
             yield cls(found, decode)
@@ -119,11 +114,7 @@ class StoredAnswers:
 
 
 def check_run(directory: Path) -> None:
-    """Check that a path is the directory of a run with a memory.
-
-    Raises:
-        NotARun: the directory has no memory of a run.
-    """
+    """Check that a path is the directory of a run with a memory, and not a checkpoint or a database."""
     if not (directory / "replay/memory.db").is_file():
         reason = "holds no memory of a run" if directory.is_dir() else "is not a directory"
         raise NotARun(f"{directory} {reason}; expected the directory of a run, as srl train --out names it")

@@ -38,11 +38,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def page_in(directory: Path, num_transcripts: int) -> Page:
-    """Return the page of a run or a study.
-
-    Raises:
-        RunError: the directory has neither.
-    """
     if (directory / STUDY_FILE).is_file():
         return page_of(read_results(directory))
     if (directory / METRICS).is_file():

@@ -57,11 +57,7 @@ class RunFacts:
 
     @classmethod
     def read(cls, directory: Path) -> RunFacts:
-        """Read settings and metrics of a run; the settings may be missing.
-
-        Raises:
-            RunError: there is no finished iteration.
-        """
+        """Read metrics and settings, which may be missing; RunError: there is no finished iteration."""
         lines = list(json_lines(directory / METRICS, _numbers))
         row_of: dict[float, dict[str, float]] = {}
         for row in filter(None, lines):

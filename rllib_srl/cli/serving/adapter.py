@@ -23,15 +23,7 @@ _PREFIX, _ADAPTER = "base_model.model.", ".default"  # of peft's names in files;
 
 
 def write_adapter(model: torch.nn.Module, directory: Path, rank: int, alpha: float, base: str) -> None:
-    """Write the adapters of a model.
-
-    Args:
-        model: with adapters of `learner/model_setup.py`.
-        directory: existing.
-        rank: of the adapters.
-        alpha: they are scaled by alpha / rank.
-        base: name of the model, for readers.
-    """
+    """Write the adapters of a model (`learner/model_setup.py`), scaled by alpha / rank; `base` is for readers."""
     weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in _trained(model).items()}
     write_weights(directory / WEIGHTS, weights)
     layers = sorted({name.split(".")[-3] for name in weights})
@@ -46,11 +38,7 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def checksums(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each of `FILES`.
-
-    Raises:
-        FileError: one cannot be read.
-    """
+    """Return the SHA-256 of each of `FILES`; FileError: one cannot be read."""
     sums = {}
     for name in FILES:
         try:
@@ -62,11 +50,7 @@ def checksums(directory: Path) -> dict[str, str]:
 
 
 def verify(directory: Path, files: Mapping[str, str]) -> None:
-    """Check the files of a version against the checksums that the lineage has.
-
-    Raises:
-        FileError: a file is missing or was changed.
-    """
+    """Check the files of a version against the lineage's checksums; FileError: one is missing or was changed."""
     found = checksums(directory)
     for name in FILES:
         if found[name] != files.get(name):

@@ -54,11 +54,7 @@ def dtype_of(share: float) -> str:
 
 
 def needs_of(job: Job) -> tuple[Need, Need]:
-    """Return what server and trainer need on a card.
-
-    Raises:
-        PlacementError: the sizes of the model are not known.
-    """
+    """Return what server and trainer need on a card; PlacementError: the sizes of the model are not known."""
     model = job.served.model
     if (shape := ModelShape.of(Path(model))) is None:
         expected = "expected a config.json with a Llama-like model's sizes"

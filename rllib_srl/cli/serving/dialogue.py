@@ -35,16 +35,7 @@ class ServedDialogue(Dialogue):
         out: TextIO,
         notes: TextIO,
     ) -> None:
-        """Prepare to talk.
-
-        Args:
-            where: directory of a server that runs, or its address.
-            system: message at the start; None: none.
-            sampling: fields of each request; None is left out.
-            lines: what is said.
-            out: for answers.
-            notes: for everything else.
-        """
+        """Talk after a `system` message; each request has the fields `sampling`, of which None is left out."""
         super().__init__(lines, out, notes)
         self._where = where
         self._sampling = {name: value for name, value in sampling.items() if value is not None}

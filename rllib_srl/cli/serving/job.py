@@ -36,11 +36,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read the file of a directory.
-
-        Raises:
-            FileError: it cannot be read, or holds something else.
-        """
+        """Read the file of a directory; FileError: it cannot be read, or holds something else."""
         path = directory / cls.name
         try:
             return cls.model_validate_json(path.read_bytes(), strict=True)

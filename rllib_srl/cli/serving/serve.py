@@ -81,11 +81,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
-    """Return the numbers of the command line, and the domains to keep.
-
-    Raises:
-        ValueError: all errors of the command line, one per line.
-    """
+    """Return the numbers of the command line, and the domains to keep; ValueError: all errors, one per line."""
     flags, faults, keep = Flags(), list[str](), list[KeptDomain]()
     try:
         flags = Flags(**{name: getattr(arguments, name) for name in Flags.model_fields})
@@ -106,15 +102,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
 
 
 async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirectory, job: Job, share: float) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status.
-
-    Args:
-        arguments: of the command line.
-        flags: its numbers.
-        served: the directory, locked.
-        job: of any version.
-        share: of the card that vLLM reserves.
-    """
+    """Serve from a locked directory until SIGINT or SIGTERM; vLLM reserves a `share` of the card."""
     fixed, model_dir = job.served, Path(job.served.model)
     tokenizer = load_tokenizer(model_dir)
     has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -154,11 +142,7 @@ async def run(arguments: argparse.Namespace, flags: Flags, served: ServedDirecto
 
 @contextmanager
 def _explained(served: ServedDirectory) -> Iterator[None]:
-    """Say what to do if the active version fails its check as the engine starts, or starts again.
-
-    Raises:
-        ValueError: the version fails its check.
-    """
+    """Say what to do if the active version fails its check as the engine starts, or starts again."""
     try:
         yield
     except (FileError, WeightSyncError) as error:

@@ -60,12 +60,7 @@ class ServedDirectory:
         return self.path / "versions" / f"{number:04d}"
 
     def fix_settings(self, settings: ServedSettings) -> None:
-        """Write the settings that hold for all versions, or check that they are those of before.
-
-        Raises:
-            DirectoryError: a setting differs, or the directory holds something else.
-            FileError: the settings of before are damaged.
-        """
+        """Write the settings that hold for all versions, or check that they are those of before."""
         if not self.exists:
             if self.path.is_dir() and any(self.path.iterdir()):
                 raise DirectoryError(f"--out {self.path} is not empty; expected a new directory, or one of srl serve")
@@ -90,11 +85,7 @@ class ServedDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory: one server, or one command that changes it.
-
-        Raises:
-            InUse: another process holds it.
-        """
+        """Hold the directory for one server or one command that changes it; InUse: another process holds it."""
         with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,11 +111,7 @@ class Address(NamedTuple):
 
 
 def address_of(served: ServedDirectory) -> Address:
-    """Return the address of the running server.
-
-    Raises:
-        DirectoryError: no server is ready.
-    """
+    """Return the address of the running server; DirectoryError: none is ready."""
     try:
         found = Running.read(served.path)
         os.kill(found.pid, 0)
@@ -134,11 +121,7 @@ def address_of(served: ServedDirectory) -> Address:
 
 
 def address_in(text: str) -> Address:
-    """Return the address of a page that `srl serve` printed; without a token in it, that of SRL_TOKEN is used.
-
-    Raises:
-        DirectoryError: it is not such an address.
-    """
+    """Return the address that `srl serve` printed; without a token in it, that of SRL_TOKEN is used."""
     try:
         at = HttpUrl(text)
     except ValidationError:

@@ -43,14 +43,7 @@ class Serving:
     def __init__(
         self, server: VLLMServer, served: ServedDirectory, db: StoreThread, on_busy: Callable[[bool], None]
     ) -> None:
-        """Serve with an engine.
-
-        Args:
-            server: not started.
-            served: directory of the model.
-            db: its store.
-            on_busy: called with whether any answer is under way, when that changes.
-        """
+        """Serve with an engine; `on_busy` is called with whether any answer is under way, when that changes."""
         self.server, self._served, self._db, self._on_busy = server, served, db, on_busy
         self.number, self.is_ready, self.num_restarts = 0, False, 0
         self._under_way: Counter[int] = Counter()
@@ -79,11 +72,7 @@ class Serving:
 
     @contextmanager
     def answering(self) -> Iterator[tuple[int, str]]:
-        """Yield number and served name of the version that answers.
-
-        Raises:
-            NotReady: none does at present.
-        """
+        """Yield number and served name of the version that answers; NotReady: none does at present."""
         if not self.is_ready:
             raise NotReady("the engine is starting; try again in a minute")
         number = self.number
@@ -134,11 +123,7 @@ class Serving:
             return done
 
     async def watch(self) -> None:
-        """Start the engine again whenever it has ended.
-
-        Raises:
-            ServerError: it ends again and again, while it starts or later.
-        """
+        """Start the engine again whenever it has ended; ServerError: it ends again and again."""
         while True:
             await asyncio.sleep(WATCH_S)
             if self.is_ready and self.server.has_ended():

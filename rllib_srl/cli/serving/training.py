@@ -43,15 +43,7 @@ class Training:
     """The training of one served model. Invariant: the trainer process runs only while nothing is being answered."""
 
     def __init__(self, served: ServedDirectory, db: StoreThread, serving: Serving, job: Job, after: int) -> None:
-        """Prepare.
-
-        Args:
-            served: its directory.
-            db: its store.
-            serving: pushes what passes.
-            job: of any version: model, settings, and domains that must not be lost.
-            after: number of new ratings that start a version; 0: no training.
-        """
+        """Train `job`s; `after` is the number of new ratings that start a version, 0: no training."""
         self._served, self._db, self._serving, self._given, self._after = served, db, serving, job, after
         self._settings = job.settings.model_dump() | {"keep": [one.domain for one in job.keep]}  # as the store has them
         self._trainer: TrainerProcess | None = None
@@ -245,11 +237,7 @@ class Training:
 
 
 def _written(directory: Path, status: int) -> tuple[Result, dict[str, str]]:
-    """Return the result of a trainer that has ended, and the checksums of its version.
-
-    Raises:
-        FileError: it has failed, or one of its files is damaged.
-    """
+    """Return the result of a trainer that has ended, and the checksums of its version; FileError: it has failed."""
     if status:
         lines = (directory / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line[:_LAST_WORDS] for line in reversed(lines) if line.strip()), "no message")

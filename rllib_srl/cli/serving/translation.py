@@ -177,11 +177,7 @@ class Collected:
         return kept
 
     def tokens(self, why_not: str) -> tuple[Tokens | None, str]:
-        """Return the tokens to train on, or None and why there are none.
-
-        Args:
-            why_not: what speaks against it already, "" if nothing does.
-        """
+        """Return the tokens to train on, or None and why there are none; `why_not` speaks against it already."""
         found = Tokens(self.prompt_ids, self.ids, self.logps)
         fault = why_not or found.faults()
         return (None, fault) if fault else (found, "")

@@ -66,12 +66,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def roll_back(served: ServedDirectory, reason: str) -> dict[str, Any]:
-    """Roll the active version back, through the server if one runs; return what `ServedStore.roll_back` does.
-
-    Raises:
-        RuntimeError: there is nothing to roll back.
-        DirectoryError: the server refuses, or cannot be asked.
-    """
+    """Roll the active version back, through the server if one runs; return what `ServedStore.roll_back` does."""
     try:
         with served.locked(), ServedStore(served.path / FILE) as store:
             return store.roll_back(reason)

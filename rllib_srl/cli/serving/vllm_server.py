@@ -66,14 +66,7 @@ class VLLMServer:
     """One server process. Invariant: between `start` and `stop` it runs, or `has_ended` is true."""
 
     def __init__(self, settings: ServedSettings, log: Path, has_template: bool, share: float = 0.0) -> None:
-        """Prepare a server.
-
-        Args:
-            settings: of the served model.
-            log: file for its output.
-            has_template: whether the model has a chat template; else `PLAIN_TEMPLATE` is used.
-            share: of the card that it reserves; 0 without one.
-        """
+        """Prepare a server that logs into `log` and reserves a `share` of the card, 0: it has none."""
         self.settings, self._log, self._has_template, self._share = settings, log, has_template, share
         self._process: subprocess.Popen[bytes] | None = None
         self._home: Path | None = None
@@ -81,11 +74,6 @@ class VLLMServer:
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """Return the connection to the server.
-
-        Raises:
-            ServerError: it was not started.
-        """
         if self._client is None:
             raise ServerError("the engine is not running; try again")
         return self._client
@@ -94,11 +82,7 @@ class VLLMServer:
         return self._process is None or self._process.poll() is not None
 
     async def start(self) -> None:
-        """Start the process and wait until it answers.
-
-        Raises:
-            ServerError: it ends, or does not answer within `START_TIMEOUT_S`.
-        """
+        """Start the process and wait until it answers; ServerError: it ends, or takes longer than `START_TIMEOUT_S`."""
         self._home = Path(tempfile.mkdtemp(prefix="srl-serve-", dir="/tmp"))  # mode 0700; a socket's path must be short
         socket, template = self._home / "engine.sock", self._home / "template.jinja"
         if not self._has_template:
@@ -139,27 +123,15 @@ class VLLMServer:
             self._home = None
 
     async def load(self, name: str, directory: Path) -> None:
-        """Load an adapter under a name.
-
-        Raises:
-            ServerError: vLLM refuses it.
-        """
+        """Load an adapter under a name; ServerError: vLLM refuses it."""
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(directory.absolute())})
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; no request may use it.
-
-        Raises:
-            ServerError: vLLM refuses it.
-        """
+        """Unload an adapter; no request may use it."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def continuations(self, name: str, expected: Sequence[Continuation]) -> list[ServedContinuation]:
-        """Return what the server generates greedily after the prompts of `expected`.
-
-        Raises:
-            ServerError: it does not answer.
-        """
+        """Return what the server generates greedily after the prompts of `expected`."""
         found = []
         for one in expected:
             body = {"model": name, "prompt": one.prompt_ids, "max_tokens": len(one.ids), "temperature": 0.0}
@@ -171,12 +143,7 @@ class VLLMServer:
         return found
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a chat.
-
-        Raises:
-            Refusal: the engine refuses the request.
-            ServerError: the engine fails.
-        """
+        """Return the reply to a chat; Refusal: the engine refuses the request; ServerError: it fails."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reply = await self.client.post("/v1/chat/completions", json=body, timeout=PIECE_TIMEOUT_S)
@@ -273,12 +240,7 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _check_answered(reply: httpx.Response) -> None:
-    """Check the status of a reply that was read.
-
-    Raises:
-        Refusal: the engine refuses the request.
-        ServerError: the engine fails.
-    """
+    """Raise a `Refusal` or `ServerError` unless a reply that was read is an answer."""
     if reply.status_code == 200:
         return
     try:

@@ -76,14 +76,7 @@ class Guard:
         refusal: Callable[[int, str], Response] = plain_refusal,
         no_token: str = NO_TOKEN,
     ) -> None:
-        """Guard an application.
-
-        Args:
-            app: the application.
-            access: its token.
-            refusal: makes the answer from a status and a reason.
-            no_token: the reason of 401.
-        """
+        """Guard an application; `refusal` makes the answer from a status and a reason, that of 401 is `no_token`."""
         self._app, self._access = app, access
         self._refusal, self._no_token = refusal, no_token
 

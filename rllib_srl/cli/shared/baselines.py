@@ -33,13 +33,7 @@ class Baselines:
 
 
 def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baselines:
-    """Play the majority answer of each environment on its held-out prompts, and average the environments' chances.
-
-    Args:
-        config: with the environments.
-        prompts: held-out prompts.
-        seed: of the order of training prompts.
-    """
+    """Play the majority answer of each environment on its held-out prompts, and average the environments' chances."""
     creators, env_configs = config.world_creators(), config.world_configs()
     worlds = {env_id: creators[env_id](env_configs[env_id]) for env_id in {prompt.env_id for prompt in prompts}}
     answers = {env_id: majority_turns(world, seed) for env_id, world in worlds.items()}

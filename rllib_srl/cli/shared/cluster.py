@@ -44,11 +44,7 @@ PRIVATE = 0o077  # umask: only the user can read the files of a run
 
 
 def quiet(verbose: bool) -> None:
-    """Suppress the output of Ray, RLlib, vLLM and transformers; make a local Ray listen on 127.0.0.1 only.
-
-    Args:
-        verbose: keep the output.
-    """
+    """Unless verbose, hide the output of Ray, RLlib, vLLM and transformers; a local Ray listens on 127.0.0.1 only."""
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault(HAS_CLUSTERS, "0")
         os.environ.setdefault(UV_RUN_HOOK, "0")
@@ -125,11 +121,7 @@ def check_address(address: str) -> None:
 
 
 def check_home() -> None:
-    """Check that the home directory can be written, where Ray and this package keep files.
-
-    Raises:
-        OSError: it cannot.
-    """
+    """Check that the home directory can be written, where Ray and this package keep files."""
     home = Path.home()
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise OSError(f"HOME = {str(home)!r} is not writable; set HOME to a directory that you can write to")
@@ -234,11 +226,7 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def hushed_stderr(verbose: bool) -> Iterator[None]:
-    """Drop output of native code to standard error: Ray's core warns about how RLlib starts its actors.
-
-    Args:
-        verbose: keep the output.
-    """
+    """Drop output of native code to standard error: Ray's core warns about how RLlib starts its actors."""
     if verbose:
         yield
         return

@@ -63,11 +63,7 @@ def integer_from(least: int) -> Callable[[str], int]:
 
 
 def local_directory(text: str) -> Path:
-    """Return `text` as a local path; an argparse type.
-
-    Raises:
-        ArgumentTypeError: `text` is a URI.
-    """
+    """Return `text` as a local path; an argparse type, which refuses a URI."""
     try:
         return local_path(text)
     except ValueError as error:

@@ -56,15 +56,7 @@ class Progress:
     def iteration(
         self, number: int, reward: float, tokens_per_s: float, seconds: float, num_resampled: int = 0
     ) -> None:
-        """Show a finished iteration.
-
-        Args:
-            number: of the iteration, the first is 1.
-            reward: mean over its episodes; nan if there are none.
-            tokens_per_s: generated tokens per second of rollout.
-            seconds: duration of the iteration.
-            num_resampled: prompts that dynamic sampling played in place of others.
-        """
+        """Show a finished iteration; `num_resampled` prompts were played by dynamic sampling in place of others."""
         self._seconds.append(seconds)
         left = (self._last - number) * sum(self._seconds) / len(self._seconds)
         text = f"iteration {number}/{self._last}  reward {rounded(reward)}  {tokens_per_s:.0f} tokens/s"

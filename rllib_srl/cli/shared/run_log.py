@@ -63,12 +63,7 @@ class RunLog:
     """
 
     def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
-        """Open the log in `directory`, which must exist.
-
-        Args:
-            directory: of the run.
-            writer: of the run's event file; None opens one.
-        """
+        """Log into a run's directory, which must exist, and its event file."""
         self._metrics = directory / METRICS
         self._writer = writer or EventFile(directory)
 

@@ -76,11 +76,7 @@ class RunPlan:
     iteration: int = 0  # of the checkpoint
 
     def refuse_done(self, last: int) -> None:
-        """Check that a resumed run has iterations left.
-
-        Raises:
-            RunError: the checkpoint is of iteration `last` or a later one.
-        """
+        """Check that the checkpoint is of an iteration before `last`."""
         if self.checkpoint is not None and self.iteration >= last:
             of = f"the {self.iteration} that were played before the checkpoint"
             raise RunError(f"iterations = {last}; expected more than {of}")
@@ -162,11 +158,7 @@ def new_directory(name: str) -> Path:
 
 
 def refuse_used(directory: Path) -> None:
-    """Check that a directory holds no run.
-
-    Raises:
-        RunError: it holds one, or it is a file.
-    """
+    """Check that a directory holds no run and is no file; RunError: it does, or it is."""
     if directory.exists() and not directory.is_dir():
         raise RunError(f"--out {directory} is a file; expected a directory, or an unused name")
     names = (SETTINGS_FILE, TRANSCRIPTS, METRICS)
@@ -182,11 +174,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return `path` if it is a checkpoint, else the newest finished checkpoint of a run's directory.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Return a checkpoint itself, or the newest finished one of a run's directory; CheckpointError: there is none."""
     path = path.expanduser().absolute()
     if is_checkpoint(path):
         return path

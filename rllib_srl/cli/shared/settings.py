@@ -93,11 +93,6 @@ def listed(value: Any) -> Any:
 
 
 def run_settings(values: Mapping[str, Any]) -> RunSettings:
-    """Return how long a run goes on, by some of its settings.
-
-    Raises:
-        ValueError: values out of their ranges.
-    """
     return RunSettings(**{name: values[name] for name in RUN.rows if name in values})
 
 
@@ -132,11 +127,7 @@ def invalid(lines: Sequence[str]) -> str:
 
 
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those that the shorthands stand for in their place.
-
-    Raises:
-        ValueError: they contradict other settings.
-    """
+    """Return settings with those that the shorthands stand for in their place; ValueError: they contradict others."""
     values = with_whole_rules(without_names(values))
     rest = {name: value for name, value in values.items() if name not in SHORTHANDS}
     data, reward = values.get("data"), values.get("reward")
@@ -199,11 +190,7 @@ def check(config: SRLConfig) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file.
-
-    Raises:
-        SettingsError: the file is missing, is not a mapping, or has an unknown name.
-    """
+    """Return the settings of a YAML file; SettingsError: it cannot be read, or has an unknown name."""
     content = _content_of(path)
     if unknown := _unknown_names(content):
         raise SettingsError("\n".join([f"settings file {path} has unknown names:", *unknown]))
@@ -238,11 +225,7 @@ def _instead(name: str, value: Any, known: list[str]) -> str:
 
 
 def read_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values converted to the types of their settings.
-
-    Raises:
-        SettingsError: values of the wrong type, all at once.
-    """
+    """Return the values converted to the types of their settings; SettingsError: those of a wrong type, all at once."""
     read, faults = _read(values)
     if faults:
         raise SettingsError(invalid(faults))
@@ -261,11 +244,7 @@ def _read(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_value(name: str, value: Any) -> Any:
-    """Convert one value from text or YAML; whether it fits its setting is checked apart.
-
-    Raises:
-        ValueError: the text is no mapping where one is needed.
-    """
+    """Convert one value from text or YAML; whether it fits its setting is checked apart."""
     row = all_settings()[name]
     if name in SHORTHANDS and not str(value).lstrip().startswith(("[", "{")):
         return value
@@ -303,11 +282,7 @@ def _mapping(value: Any) -> dict[str, Any] | None:
 
 
 def build_config(values: Mapping[str, Any]) -> SRLConfig:
-    """Return a config with the given settings, not yet validated.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+    """Return a config with the given settings, not yet validated; SettingsError: they contradict each other."""
     from rllib_srl.algorithm.config import SRLConfig
 
     try:

@@ -116,11 +116,7 @@ def world_named(text: str) -> World:
 
 
 def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
-    """Return the tasks as stages of a stream, each of `tokens` generated tokens; those of `STREAM` without any.
-
-    Raises:
-        RunError: tasks are invalid; all of them, one per line.
-    """
+    """Return the tasks, each of `tokens` generated tokens; without any those of `STREAM`. RunError: one is invalid."""
     if not tasks:
         stages = [{key: value for key, value in stage.items() if key != "iterations"} for stage in STREAMS[STREAM]]
         return [{**stage, "tokens": tokens} for stage in stages]
@@ -156,12 +152,7 @@ def _stage_of(text: str) -> dict[str, Any]:
 
 
 def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
-    """Return a study of GRPO with a memory against plain GRPO, on the same prompts.
-
-    Raises:
-        RunError: a task has no prompts to evaluate on.
-        ValueError: the settings cannot be used, or a task has no prompts to train on.
-    """
+    """Return a study of GRPO with a memory against plain GRPO; RunError, ValueError: a task lacks prompts."""
     own = {setting: value for setting, value in given.items() if setting.startswith(OF_MEMORY)}
     shared = {setting: value for setting, value in given.items() if setting not in own}
     without = {setting: value for setting, value in NO_REPLAY.items() if setting not in shared}

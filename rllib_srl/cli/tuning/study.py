@@ -85,11 +85,7 @@ def planned(
 
 
 def with_settings(study: Study, given: Mapping[str, Any]) -> Study:
-    """Return a study whose arms all have the given settings.
-
-    Raises:
-        RunError: the study fixes a given setting, or its arms differ in it.
-    """
+    """Return a study whose arms all have the given settings; RunError: it fixes one, or its arms differ in it."""
     faults = []
     for name in given:
         own = [arm.name for arm in study.arms if name in arm.settings]

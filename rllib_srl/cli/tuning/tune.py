@@ -57,11 +57,6 @@ def module_of(name: str) -> Any:
 
 
 def load(name: str) -> Study:
-    """Return a study.
-
-    Raises:
-        RunError: there is no such study.
-    """
     known = studies()
     if name not in known:
         guess = f"did you mean {near}?" if (near := nearest(name, known)) else f"expected one of {', '.join(known)}"

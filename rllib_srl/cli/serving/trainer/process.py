@@ -29,12 +29,7 @@ PRESTARTS = "RAY_prestart_worker_first_driver"
 
 
 def start_trainer(directory: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the trainer of a version, whose output goes to a log.
-
-    Raises:
-        OSError: the process cannot be started.
-        TimeoutError: the machine does not start it in time.
-    """
+    """Start the trainer of a version, whose output goes to a log, as `start_kept`."""
     command = [sys.executable, "-m", __name__, str(directory.absolute()), str(os.getpid())]
     return start_kept(command, process_group=0, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

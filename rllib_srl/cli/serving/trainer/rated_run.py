@@ -156,12 +156,7 @@ class RatedRun:
         self.algo.retention = self.algo.make_retention(partial(RatedRetention, self.noted))
 
     def start(self) -> None:
-        """Go on with the newest checkpoint of this version, else begin it with the parent's.
-
-        Raises:
-            FileError: the parent has no checkpoint.
-            CheckpointError: a checkpoint is damaged.
-        """
+        """Go on with the newest checkpoint of this version, else begin it with the parent's."""
         if self._job.parent:
             self.algo.restore_from_path(parent_checkpoint(self._job.parent))
         self._parent_logps = self._logps()
@@ -226,11 +221,6 @@ class RatedRun:
 
 
 def parent_checkpoint(parent: str) -> Path:
-    """Return the newest checkpoint in the directory of a parent.
-
-    Raises:
-        FileError: it has none.
-    """
     found = checkpoints_in(Path(parent))
     if not found:
         raise FileError(f"{parent} has no checkpoint, so its memory is lost; expected one to train from")
@@ -267,13 +257,7 @@ def rated_config(job: Job, directory: Path) -> Any:
 
 
 def group_of(answer: RatedTokens, now: int, good: float) -> Group:
-    """Return a rated answer as a group of one episode, whose id begins with the iteration in which it is stored.
-
-    Args:
-        answer: with its tokens.
-        now: the iteration.
-        good: lowest reward of a good answer.
-    """
+    """Return a rated answer as a group of one episode; its id begins with the iteration `now` in which it is stored."""
     num_prompt, num_all = len(answer.prompt_ids), len(answer.prompt_ids) + len(answer.ids)
     mask_N = np.arange(num_all) >= num_prompt
     logp_N = np.zeros(num_all, np.float32)

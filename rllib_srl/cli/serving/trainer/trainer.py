@@ -49,11 +49,7 @@ class Examiner:
     """Plays held-out prompts of the domains to keep, greedily, the same ones at each call."""
 
     def __init__(self, job: Job) -> None:
-        """Construct the environments and draw their held-out prompts.
-
-        Raises:
-            ValueError: a setting is wrong, or an environment has too few.
-        """
+        """Construct the environments and draw their held-out prompts; ValueError: one has too few."""
         self.prompts: dict[str, list[Prompt]] = {one.domain: [] for one in job.keep}
         self.grading: dict[str, str] = {}  # domain -> digest of what grades its answers
         if not job.keep:
