@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from rllib_srl.people.rating_session import RatingSession
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import UNUSED, WAITS, StoredAnswers, check_run
 from rllib_srl.storage.disk import writing
+from rllib_srl.studies.records import write_whole
 
 LISTED = ["id", "rating", "reward", "rater", "at", "domain", "answer", "state"]
 WIDEST = 40  # characters of an answer in the list
@@ -111,18 +110,14 @@ def set_by_id(store: RatingStore, answers: StoredAnswers, answer_id: str, value:
 
 
 def print_list(store: RatingStore, answers: StoredAnswers) -> None:
-    """Print all ratings that were not taken back, and what has become of each."""
-    rows = list(rows_in_words(store.all(), answers))
-    print(table([LISTED, *rows], indent=""))
-    print(f"{len(rows)} ratings")
-
-
-def rows_in_words(ratings: Iterable[Rating], answers: StoredAnswers) -> Iterator[list[str]]:
-    """Yield the cells of `LISTED` for each rating that was not taken back, or whose taking back is of interest."""
-    for one in ratings:
+    """Print what has become of each rating that was not taken back, or whose taking back is of interest."""
+    rows = []
+    for one in store.all():
         state = answers.state_of(one.answer, one.seq)
         if one.is_given or state == WAITS:
-            yield [*map(printable, cells(one)), state]
+            rows.append([*map(printable, cells(one)), state])
+    print(table([LISTED, *rows], indent=""))
+    print(f"{len(rows)} ratings")
 
 
 def cells(one: Rating) -> list[str]:
@@ -133,14 +128,10 @@ def cells(one: Rating) -> list[str]:
 
 
 def export(store: RatingStore, answers: StoredAnswers, file: Path) -> None:
-    """Write all ratings to a file, readable by its owner only."""
+    """Write all ratings to a file, readable by its owner only, as all that a command writes."""
     rows = [row_of(one, answers) for one in store.all() if one.is_given]
-    scratch = file.with_name(file.name + ".new")
     with writing(file):
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        os.replace(scratch, file)
+        write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     print(f"{len(rows)} ratings in {file}")
 
 

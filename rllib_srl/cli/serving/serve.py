@@ -89,7 +89,8 @@ def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
         faults += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
     for text in arguments.keep:
         try:
-            keep.append(KeptDomain(**vars(world_named(text))))
+            found = world_named(text)
+            keep.append(KeptDomain(**{"domain": found["world"], **found}))
         except ValueError as error:
             faults.append(f"--keep: {error}")
     names = [one.domain for one in keep]

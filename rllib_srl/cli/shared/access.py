@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,21 +36,11 @@ OTHER_SITE = "this request comes from the page of another site"
 
 
 class Access:
-    """The token of one page. Invariant: comparisons take the same time whatever is compared."""
+    """The token of one page, made anew unless it is given; `port` keeps the cookies of several pages apart."""
 
     def __init__(self, token: str = "", port: int = 0) -> None:
-        """Make a token, or use a given one; `port` keeps the cookies of several pages of a machine apart."""
         self.token = token or secrets.token_urlsafe(32)
         self.cookie = f"srl_dashboard_{port}"
-
-    def has_token(self, text: str) -> bool:
-        return is_same(text, self.token)
-
-    def in_cookie(self, headers: Headers) -> bool:
-        return self.has_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""))
-
-    def set_cookie(self) -> str:
-        return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
 
 
 def is_of_another_site(headers: Headers) -> bool:
@@ -62,7 +51,6 @@ def is_of_another_site(headers: Headers) -> bool:
 
 
 def plain_refusal(status: int, reason: str) -> Response:
-    """Return a refusal as a line of text."""
     return PlainTextResponse(f"{status}: {reason}\n", status)
 
 
@@ -84,30 +72,23 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, is_reading = Headers(scope=scope), scope["method"] in ("GET", "HEAD")
-        has_bearer = self._access.has_token(bearer_of(headers))
-        in_cookie = self._access.in_cookie(headers)
-        is_new = is_reading and not in_cookie and self._access.has_token(_token_in(scope["query_string"]))
+        request, token, cookie = Request(scope), self._access.token, self._access.cookie
+        is_reading = request.method in ("GET", "HEAD")
+        has_bearer = is_same(bearer_of(request.headers), token)
+        in_cookie = is_same(request.cookies.get(cookie, ""), token)
+        is_new = is_reading and not in_cookie and is_same(request.query_params.get("token", ""), token)
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    added[name] = value
+                added.update(HEADERS)
                 if is_new:
-                    added.append("set-cookie", self._access.set_cookie())
+                    added.append("set-cookie", f"{cookie}={token}; HttpOnly; SameSite=Strict; Path=/")
             await send(message)
 
         app = self._app
         if not (has_bearer or in_cookie or is_new):
             app = self._refusal(401, self._no_token)
-        elif not has_bearer and not is_reading and is_of_another_site(headers):
+        elif not has_bearer and not is_reading and is_of_another_site(request.headers):
             app = self._refusal(403, OTHER_SITE)
         await app(scope, receive, send_guarded)
-
-
-def _token_in(query: bytes) -> str:
-    try:
-        return parse_qs(query.decode("ascii", "replace"), max_num_fields=50).get("token", [""])[0]
-    except ValueError:
-        return ""

@@ -103,7 +103,8 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
     checkpoint = find_checkpoint(resume)
     about = verify_sealed(checkpoint) if trust else verify_own(checkpoint, given.get("seal_key_file"))
     earlier = settings_of(checkpoint, trust, given.get("seal_key_file"))
-    changed = [name for name in FIXED if name in given and earlier and not _is_same(given[name], earlier[name])]
+    both = [name for name in FIXED if name in given and earlier]  # whose files may have moved
+    changed = [name for name in both if with_file_names(given[name]) != with_file_names(earlier[name])]
     if changed:
         lines = [f"  {name} = {given[name]!r}; expected {earlier[name]!r}" for name in changed]
         raise RunError("a resumed run keeps these settings; to change them, start a new run:\n" + "\n".join(lines))
@@ -133,23 +134,14 @@ def resume_or_restart(out: Path) -> Path | None:
     """
     if checkpoints_in(out):
         return out
-    if found := _files_of_run(out):
+    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
+    if found := sorted(path for pattern in patterns for path in out.glob(pattern)):
         aside = out / SET_ASIDE
         place = aside / str(1 + sum(1 for _ in aside.glob("*")))
         place.mkdir(parents=True)
         for path in found:
             path.rename(place / path.name)
     return None
-
-
-def _files_of_run(directory: Path) -> list[Path]:
-    patterns = (SETTINGS_FILE, TRANSCRIPTS, METRICS, MEMORY, PREFIX + "*", "events.out.tfevents.*")
-    return sorted(path for pattern in patterns for path in directory.glob(pattern))
-
-
-def _is_same(given: Any, earlier: Any) -> bool:
-    """Return whether a setting stays; files may have moved since the earlier run."""
-    return bool(with_file_names(given) == with_file_names(earlier))
 
 
 def new_directory(name: str) -> Path:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 
 import psutil
@@ -22,13 +23,13 @@ import psutil
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
+@dataclass
 class Ending:
     """What happens before SIGTERM ends this process; commands set it for the time in which it holds."""
 
-    def __init__(self) -> None:
-        self.errors = 2  # descriptor of standard error, which may point elsewhere while libraries start
-        self.clean_up: Callable[[], object] = bool
-        self.last_words: Callable[[], str] = str
+    errors: int = 2  # descriptor of standard error, which may point elsewhere while libraries start
+    clean_up: Callable[[], object] = bool
+    last_words: Callable[[], str] = str
 
 
 ENDING = Ending()
@@ -77,12 +78,12 @@ def kill_descendants() -> int:
     return len(found)
 
 
+@dataclass
 class StopRequest:
     """Whether a stop was requested. Invariant: once `is_made`, the next Ctrl-C interrupts at once."""
 
-    def __init__(self) -> None:
-        self.is_made = False
-        self.status = 0  # exit status of a script that stopped on request
+    is_made: bool = False
+    status: int = 0  # exit status of a script that stopped on request
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class World:
-    """An environment with settings. Invariant: all its prompts are of `domain`."""
+def world_named(text: str) -> dict[str, Any]:
+    """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check.
 
-    world: str
-    domain: str
-    env_config: Mapping[str, Any]
-
-
-def world_named(text: str) -> World:
-    """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check."""
+    Returns:
+        Its `world`, `env_config`, and the `domain` of its prompts if there is one in the text.
+    """
     name, equals, settings = text.partition("=")
     world, _, domain = name.partition("#")
     env_config = plain(settings) if equals else {}
@@ -112,7 +106,7 @@ def world_named(text: str) -> World:
         raise ValueError(f"environment {text!r}; expected its settings as ENV={{name: value, ...}}")
     env = resolve(world)(env_config)
     env.close()
-    return World(world, domain or world, env_config)
+    return {"world": world, "env_config": env_config, **({"domain": domain} if domain else {})}
 
 
 def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
@@ -146,9 +140,7 @@ def _stage_of(text: str) -> dict[str, Any]:
         if not path.exists():
             raise ValueError("there is no such file")
         return {"world": OWN_DATA, "domain": stem_of(text), "env_config": data_settings(str(path))}
-    world = world_named(text)
-    named = {"domain": world.domain} if world.domain != world.world else {}
-    return {"world": world.world, **named, "env_config": dict(world.env_config)}
+    return world_named(text)
 
 
 def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
