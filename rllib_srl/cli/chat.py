@@ -122,9 +122,6 @@ class Terminal(Dialogue):
             self._note(f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)")
 
 
-# --- loading --------------------------------------------------------------------------------------
-
-
 def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directory: Path) -> SRLConfig:
     """Return a valid config with the settings of the engine; SettingsError: one is invalid."""
     values = {name: settings[name] for name in OF_RUN if settings.get(name) is not None}
@@ -169,9 +166,6 @@ def form_of(
     how = given.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
     name = "the model's chat template" if how == "chat" else "Question: ... Answer:"
     return Form(make_transcript(how, tokenizer), prompt, how == "chat"), name
-
-
-# --- command line ---------------------------------------------------------------------------------
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -103,9 +103,6 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- both sides -----------------------------------------------------------------------------------
-
-
 def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Side]:
     """Return both sides with their settings, validated; nothing is started.
 
@@ -155,9 +152,6 @@ def played_by(side: Side, verbose: bool, progress: Progress) -> tuple[Answers, i
         name = (prompt.env_id, prompt.prompt_id)
         answers[prompt.key] = Answer(*name, prompt.domain, bool(group.is_right_G()[0]), turns.get(name, ()))
     return answers, len(prompts)
-
-
-# --- results --------------------------------------------------------------------------------------
 
 
 def lines_of(found: Comparison) -> Iterator[str]:

@@ -59,9 +59,6 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- the model card -------------------------------------------------------------------------------
-
-
 def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Mapping[str, float] | None = None) -> str:
     """Return the text of a model card; `evaluation` is the line of metrics with the last one."""
     defaults = {name: row.initial for name, row in flag_settings().items() if name not in NOT_SHOWN}

@@ -186,9 +186,6 @@ def drop_items(arguments: argparse.Namespace) -> None:
         print(f"{counted(num, 'item')} removed from {path}")
 
 
-# --- the tokenizer --------------------------------------------------------------------------------
-
-
 def known_decoder(arguments: argparse.Namespace) -> Decode | None:
     """Return a function token ids -> text, by --model or the model in the run's settings; None if none is known."""
     import yaml
@@ -214,9 +211,6 @@ def decoder_for(arguments: argparse.Namespace) -> Callable[[], Decode]:
         return found
 
     return decode
-
-
-# --- the command line -----------------------------------------------------------------------------
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -97,8 +97,6 @@ class RatingStore(Database):
             with self._explained("setting their scheme"), self._transaction():
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES ('scheme', ?)", (self.scheme,))
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def rate(self, answer: Answer, value: str, rater: str = "") -> bool:
         """Set the rating of an answer; it is durable on return.
 
@@ -144,8 +142,6 @@ class RatingStore(Database):
         reward = moving.normalised(int(value))
         self._db.execute("INSERT OR REPLACE INTO raters VALUES (?, ?, ?)", (rater, moving.mean, moving.variance))
         return reward
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def newest_change(self) -> int:
         """Return the seq of the last change, 0 without one."""

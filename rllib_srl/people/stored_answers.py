@@ -74,8 +74,6 @@ class StoredAnswers:
             return "applied" if self._is_stored(answer) else "applied; its group has left the memory"
         return "taken back"
 
-    # --- parts -----------------------------------------------------------------------------------
-
     @cached_property
     def _rows(self) -> np.ndarray:
         tables = self._reading.tables

@@ -192,9 +192,6 @@ def _settings(facts: RunFacts) -> Iterator[Block]:
     yield Details(f"{len(rest)} settings with their defaults", (_table_of(rest, ""),))
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 def _table_of(settings: Mapping[str, Any], caption: str) -> Table:
     rows = [(name, str(value)) for name, value in flat_settings(settings)]
     return Table(("setting", "value"), rows, caption, is_text=True)

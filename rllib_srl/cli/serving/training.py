@@ -52,8 +52,6 @@ class Training:
         self._tries, self._num_slices = 0, 0  # failures in turn without another slice, and slices at the last one
         self.is_paused, self.error = False, ""
 
-    # --- letting the trainer wait ------------------------------------------------------------------
-
     def on_busy(self, is_busy: bool) -> None:
         """Let the trainer wait while answers are under way, and go on shortly after the last one."""
         self._is_busy = is_busy
@@ -74,8 +72,6 @@ class Training:
     def _steer(self) -> None:
         if self._trainer is not None:
             self._trainer.hold(self._is_busy or self.is_paused)
-
-    # --- the loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:

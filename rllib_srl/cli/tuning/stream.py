@@ -90,9 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
-# --- tasks ----------------------------------------------------------------------------------------
-
-
 def world_named(text: str) -> dict[str, Any]:
     """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check.
 

@@ -245,9 +245,6 @@ class Lines(tune.Callback):
         return f"{duration(seconds)} left" if written and ahead else ""
 
 
-# --- results -------------------------------------------------------------------------------------
-
-
 def show(directory: Path) -> None:
     """Print the answer, the table of the arms, and the command that writes the report."""
     print(text_of(summary_of(read_results(directory))))
