@@ -151,17 +151,7 @@ def loaded(source: Source, config: SRLConfig, directory: Path) -> Engine:
 def form_of(
     settings: Mapping[str, Any], tokenizer: Any, system: str | None, given: Mapping[str, Any]
 ) -> tuple[Form, str]:
-    """Return the form of the conversation and its description.
-
-    Args:
-        settings: of the model's run.
-        tokenizer: of the model.
-        system: the system prompt; None: that of the run's environment, if it has one in its settings.
-        given: settings of flags, of which `prompt_format` overrides the choice.
-
-    Raises:
-        ValueError: the template cannot be used.
-    """
+    """Return the form of the conversation and its description; the prompt of `system` None is the environment's."""
     prompt = (settings.get("env_config") or {}).get("system_prompt", "") if system is None else system
     how = given.get("prompt_format", "chat" if getattr(tokenizer, "chat_template", None) else "text")
     name = "the model's chat template" if how == "chat" else "Question: ... Answer:"

@@ -104,12 +104,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def sides_of(names: Sequence[str], given: Mapping[str, Any], trust: bool) -> list[Side]:
-    """Return both sides with their settings, validated; nothing is started.
-
-    Raises:
-        SettingsError: the settings are invalid, or differ where they must be equal.
-        CheckpointError: a checkpoint is missing or damaged.
-    """
+    """Return both sides with their settings, validated; SettingsError: they are invalid or differ."""
     sources = [runs.source_of(name, trust, given.get("seal_key_file")) for name in names]
     own = []
     for (checkpoint, settings), (_, others) in zip(sources, reversed(sources), strict=True):

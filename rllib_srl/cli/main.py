@@ -68,14 +68,10 @@ def help_page() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand.
+    """Run a subcommand; return the exit status, 2 if it is unknown.
 
-    Args:
-        argv: the command and its arguments; None: those of this program, which then ends with its local Ray at once and
-            may get a parent that starts it again (`supervisor.py`).
-
-    Returns:
-        The exit status; 2 if the command is unknown.
+    Without `argv` the command is that of this program, which then ends with its local Ray at once and may get a parent
+    that starts it again (`supervisor.py`).
     """
     is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv

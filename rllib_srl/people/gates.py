@@ -61,15 +61,10 @@ class Change:
 
 
 def paired_change(before: Mapping[Key, bool], after: Mapping[Key, bool], confidence: float) -> Change:
-    """Compare the answers to the prompts that were answered both before and after.
-
-    Args:
-        before: prompt -> whether its answer was right.
-        after: the same after training.
-        confidence: confidence of the two-sided interval, in (0, 1).
+    """Compare the answers, prompt -> whether it was right, to the prompts that were answered both times.
 
     Raises:
-        ValueError: no prompt was answered both times.
+        ValueError: there is no such prompt.
     """
     both = sorted(before.keys() & after.keys(), key=str)
     if not both:
@@ -168,10 +163,6 @@ def least_prompts(max_drop: float, confidence: float) -> int:
     """Return the smallest number of prompts with which `kept` can pass, for a model that has not changed.
 
     Without a loss or a gain, paired_score = sqrt(n d / (1 - d)) at a drop of d.
-
-    Args:
-        max_drop: share of right answers that may be lost, in (0, 1).
-        confidence: confidence of the interval, in (0, 1).
     """
     from scipy import stats
 

@@ -47,10 +47,6 @@ class RatingFeed:
     def apply(self, memory: ReplayClient, now: int) -> dict[str, int]:
         """Apply new ratings; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
 
-        Args:
-            memory: the run's memory.
-            now: the training iteration.
-
         Raises:
             RatingsError: the file cannot be read; nothing was applied, and a later call applies it.
         """

@@ -29,15 +29,7 @@ class RatingSession:
         show: Callable[[str], None],
         rater: str = "",
     ) -> None:
-        """Prepare a session.
-
-        Args:
-            store: store of the ratings.
-            answers: returns all answers, in the order in which they are shown.
-            read: takes a prompt for the person and returns a line; raises EOFError at the end.
-            show: takes a text for the person.
-            rater: name of the person.
-        """
+        """Ask about `answers`, in their order; `read` takes a prompt and returns a line, EOFError: there is none."""
         self._store, self._answers, self._read, self._show, self._rater = store, answers, read, show, rater
         self._done: list[tuple[Answer, str, str]] = []  # answer, value before, and value; "" if it was skipped
         self._listed = self._in_order()

@@ -64,11 +64,7 @@ class RatingStore(Database):
     tables, schema, content, error = _TABLES, SCHEMA_VERSION, "ratings", RatingsError
 
     def __init__(self, path: Path, scheme: str = "") -> None:
-        """Open the file, or create it.
-
-        Args:
-            path: path of the file.
-            scheme: scheme of its ratings, which a file with ratings keeps; "" takes the file's, or leaves it open.
+        """Open the file, or create it; `scheme` "" takes that of the file, or leaves it open.
 
         Raises:
             ValueError: the scheme is unknown, or the file has ratings of another one.
@@ -98,18 +94,10 @@ class RatingStore(Database):
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES ('scheme', ?)", (self.scheme,))
 
     def rate(self, answer: Answer, value: str, rater: str = "") -> bool:
-        """Set the rating of an answer; it is durable on return.
-
-        Args:
-            answer: the answer.
-            value: a value of the file's scheme, or "none" to take the rating back.
-            rater: name of the person, "" without one.
-
-        Returns:
-            False if this is its rating already; then nothing was written.
+        """Set the rating of an answer, durably; return False if it has this rating already.
 
         Raises:
-            ValueError: the value is unknown.
+            ValueError: the value is not one of the file's scheme, or `TAKEN_BACK`.
             RatingsError: nothing was stored.
         """
         check_value(value, self.scheme)

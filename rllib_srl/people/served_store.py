@@ -143,10 +143,7 @@ class ServedStore(RatingStore):
     def search(self, text: str, before: int | None, most: int) -> tuple[list[Conversation], int | None]:
         """Return the newest conversations in which a text occurs, and where to continue; None: at the end.
 
-        Args:
-            text: text in a message or the answer; A to Z match a to z, and "" is in all.
-            before: where an earlier search ended; None: from the newest one.
-            most: number of conversations to find.
+        The text is in a message or the answer; A to Z match a to z. `before` is where an earlier search ended.
         """
         rows = self._read(_SEARCH, 2**62 if before is None else before, text, text, most)
         return [_conversation(row) for _, *row in rows], rows[-1][0] if len(rows) == most else None

@@ -80,11 +80,7 @@ def check(
 ) -> CanaryGap:
     """Check that the server computes the version that was trained; return the gap.
 
-    Args:
-        expected: by the trainer.
-        served: by the server.
-        version: its number, for the message.
-        dtype: in which both compute. In bfloat16 the bound is that of rounding, which hides a small adapter.
+    In bfloat16 the bound is that of rounding, which hides a small adapter.
 
     Raises:
         WeightSyncError: it does not; the message has version and gap.

@@ -25,15 +25,10 @@ MOST = 0.9  # share of a card that vLLM reserves, at most
 
 
 def card_share(job: Job, card_bytes: float | None, is_trained: bool = True) -> float:
-    """Return the share of this machine's card that vLLM reserves for a model; 0: it is served on the CPU.
-
-    Args:
-        job: of any version.
-        card_bytes: memory of the card; None: there is none.
-        is_trained: whether versions are trained, too.
+    """Return the share of the card that vLLM reserves for a model; 0: there is no card, it is served on the CPU.
 
     Raises:
-        PlacementError: they do not fit on the card; the message says what each needs.
+        PlacementError: server and trainer do not fit; the message says what each needs.
     """
     if card_bytes is None:
         return 0.0

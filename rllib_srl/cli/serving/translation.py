@@ -98,11 +98,7 @@ class Sampling:
 
 
 def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[str, Any], str]:
-    """Return the body for vLLM, and why the answer cannot be trained on, "" if it can.
-
-    Raises:
-        RequestError: fields contradict each other, or the model's chat template shows no tools.
-    """
+    """Return the body for vLLM, and why the answer cannot be trained on, "" if it can; RequestError: no such answer."""
     for name, fault in asked.faults(usual.shows_tools):
         raise RequestError(fault, name)
     trainable = {"temperature": usual.temperature, "top_p": 1.0, "top_k": 0, "n": 1, **NEUTRAL}

@@ -222,12 +222,7 @@ def rank_of(rank: int) -> int:
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line of a stream of events; None for an empty line and the end.
-
-    Raises:
-        ServerError: it is the engine's message that it has failed.
-        ValueError: it is none of these.
-    """
+    """Return the object of a line of events; None: it is empty, or the end. ServerError: the engine has failed."""
     text = line.strip()
     if not text or text == b"data: [DONE]":
         return None

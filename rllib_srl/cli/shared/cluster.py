@@ -57,12 +57,7 @@ def quiet(verbose: bool) -> None:
 
 
 def start_ray(verbose: bool) -> None:
-    """Start a local Ray on this machine, or join the cluster of RAY_ADDRESS (`ray job submit` sets it).
-
-    Raises:
-        ConnectionError: nothing answers at RAY_ADDRESS.
-        OSError: HOME cannot be written.
-    """
+    """Start a local Ray on this machine, or join the cluster of RAY_ADDRESS (`ray job submit` sets it)."""
     where: dict[str, Any] = {"address": "auto"}
     if address := os.environ.get("RAY_ADDRESS"):
         check_address(address)
@@ -100,14 +95,7 @@ def end_with_local_ray(status: int) -> None:
 
 
 def check_address(address: str) -> None:
-    """Check that something listens at the address of a cluster; Ray would look for it for minutes without a word.
-
-    Args:
-        address: RAY_ADDRESS, "" for none; "auto", "local" and URLs are not checked.
-
-    Raises:
-        ConnectionError: nothing answers.
-    """
+    """Check that a cluster listens at an address, unless that is "auto", "local" or a URL; Ray looks for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         return
@@ -163,16 +151,10 @@ def _lower_ray_loggers() -> None:
 
 
 def run_cleanly(action: Callable[[], int], debug: bool) -> int:
-    """Run `action`; print errors as one message, without a traceback.
+    """Return the exit status of `action`, 1 after an error, 130 after Ctrl-C; print an error as one message.
 
-    Files it writes are private to the user. SIGTERM ends this process and all processes that it started.
-
-    Args:
-        action: returns the exit status.
-        debug: raise errors instead; a terminal shows them with rich's traceback.
-
-    Returns:
-        The exit status: 1 after an error, 130 after Ctrl-C.
+    Files it writes are private to the user. SIGTERM ends this process and all processes that it started. With `debug`
+    errors are raised; a terminal shows them with rich's traceback.
     """
     usual = os.umask(PRIVATE)
     try:

@@ -104,17 +104,7 @@ def gpus_here() -> tuple[int, float]:
 
 
 def of_gpus(given: Mapping[str, Any], number: int, gib: float, places_all: bool) -> Iterator[Line]:
-    """Report the ways to train a model that fit on GPUs.
-
-    Args:
-        given: settings.
-        number: of GPUs.
-        gib: memory of each.
-        places_all: refuse settings that the plan chooses itself.
-
-    Raises:
-        SettingsError: such a setting, or an unknown optimiser.
-    """
+    """Report the ways to train a model that fit on GPUs; `places_all` refuses settings that a plan chooses."""
     model = given.get("model", DEFAULT_MODEL)
     shape = ModelShape.of(Path(local_model(model)))
     if shape is None:

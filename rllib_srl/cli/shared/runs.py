@@ -285,9 +285,7 @@ def gone_if_it_fails(
 ) -> Iterator[None]:
     """If the block fails before an iteration has finished, empty `directory`, if it was new or empty before.
 
-    Args:
-        directory: of the run.
-        is_kept: whether an error leaves the directory as it is.
+    An error that `is_kept` leaves the directory as it is.
     """
     is_ours = not directory.exists() or not any(directory.iterdir())
     is_new = is_ours and not directory.exists()

@@ -97,11 +97,7 @@ def run_settings(values: Mapping[str, Any]) -> RunSettings:
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings from the flags of `add_settings` and the file of `--config`; flags override the file.
-
-    Raises:
-        SettingsError: unknown names, values of the wrong type, and errors in the other settings; all at once.
-    """
+    """Return the settings from flags and the file of `--config`, which flags override; SettingsError: all errors."""
     path = getattr(arguments, "config", None)
     values = _content_of(path) if path else {}
     unknown = _unknown_names(values)

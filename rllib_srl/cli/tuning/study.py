@@ -62,14 +62,9 @@ def planned(
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Plan:
-    """Return the plan, validated as far as possible without starting anything.
+    """Return the plan of a study, validated as far as possible without starting anything.
 
-    Args:
-        study: as defined in its file.
-        given: settings of all arms, which override the study's.
-        directory: of the results.
-        arms: the arms to run now; None: all.
-        seeds: the seeds to run now; None: all.
+    The settings `given` override those of all arms; without `arms` or `seeds` all are run.
 
     Raises:
         RunError: all errors, one per line.
@@ -145,13 +140,6 @@ def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
 
 def run(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, verbose: bool) -> int:
     """Run a study; return the exit status: 1 if a requested trial is not finished.
-
-    Args:
-        plan: of the study.
-        max_failures: new starts of a trial.
-        how_to_resume: a line for the user.
-        is_resumed: the directory has trials of the study.
-        verbose: show the output of Ray and Tune.
 
     Raises:
         RunError: the directory is in use, or has nothing to resume.
