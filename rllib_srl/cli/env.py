@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TextIO
 
 from rllib_srl.cli.shared.display import printable, printable_lines
@@ -40,12 +41,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gold", action="store_true", help="play gold turns instead of yours, on one prompt")
 
 
-def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO) -> bool:
+def play(env: Any, name: str, prompt_id: str, turns: Iterable[str]) -> bool:
     """Play one prompt; return whether the episode ended before the turns did."""
-
-    def say(text: str) -> None:
-        print(text, file=out, flush=True)
-
+    say = partial(print, flush=True)
     reply = reset(env, Prompt(name, prompt_id, str(getattr(env, "domain", name))))
     say(f"── {name}")  # without the prompt id, which may contain the answer
     if reply.system:
@@ -68,19 +66,19 @@ def play(env: Any, name: str, prompt_id: str, turns: Iterable[str], out: TextIO)
     return False
 
 
-def typed(lines: TextIO, out: TextIO, stop: str) -> Iterator[str]:
+def typed(lines: TextIO, stop: str) -> Iterator[str]:
     while True:
         if lines.isatty():
-            print(TURN_MARK, end="", file=out, flush=True)
+            print(TURN_MARK, end="", flush=True)
         if not (line := lines.readline()):
-            print("\nend of input", file=out)
+            print("\nend of input")
             return
         yield line.removesuffix("\n").replace("\\n", "\n") + stop
 
 
-def shown(turns: Iterable[str], out: TextIO) -> Iterator[str]:
+def shown(turns: Iterable[str]) -> Iterator[str]:
     for turn in turns:
-        print(f"{TURN_MARK}{printable_lines(turn)}", file=out, flush=True)
+        print(f"{TURN_MARK}{printable_lines(turn)}", flush=True)
         yield turn
 
 
@@ -92,12 +90,12 @@ def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     check_world(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
         raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
-    by_hand = typed(lines or sys.stdin, sys.stdout, next(iter(getattr(env, "stop_strings", ())), ""))
+    by_hand = typed(lines or sys.stdin, next(iter(getattr(env, "stop_strings", ())), ""))
     one = arguments.prompt_id
     try:
         for prompt_id in prompts_of(env, arguments.split, arguments.seed) if one is None else [one]:
-            turns = shown(env.gold_turns(prompt_id), sys.stdout) if arguments.gold else by_hand
-            if not play(env, arguments.env, prompt_id, turns, sys.stdout) or arguments.gold:
+            turns = shown(env.gold_turns(prompt_id)) if arguments.gold else by_hand
+            if not play(env, arguments.env, prompt_id, turns) or arguments.gold:
                 break
     finally:
         env.close()

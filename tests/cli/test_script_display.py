@@ -99,14 +99,15 @@ def test_an_iteration_reads_the_result_of_train() -> None:
 
 
 def test_the_log_keeps_finite_numbers_only(tmp_path: Path) -> None:
-    log = RunLog(tmp_path)
+    events = EventFile(tmp_path)
+    log = RunLog(tmp_path, events)
     log.write(3, RESULT)
     log.write(4, {"a": {"b": 1}})
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert second == {"iteration": 4, "a/b": 1.0}
     assert first["learners/default_policy/loss"] == 0.25
     assert {"learners/default_policy/kl", "config/lr", "experiment"}.isdisjoint(first)
-    RunLog(tmp_path, log._writer).write(5, {"a": {"b": 3.0}})
+    RunLog(tmp_path, events).write(5, {"a": {"b": 3.0}})
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1  # several logs of a run share its event file
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
     assert [(event.step, event.value) for event in events] == [(4, 1.0), (5, 3.0)]

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -35,12 +37,12 @@ NO_TOKEN = "expected the address with its token, as srl dashboard printed it"
 OTHER_SITE = "this request comes from the page of another site"
 
 
+@dataclass
 class Access:
     """The token of one page, made anew unless it is given; `port` keeps the cookies of several pages apart."""
 
-    def __init__(self, token: str = "", port: int = 0) -> None:
-        self.token = token or secrets.token_urlsafe(32)
-        self.cookie = f"srl_dashboard_{port}"
+    token: str = field(default_factory=partial(secrets.token_urlsafe, 32))
+    port: int = 0
 
 
 def is_of_another_site(headers: Headers) -> bool:
@@ -72,7 +74,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, token, cookie = Request(scope), self._access.token, self._access.cookie
+        request, token, cookie = Request(scope), self._access.token, f"srl_dashboard_{self._access.port}"
         is_reading = request.method in ("GET", "HEAD")
         has_bearer = is_same(bearer_of(request.headers), token)
         in_cookie = is_same(request.cookies.get(cookie, ""), token)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rllib_srl.cli.shared import command_line
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.cli.shared.command_line import NUMBER, help_of
 from rllib_srl.cli.shared.settings import (
@@ -29,6 +29,7 @@ from rllib_srl.cli.shared.settings import (
     more_faults,
     shown,
 )
+from rllib_srl.common.foreign_names import in_place_of
 
 LIBRARIES = "Ray, RLlib, vLLM and transformers"
 # The settings in `--help`; `--help-all` also shows the rest.
@@ -39,52 +40,37 @@ USED_MOST = (
 )
 
 
+@dataclass(frozen=True)
 class Program:
     """A command. Invariant: calling it prints errors, and returns the exit status or exits with 2."""
 
-    def __init__(
-        self,
-        doc: str | None,
-        add_flags: Callable[[argparse.ArgumentParser], object],
-        run: Callable[[argparse.Namespace], int],
-        *,
-        usage: str | None = None,
-        without: Sequence[str] | None = None,
-        verbose: str = "",
-        fault: Callable[[argparse.Namespace], str] = lambda arguments: "",
-    ) -> None:
-        """Describe the command.
-
-        Args:
-            doc: its help: the docstring of its module.
-            add_flags: adds its own flags to a parser.
-            run: does its work.
-            usage: its flags in short; None: all of them.
-            without: settings that it does not take; None: it takes none.
-            verbose: libraries whose output `--verbose` shows; "": no such flag.
-            fault: returns what is wrong with arguments together, "" if nothing is.
-        """
-        self._doc, self._usage, self._add_flags, self._run, self._fault = doc, usage, add_flags, run, fault
-        self._without, self._verbose = without, verbose
+    doc: str | None  # its help: the docstring of its module
+    add_flags: Callable[[argparse.ArgumentParser], object]  # adds its own flags to a parser
+    run: Callable[[argparse.Namespace], int]
+    _: KW_ONLY
+    usage: str | None = None  # its flags in short; None: all of them
+    without: Sequence[str] | None = None  # settings that it does not take; None: it takes none
+    verbose: str = ""  # libraries whose output `--verbose` shows; "": no such flag
+    fault: Callable[[argparse.Namespace], str] = lambda arguments: ""  # what is wrong with arguments together
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        takes_settings = self._without is not None
-        parser = (Parser if takes_settings else command_line.Parser)(usage=self._usage, **help_of(self._doc))
-        self._add_flags(parser)
-        if self._verbose:
-            parser.add_argument("--verbose", action="store_true", help=f"show the output of {self._verbose}")
+        parser = Parser(usage=self.usage, **help_of(self.doc))
+        self.add_flags(parser)
+        if self.verbose:
+            parser.add_argument("--verbose", action="store_true", help=f"show the output of {self.verbose}")
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        if self._without is not None:
-            add_settings(parser, self._without)
-        arguments: argparse.Namespace = parser.parse_args(with_underscores(argv) if takes_settings else argv)
-        if fault := self._fault(arguments):
+        if self.without is not None:
+            add_settings(parser, self.without)
+            parser.takes_settings, argv = True, with_underscores(argv)
+        arguments: argparse.Namespace = parser.parse_args(argv)
+        if fault := self.fault(arguments):
             parser.error(fault)
         return arguments
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run the command with some arguments, by default those of this process."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        return run_cleanly(lambda: self._run(arguments), arguments.debug)
+        return run_cleanly(lambda: self.run(arguments), arguments.debug)
 
 
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
@@ -125,15 +111,38 @@ def add_trust(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 
-class Parser(command_line.Parser):
-    """A parser of settings: with unknown flags it reports errors in the others as far as they can be validated."""
+class Parser(argparse.ArgumentParser):
+    """A parser that reports errors as one message without the usage, with exit status 2.
 
-    def also_wrong(self, arguments: argparse.Namespace) -> list[str]:
-        """Return the errors in the settings that were given."""
+    The message lists all unknown flags at once, each with the flag that was probably meant, and with them errors in
+    the settings as far as they can be validated.
+    """
+
+    takes_settings = False
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        arguments, extra = self.parse_known_args(args, namespace)
+        if extra:
+            self.error("\n".join(["unknown arguments:", *self._hints(extra), *self._wrong_settings(arguments)]))
+        return arguments
+
+    def _wrong_settings(self, arguments: argparse.Namespace) -> list[str]:
+        if not self.takes_settings:
+            return []
         try:
-            return [line for line in [invalid(more_faults(given_settings(arguments)))] if line]
+            return list(filter(None, [invalid(more_faults(given_settings(arguments)))]))
         except SettingsError as error:
             return [str(error)]
+
+    def _hints(self, extra: Sequence[str]) -> list[str]:
+        is_name = [not NUMBER.fullmatch(word) and (word.startswith("-") or "=" in word) for word in extra]
+        unknown = [word for word, is_one in zip(extra, is_name, strict=True) if is_one] or extra
+        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
+        names = [word.partition("=")[0] for word in unknown]
+        return [f"  {name}: {in_place_of(name, known, '--') or '--help lists them all'}" for name in names]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
 
 
 def with_underscores(argv: Iterable[str]) -> list[str]:

@@ -62,10 +62,10 @@ class RunLog:
     Invariant: only appends.
     """
 
-    def __init__(self, directory: Path, writer: EventFile | None = None) -> None:
+    def __init__(self, directory: Path, writer: EventFile) -> None:
         """Log into a run's directory, which must exist, and its event file."""
         self._metrics = directory / METRICS
-        self._writer = writer or EventFile(directory)
+        self._writer = writer
 
     def write(self, iteration: int, result: Mapping[str, Any]) -> None:
         """Append all numbers of a result, nested names joined by "/"."""
