@@ -25,9 +25,8 @@ from rllib_srl.cli.shared.display import counted, figure, printable, rounded, ta
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
-from rllib_srl.replay.drop import drop
 from rllib_srl.replay.metrics import by_domain
-from rllib_srl.replay.reading import Reading, reading
+from rllib_srl.replay.reading import Reading, drop, reading
 from rllib_srl.types import Prompt
 
 WIDEST_PROMPT = 36  # characters of a prompt in `list`

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from rllib_srl.common.environments import NAMED, SEED_PREFIX, Environment, WorldError
+from rllib_srl.curriculum.quotas import quotas
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
-from rllib_srl.replay.selection.quotas import quotas
 from rllib_srl.types import Prompt
 
 logger = logging.getLogger(__name__)

@@ -17,19 +17,13 @@
 Why half: one degenerate episode among good ones is an ordinary failure, and its low reward is useful signal. If most
 episodes are degenerate, the policy has collapsed on this prompt, and training would only compare collapsed episodes.
 
-    hook(group, decode) -> Refusal(reason, episodes, train) | None       decode: token ids -> text
-    ADMISSIONS["mine"] = hook, or an import path "module:function"       the setting `replay_admit`
-
-Advantages are those of the whole group. A hook runs once for each well-formed group. One that raises or returns
-something else ends the run with an error that names it.
+A hook is `hook(group, decode) -> Refusal | None`, where `decode` turns token ids into text. It runs once for each
+well-formed group; docs/memory.md has an example.
 
 Secrets are searched in the whole stream, so one that the environment begins and the policy completes is found too.
-Token ids are never edited. Every pattern takes time linear in the text: repetitions are bounded or possessive, and a
-match can begin only at the beginning of a word. Patterns are narrow on purpose (prefixes, lengths, check digits),
-because the text of environments contains many numbers.
-
-    text ── detect ──> [Span(start, end, kind)]        private keys, access keys, tokens, passwords; personal data
-    text ── redact ──> "password=[password]"           for transcripts and pages
+Every pattern takes time linear in the text: repetitions are bounded or possessive, and a match can begin only at the
+beginning of a word. Patterns are narrow on purpose (prefixes, lengths, check digits), because the text of environments
+contains many numbers.
 """
 
 from __future__ import annotations
@@ -37,6 +31,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -72,24 +67,19 @@ class Refusal:
 
 
 def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | None:
-    """Run the checks on a well-formed group, those that keep episodes out of the loss first.
-
-    Args:
-        group: played in this run or foreign.
-        checks: `ReplaySettings`; `admit`, `max_episode_tokens` and `degenerate_share` are read.
-        decode: token ids -> text; None only without hooks.
+    """Run the checks of `ReplaySettings` on a well-formed group, those that keep episodes out of the loss first.
 
     Raises:
-        AdmissionError: a user's hook raised, or returned something other than a refusal.
+        RuleError: a user's hook raised, or returned something other than a refusal.
     """
     for name in names_of(checks.admit):
-        assert decode is not None
-        if refusal := refusal_by(name, group, decode):
+        refusal: Refusal | None = ADMISSIONS.call(name, group, decode, check=partial(_fault_of, size=group.size))
+        if refusal is not None:
             return refusal
-    reason = ""
+    reason, limit = "", checks.degenerate_share
     if checks.max_episode_tokens is not None and group.lengths_G().max() > checks.max_episode_tokens:
         reason = "too_long"
-    elif 2 * int(degenerate_G(group, checks.degenerate_share).sum()) > group.size:
+    elif limit is not None and 2 * sum(is_degenerate(group, g, limit) for g in range(group.size)) > group.size:
         reason = "degenerate"
     return Refusal(reason, tuple(range(group.size)), train=True) if reason else None
 
@@ -115,25 +105,16 @@ def malformed(group: Group) -> Refusal | None:
 # --- degenerate episodes --------------------------------------------------------------------------
 
 
-def degenerate_G(group: Group, most: float | None) -> np.ndarray:
-    """Return for each episode whether one token or one loop takes more than a fraction `most` of the policy's tokens.
+def is_degenerate(group: Group, g: int, limit: float) -> bool:
+    """Return whether one token or one loop takes more than a fraction `limit` of what the policy wrote in an episode.
 
-    False for episodes of fewer than `MIN_TOKENS` policy-written tokens, and for all if `most` is None.
+    False below `MIN_TOKENS` policy-written tokens.
     """
-    is_degenerate_G = np.zeros(group.size, bool)
-    if most is None:
-        return is_degenerate_G
-    for g in range(group.size):
-        ids_T = group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]]
-        if len(ids_T) >= MIN_TOKENS:
-            num = max(most_common(ids_T), longest_loop(ids_T, MAX_PERIOD))
-            is_degenerate_G[g] = num > most * len(ids_T)
-    return is_degenerate_G
-
-
-def most_common(ids_T: np.ndarray) -> int:
-    """Return the count of the most frequent id, 0 without any."""
-    return int(np.unique(ids_T, return_counts=True)[1].max(initial=0))
+    ids_T = group.stream(g)[group.loss_mask_N[group.offsets[g] : group.offsets[g + 1]]]
+    if len(ids_T) < MIN_TOKENS:
+        return False
+    most_common = int(np.unique(ids_T, return_counts=True)[1].max())
+    return max(most_common, longest_loop(ids_T, MAX_PERIOD)) > limit * len(ids_T)
 
 
 def longest_loop(ids_T: np.ndarray, max_period: int) -> int:
@@ -214,15 +195,10 @@ def redact_turns(turns: Sequence[str], detector: Detector = detect) -> list[str]
     return redacted
 
 
-def secret_episodes(
-    group: Group, decode: Callable[[Sequence[int]], str], detector: Detector = detect
-) -> tuple[int, ...]:
+def secret_episodes(group: Group, decode: Decode, detector: Detector = detect) -> tuple[int, ...]:
     """Return the episodes in which a token that the policy wrote is part of a secret.
 
-    Args:
-        group: any valid group.
-        decode: token ids -> text, including special tokens, so that texts they separate are not joined.
-        detector: text -> spans.
+    `decode` includes special tokens, so that texts they separate are not joined.
     """
     episodes, clean = [], set[bytes]()
     for g in range(group.size):
@@ -239,7 +215,7 @@ def secret_episodes(
     return tuple(episodes)
 
 
-def turns_of(group: Group, g: int, decode: Callable[[Sequence[int]], str]) -> list[tuple[bool, int, int, str]]:
+def turns_of(group: Group, g: int, decode: Decode) -> list[tuple[bool, int, int, str]]:
     """Return the turns of an episode: whether the policy wrote it, first and last character in the whole text, text.
 
     The text of the tokens up to a turn's end shows where it ends: some decoders drop a leading space, so that the texts
@@ -253,7 +229,6 @@ def turns_of(group: Group, g: int, decode: Callable[[Sequence[int]], str]) -> li
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Return spans in order; overlapping spans are merged and get the kind of the first."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if merged and span.start < merged[-1].end:
@@ -268,10 +243,6 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 Hook = Callable[[Group, Decode], Refusal | None]
 
 
-class AdmissionError(ValueError):
-    """A hook raised an exception, or returned something other than a `Refusal` or None."""
-
-
 def _without(detector: Detector) -> Hook:
     """Return a hook that refuses episodes in which the policy wrote something that a detector finds."""
 
@@ -283,7 +254,7 @@ def _without(detector: Detector) -> Hook:
 
 
 DETECTORS: dict[str, Detector] = {"secrets": detect, "credentials": detect_credentials}
-ADMISSIONS: Rules[Hook] = Rules("admit", {name: _without(detector) for name, detector in DETECTORS.items()})
+ADMISSIONS: Rules[Hook] = Rules("replay_admit", {name: _without(detector) for name, detector in DETECTORS.items()})
 
 
 def names_of(admit: Any) -> tuple[Any, ...]:
@@ -298,27 +269,15 @@ def detector_of(admit: Any) -> Detector | None:
     return next((DETECTORS[name] for name in names_of(admit) if name in DETECTORS), None)
 
 
-def refusal_by(name: str, group: Group, decode: Decode) -> Refusal | None:
-    """Return the refusal of a group by a hook.
-
-    Raises:
-        AdmissionError: the hook raised, or returned something else.
-    """
-    hook = ADMISSIONS.get(name) or ADMISSIONS.named(name)
-    if hook is ADMISSIONS.own.get(name):
-        return hook(group, decode)
-    about = f"replay_admit = {name!r}, group {group.group_id}"
-    try:
-        refusal = hook(group, decode)
-    except Exception as error:  # of any type: it is a user's function
-        raise AdmissionError(f"{about}: raised {type(error).__name__}: {error}; expected a Refusal or None") from error
-    if refusal is None:
-        return None
-    if not isinstance(refusal, Refusal) or not _REASON.fullmatch(str(refusal.reason)):
-        raise AdmissionError(f"{about}: returned {str(refusal)[:80]}; expected Refusal('lower_case', episodes) or None")
-    if not set(refusal.episodes) <= set(range(group.size)):
-        raise AdmissionError(f"{about}: episodes {refusal.episodes!r}; expected some of 0 to {group.size - 1}")
-    return refusal
+def _fault_of(refusal: Any, size: int) -> str:
+    """Return what is wrong with the answer of a user's hook about a group of `size` episodes, "" if nothing is."""
+    if refusal is None or (
+        isinstance(refusal, Refusal)
+        and _REASON.fullmatch(str(refusal.reason))
+        and set(refusal.episodes) <= set(range(size))
+    ):
+        return ""
+    return f"expected None or Refusal('lower_case', episodes), episodes from 0 to {size - 1}"
 
 
 # --- patterns of secrets -------------------------------------------------------------------------------------

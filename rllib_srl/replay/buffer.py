@@ -25,9 +25,10 @@ import numpy as np
 
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
-from rllib_srl.replay.diversity.tracker import DiversityTracker
+from rllib_srl.replay.diversity.neighbours import DiversityTracker
 from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
+from rllib_srl.replay.items import rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode, decode_target, prompt_fields, prompt_of
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, RatedGroups, grade_of
@@ -80,17 +81,16 @@ class SRLReplayBuffer:
         self.settings = settings = (settings or ReplaySettings(**kwargs)).checked()
         if not settings.is_on:
             raise ValueError("capacity must be >= 1, got 0; use a run without a memory instead")
-        if decode is None and model_dir is not None and settings.admit:
-            decode = decoder_of(model_dir)
         if decode is None and settings.admit:
-            raise ValueError(
-                f"admit = {settings.admit!r} without a tokenizer; expected model_dir or decode, or admit = None for "
-                "tokens that hold no text"
-            )
+            if model_dir is None:
+                raise ValueError(
+                    f"admit = {settings.admit!r} without a tokenizer; expected model_dir or decode, or admit = None "
+                    "for tokens that hold no text"
+                )
+            decode = decoder_of(model_dir)
         self._decode, self._seed, self._model_dir, self._max_prompt_tokens = decode, seed, model_dir, max_prompt_tokens
         self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
-        self._settings_dict, self._embedding = settings.as_dict(), settings.embedding_used
-        self.tracker: DiversityTracker | None = None
+        self._settings_dict = settings.as_dict()
         self.store = Store(None if directory is None else Path(directory), run)
         try:
             self._load()
@@ -99,11 +99,9 @@ class SRLReplayBuffer:
             raise
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return len(self.tables)
 
     def _load(self) -> None:
-        """Load everything from the store."""
         self.tables, state = self.store.read()
         settings = self.settings
         self._seed = state.get("seed", self._seed)  # a restored run keeps its seed
@@ -117,7 +115,7 @@ class SRLReplayBuffer:
         self.counts: Counter[str] = Counter(state.get("counts", {}))
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
-        self._make_tracker(state)
+        self.tracker = self._make_tracker(state)
         self.intake = Intake(
             settings,
             self.tables,
@@ -132,23 +130,20 @@ class SRLReplayBuffer:
             max_prompt_tokens=self._max_prompt_tokens,
         )
 
-    def _make_tracker(self, state: Mapping[str, Any]) -> None:
-        """Make a tracker if something needs one.
-
-        Raises:
-            ValueError: the items were stored with another embedding, or without one.
-        """
-        name, written = self._embedding, state.get("embedding")
+    def _make_tracker(self, state: Mapping[str, Any]) -> DiversityTracker | None:
+        """Return a tracker if something needs one; raise a ValueError if the items have another embedding, or none."""
+        name, written = self.settings.embedding_used, state.get("embedding")
         if len(self.tables) and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
                 "diversity, least_diverse); expected the settings that wrote it, or a new memory"
             )
         if name is None:
-            return
-        self.tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
+            return None
+        tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
         if "embedder" in state:
-            self.tracker.embedder.set_state(state["embedder"])
+            tracker.embedder.set_state(state["embedder"])
+        return tracker
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -164,7 +159,6 @@ class SRLReplayBuffer:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commit the changes made inside, or load the store again on an error."""
         try:
             with self.store.transaction():
                 yield
@@ -176,7 +170,6 @@ class SRLReplayBuffer:
         self.tables.committed()
 
     def _state(self) -> dict[str, Any]:
-        """Return all state that is not in rows, as JSON types."""
         return {
             "items": self.tables.header,
             "generators": {name: generator.bit_generator.state for name, generator in self.generators.items()},
@@ -185,7 +178,7 @@ class SRLReplayBuffer:
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
             "rated": asdict(self.rated) if self.rated.source else {},
-            "embedding": self._embedding,
+            "embedding": self.settings.embedding_used,
             **({} if self.tracker is None else {"embedder": self.tracker.embedder.get_state()}),
         }
 
@@ -244,10 +237,11 @@ class SRLReplayBuffer:
 
         def work() -> list[Any]:
             slots = self.draws.groups(num, now, self.generators["reuse"], must_vary=version is None)
-            self.tables.update_groups(slots, uses=self.tables.groups["uses"][slots] + 1)
-            seqs = self.tables.groups["seq"][slots].tolist()
+            rows = rows_at(self.tables.groups, slots)
+            self.tables.update_groups(slots, uses=rows["uses"] + 1)
+            seqs = rows["seq"].tolist()
             groups = [self._stored_group(seq, "reuse") for seq in seqs]
-            pasts = [self._without(group, at, version) for group, at in zip(groups, slots, strict=True)]
+            pasts = [self._without(group, row, version) for group, row in zip(groups, rows, strict=True)]
             drawn.extend(map(_with_history, groups, pasts))
             self.counts["num_reuses"] += len(drawn)
             self.intake.count_by_domain("num_reuses", [group.prompt for group in groups])
@@ -256,11 +250,10 @@ class SRLReplayBuffer:
         answer = self._once(request, work)
         return drawn or [_with_history(self._stored_group(seq, "reuse"), past) for seq, past in answer]
 
-    def _without(self, group: Group, at: int, version: int | None) -> History | None:
+    def _without(self, group: Group, row: np.void, version: int | None) -> History | None:
         if version is None:
             return None
-        row, mean = self.tables.groups[at], self.domain_statistics.mean(group.prompt.domain)
-        item = self.tables.items[row["slot"]]
+        mean, item = self.domain_statistics.mean(group.prompt.domain), self.tables.items[row["slot"]]
         return history_of(item, version, self.settings.history_half_life, mean, group, row)
 
     def _stored_group(self, seq: int, origin: str) -> Group:
@@ -293,10 +286,7 @@ class SRLReplayBuffer:
         without_domains: Collection[str] = (),
         without_keys: Collection[str] = (),
     ) -> list[Group]:
-        """Draw stored right answers that have targets, fewer only if fewer are stored.
-
-        A prompt comes a second time only after every prompt came once; domains take turns, and within a domain prompts
-        are drawn uniformly.
+        """Draw stored right answers that have targets, fewer only if fewer are stored; see `targets.draw_targets`.
 
         Left out are domains by name, such as the one that is trained now, and prompts by key, such as those in the
         batch. Returned are groups of one episode, with `origin` "retain" and the target in `extra[TARGET]`.
@@ -328,9 +318,9 @@ class SRLReplayBuffer:
             now: the last finished training iteration.
 
         Returns:
-            The numbers of ratings that are new to the memory (`num_applied`), of those that replaced or took back an
-            earlier one (`num_changed`), of items graded (`num_graded`), and of groups that are older than
-            `max_age` at the next draw (`num_too_old`).
+            The numbers of new ratings (`num_applied`), of those that replaced or took back an earlier one
+            (`num_changed`), of items graded (`num_graded`), and of groups beyond `max_age` at the next draw
+            (`num_too_old`).
         """
 
         def work() -> dict[str, int]:
@@ -390,7 +380,6 @@ class SRLReplayBuffer:
         return num
 
     def _evict(self, now: int) -> None:
-        """Evict items until at most `capacity` are left."""
         while (num := len(self) - self.settings.capacity) > 0:
             for slot in self.draws.evicted(num, now, self.generators["evict"]).tolist():
                 self.tables.remove_item(slot)
@@ -399,7 +388,6 @@ class SRLReplayBuffer:
     # --- copies ----------------------------------------------------------------------------------
 
     def stats(self, now: int) -> dict[str, float]:
-        """Return gauges of size, and all lifetime counts."""
         return stats_of(self.tables, self.counts, self.rated, now)
 
     def snapshot(self, path: Path) -> None:
@@ -413,12 +401,7 @@ class SRLReplayBuffer:
         finally:
             self._load()
 
-    def describe(self) -> dict[str, Any]:
-        """Return the path, position and lineage of the store."""
-        return {"path": str(self.store.path), "position": self.store.position, "lineage": self.store.source_id}
-
     def close(self) -> None:
-        """Close the store."""
         self.store.close()
 
 

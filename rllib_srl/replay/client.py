@@ -9,9 +9,11 @@ committed answer if there is one, else it does the work.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +22,6 @@ from rllib_srl.replay.intake import Visit
 from rllib_srl.replay.process import BufferProcess
 from rllib_srl.replay.ratings import RatedGroup
 from rllib_srl.replay.rllib import RLlibReplayBuffer
-from rllib_srl.replay.selection.quotas import Slots
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import GroupMeta, Prompt, listed
@@ -31,15 +32,51 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+class Slots:
+    """Number of slots of the memory in a sequence of batches: a fraction .2 of batches of 4 gives 0 1 1 1 1, 0 1 1 ...
+
+    Invariant: the sum of all slots returned is the exact fraction of all batches, rounded down; the carry is in [0, 1).
+    Slots that the caller cannot fill are not carried over.
+    """
+
+    def __init__(self, fraction: float, is_added: bool = False) -> None:
+        """Start with nothing carried.
+
+        Args:
+            fraction: in [0, 1], below 1 for slots that are added; taken as a decimal, so that .2 is exactly 1/5.
+            is_added: whether the slots R come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
+        """
+        self._is_added, self._carry = is_added, Fraction(0)
+        self.change(fraction)
+
+    def change(self, fraction: float) -> None:
+        """Set another fraction; the carry, less than one slot, stays."""
+        rate = Fraction(repr(float(fraction)))
+        self._rate = rate / (1 - rate) if self._is_added else rate
+
+    def owed(self, num: int) -> int:
+        """Return the memory's slots in the next batch of `num`: floor(carry + rate num)."""
+        total = self._carry + self._rate * num
+        count = math.floor(total)
+        self._carry = total - count
+        return count
+
+    def get_state(self) -> dict[str, Any]:
+        return {"carry": str(self._carry)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the carry; a resumed run may have another fraction."""
+        self._carry = Fraction(state["carry"])
+
+
 class ReplayClient:
-    """Handle of one run's memory; with capacity 0 it stores and draws nothing.
+    """Handle of one run's memory, by the calls of `SRLReplayBuffer`; with capacity 0 it stores and draws nothing.
 
     Invariant: every remote call times out after 2 `timeout_s` (snapshot and restore: 22 `timeout_s`), and its effect is
     applied at most once.
     """
 
     def __init__(self, settings: ReplaySettings, process: BufferProcess | None) -> None:
-        """Use a buffer; None without a memory."""
         self.settings, self.is_on = settings, process is not None
         self.revisit_fraction = settings.revisit_fraction  # the one in use: callbacks may change both
         self.reuse_fraction = settings.reuse_fraction
@@ -60,11 +97,6 @@ class ReplayClient:
 
     @property
     def process(self) -> BufferProcess:
-        """Return the buffer's process.
-
-        Raises:
-            ValueError: this run has no memory.
-        """
         if self._process is None:
             raise ValueError("this run has no memory; expected replay_capacity above 0")
         return self._process
@@ -74,12 +106,7 @@ class ReplayClient:
     def draw_prompts(self, num_prompts: int, now: int, in_play: Collection[str] = ()) -> list[Prompt]:
         """Draw the revisits of an iteration of `num_prompts` prompts, at most `revisit_fraction` of them.
 
-        Slots without an available item are counted in `num_revisits_short` and not carried over.
-
-        Args:
-            num_prompts: prompts of the iteration.
-            now: the training iteration.
-            in_play: keys of prompts that are being played and must not be drawn.
+        The keys `in_play` are not drawn. Slots without an available item are counted in `num_revisits_short`.
         """
         num, prompts = self._owed(self._revisits, num_prompts), list[Prompt]()
         if num:
@@ -105,9 +132,7 @@ class ReplayClient:
         regardless of what was played, fewer only if fewer can be drawn.
         """
         num = self._owed(self._reuses, num_played) if exactly is None else exactly
-        metas = list[GroupMeta]()
-        if num:
-            metas = self._draw("draw_groups", num, now, version=version)
+        metas = self._draw("draw_groups", num, now, version=version) if num else []
         self.counts.update(num_reuses_owed=num, num_reuses_short=num - len(metas))
         return metas
 
@@ -115,20 +140,17 @@ class ReplayClient:
         self, num: int, now: int, without_domains: Sequence[str], without_keys: Sequence[str]
     ) -> list[GroupMeta]:
         """Draw stored answers to hold; they stay in the object store. See `SRLReplayBuffer.draw_targets`."""
-        left_out = {"without_domains": list(without_domains), "without_keys": list(without_keys)}
-        return self._draw("draw_targets", num, now, **left_out)
+        return self._draw("draw_targets", num, now, without_domains=without_domains, without_keys=without_keys)
 
     def _draw(self, method: str, num: int, now: int, **how: Any) -> list[GroupMeta]:
-        request = self._request(now, method)
-        call = Call.of(RLlibReplayBuffer.draw_apart, method, num, now, request=request, **how)
-        return listed(*self.process.call_both(call))
+        how["request"] = self._request(now, method)
+        return listed(*self.process.call_both(Call.of(RLlibReplayBuffer.draw_apart, method, num, now, **how)))
 
     def add_targets(self, targets: Sequence[Any], now: int, per_domain: int) -> int:
         """Send targets, or references to them, to the buffer; return how many have a stored group."""
         return self._do(now, RLlibReplayBuffer.add_targets, list(targets), now, per_domain=per_domain)
 
     def drop_targets(self, env_ids: Sequence[str], now: int) -> int:
-        """Remove the targets of environments; see `SRLReplayBuffer.drop_targets`."""
         return self._do(now, RLlibReplayBuffer.drop_targets, list(env_ids))
 
     def _owed(self, slots: Slots, num: int) -> int:
@@ -144,27 +166,18 @@ class ReplayClient:
             self._reuses.change(reuse)
 
     def look_back(self, reused: Sequence[GroupMeta], num_left_out: Mapping[str, int], now: int) -> None:
-        """Drop the reused groups that have drifted: all their episodes were left out of the update.
-
-        Args:
-            reused: the stored groups that were trained on.
-            num_left_out: episodes, by group id.
-            now: the training iteration.
-        """
+        """Drop the reused groups all of whose episodes were left out of the update; `num_left_out` is by group id."""
         trained = {g.group_id: len(g.rewards_G) if g.has_reward_G is None else g.has_reward_G.sum() for g in reused}
         if gone := [name for name, num in trained.items() if num_left_out.get(name, 0) == num]:
             self._do(now, RLlibReplayBuffer.drop, gone)
 
     def rate_answers(self, groups: Sequence[RatedGroup], source: str, position: int, now: int) -> dict[str, int]:
-        """Apply ratings of stored answers; see `SRLReplayBuffer.rate_answers`."""
         return self._do(now, RLlibReplayBuffer.rate_answers, list(groups), source, position, now)
 
     def rated_until(self, source: str) -> tuple[int, list[str]]:
-        """Return how far the ratings of a file were applied; see `RLlibReplayBuffer.rated_until`."""
         return self.process.call(Call.of(RLlibReplayBuffer.rated_until, source))
 
     def remove(self, keys: Collection[str] = (), before: int | None = None) -> int:
-        """Remove items; see `SRLReplayBuffer.remove`."""
         return self.process.call(Call.of(RLlibReplayBuffer.remove, keys, None, before))
 
     def stats(self, now: int) -> dict[str, float]:
@@ -186,18 +199,13 @@ class ReplayClient:
         """Restore the snapshot in `directory`; return the number of groups stored after it, which are dropped."""
         if not self.is_on:
             return 0
-        call = Call.of(RLlibReplayBuffer.restore, directory / SNAPSHOT)
-        num_dropped = self.process.call_long(call)
+        num_dropped = self.process.call_long(Call.of(RLlibReplayBuffer.restore, directory / SNAPSHOT))
         self.num_items = self.process.call(Call.of(RLlibReplayBuffer.__len__))
         self._begin_incarnation()
         return num_dropped
 
     def check_fits(self, has_memory: bool) -> None:
-        """Check that a checkpoint with or without a memory can be restored here.
-
-        Raises:
-            ValueError: it has a memory and this run has none, or the reverse.
-        """
+        """Raise a ValueError if a checkpoint has a memory and this run has none, or the reverse."""
         if has_memory and not self.is_on:
             raise ValueError("the checkpoint has a memory, this run has none; expected replay_capacity above 0")
         if self.is_on and not has_memory:
@@ -211,14 +219,12 @@ class ReplayClient:
         return {**shares, "counts": dict(self.counts), "num_items": self.num_items}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
         if self.is_on:
             self._revisits.set_state(state["revisits"])
             self._reuses.set_state(state["reuses"])
             self.counts, self.num_items = Counter({**dict.fromkeys(COUNTS, 0), **state["counts"]}), state["num_items"]
 
     def stop(self) -> None:
-        """End the buffer."""
         if self.is_on:
             self.process.stop()
 
@@ -227,8 +233,8 @@ class ReplayClient:
     def _request(self, now: int, method: str) -> str:
         """Return a new request name, such as "3f2a91c0/12.add".
 
-        The incarnation keeps a restarted or restored run from getting answers of its past; the
-        suffix does so for an iteration that is retried after an error.
+        The incarnation keeps a restarted or restored run from getting answers of its past; the suffix does so for an
+        iteration that is retried after an error.
         """
         self._asked[f"{now}.{method}"] += 1
         num = self._asked[f"{now}.{method}"]

@@ -6,15 +6,10 @@ A refused group still grades an item that exists, because the recall test has ha
 episodes that its visit names get no loss. A group with too few valid episodes grades nothing. A broken group
 (`admission.malformed`) is ignored: its numbers never reach a row.
 
-The hook `replay_on_group` makes new items from each played group that is stored:
-
-    def mine(group, room, generator):                       replay_on_group="my_module:mine"
-        yield replace(group.prompt, history=(*group.prompt.history, group.extra["turns"][0][0]))
-
-Arguments: the group; `room`, the maximum tokens of a prompt that leave room for a turn, None without a limit; a
-generator whose state is saved. Known prompts are left out. With the hook, groups keep the policy's texts:
-`group.extra["turns"]`, a list of texts for each episode, and `group.extra["can_iterate"]`, if the environment
-defines it.
+The hook `replay_on_group(group, room, generator) -> prompts` makes new items from each played group that is stored
+(docs/memory.md has an example). `room` is the maximum tokens of a prompt that leave room for a turn, None without a
+limit; the state of `generator` is saved. With the hook, groups keep the policy's texts: `group.extra["turns"]`, a list
+of texts for each episode, and `group.extra["can_iterate"]`, if the environment defines it.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ import numpy as np
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
-from rllib_srl.replay.diversity.tracker import DiversityTracker, Measured, diversity
+from rllib_srl.replay.diversity.neighbours import DiversityTracker, Measured, diversity
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
@@ -95,7 +90,6 @@ class Intake:
     max_prompt_tokens: int | None  # longest history that becomes an item
 
     def __post_init__(self) -> None:
-        """Cache the settings that every call reads."""
         self._reads_recall = self.settings.reads_recall
 
     def history_of(self, group: Group) -> History:
@@ -110,7 +104,7 @@ class Intake:
         """Take in groups of distinct prompts, in order; record the outcome in each visit."""
         entries = list[Entry]()
         for group, visit in played:
-            if (refusal := malformed(group)) is not None:
+            if refusal := malformed(group):
                 self._refuse(visit, refusal)
                 continue
             facts = facts_of(group, self.settings.pass_reward)
@@ -146,27 +140,22 @@ class Intake:
 
     def _enter(self, entry: Entry, now: int) -> None:
         """Check a group, and add its item if it is new."""
-        refusal = self._judged(entry)
-        if refusal is None and entry.slot is None and entry.facts.size < self.settings.min_graded:
+        refusal, slot = admit(entry.group, self.settings, self.decode), entry.slot
+        if refusal is None and slot is None and entry.facts.size < self.settings.min_graded:
             refusal = Refusal("ungraded", train=True)
+        elif refusal is None and slot is not None and self._is_duplicate(entry, slot):
+            refusal = Refusal("duplicate", train=True)
         if refusal is not None:
             self._refuse(entry.visit, refusal)
         elif entry.slot is None:
             entry.slot, entry.visit.is_new = self._add_item(entry.group.prompt, now), True
 
-    def _judged(self, entry: Entry) -> Refusal | None:
-        """Return why a group is not stored, None if it is."""
-        refusal = admit(entry.group, self.settings, self.decode)
-        if refusal is not None or entry.slot is None:
-            return refusal
+    def _is_duplicate(self, entry: Entry, slot: int) -> bool:
+        """Return whether the item has a group of the same tokens."""
         numbers = entry.facts.num_tokens, np.float32(entry.facts.nll)
-        for at in self.tables.groups_of(entry.slot):  # reading all payloads would cost too much
-            row = self.tables.groups[at]
-            if (row["num_tokens"], row["nll"]) == numbers and np.array_equal(
-                self._group(int(row["seq"])).token_ids_N, entry.group.token_ids_N
-            ):
-                return Refusal("duplicate", train=True)
-        return None
+        rows = [self.tables.groups[at] for at in self.tables.groups_of(slot)]
+        same = [row for row in rows if (row["num_tokens"], row["nll"]) == numbers]  # few, whose payloads are read
+        return any(np.array_equal(self._group(int(row["seq"])).token_ids_N, entry.group.token_ids_N) for row in same)
 
     def _grade(self, entries: Sequence[Entry], now: int) -> None:
         """Grade visits and write the changed fields of their items' rows."""
@@ -199,7 +188,6 @@ class Intake:
             entry.is_visit = True
 
     def count_by_domain(self, name: str, prompts: Iterable[Prompt]) -> None:
-        """Add the prompts to a lifetime count of their domains."""
         self.counts.update(f"domains/{prompt.domain}/{name}" for prompt in prompts)
 
     def _add_item(self, prompt: Prompt, now: int) -> int:
@@ -207,7 +195,6 @@ class Intake:
         return self.tables.add_item(key_of(prompt), prompt, prompt.domain, now, due=due)
 
     def _store(self, entry: Entry, now: int) -> None:
-        """Store a group under a new number."""
         assert entry.slot is not None
         tables = self.tables
         fields = self._written(tables.next_group_seq, entry.group, entry.facts)

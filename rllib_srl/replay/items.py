@@ -121,7 +121,6 @@ class Tables:
             groups_N: rows of the groups, in the order of seq, with their ids.
             targets: seq and episode -> bytes.
             vectors_KD: of the items that have one, in the order of their slots.
-            next_seq: seq of the next item, never used before, as is `next_group_seq` for groups.
             domains: an item's `domain` is a position here; positions are final.
             newest_domain: domain of the item added last.
 
@@ -151,28 +150,26 @@ class Tables:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Return the state that is not in the rows, as JSON types."""
+        """The state that is not in the rows, as JSON types."""
         names = ("next_seq", "next_group_seq", "domains", "newest_domain")
         return {name: getattr(self, name) for name in names}
 
     @property
     def items(self) -> np.ndarray:
-        """Return a read-only view of the item table, free rows included; stale after `add_item`, which may move it."""
+        """A read-only view of the item table, free rows included; stale after `add_item`, which may move it."""
         return self._items.view
 
     @property
     def groups(self) -> np.ndarray:
-        """Return a read-only view of the group table, free rows included; stale after `add_group`."""
+        """A read-only view of the group table, free rows included; stale after `add_group`."""
         return self._groups.view
 
     @property
     def is_item_N(self) -> np.ndarray:
-        """Return which rows of `items` are in use."""
         return self._items.is_used
 
     @property
     def is_group_N(self) -> np.ndarray:
-        """Return which rows of `groups` are in use."""
         return self._groups.is_used
 
     @property
@@ -185,7 +182,6 @@ class Tables:
         return int(self.groups["num_bytes"].sum()) + sum(self.targets.values())
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return len(self._slots)
 
     def num_by_domain(self) -> dict[str, tuple[int, int]]:
@@ -211,11 +207,9 @@ class Tables:
         return self._prompts[slot]
 
     def slots(self) -> np.ndarray:
-        """Return the slots of all items, ascending."""
         return np.flatnonzero(self.is_item_N)
 
     def group_slots(self) -> np.ndarray:
-        """Return the slots of all groups, ascending."""
         return np.flatnonzero(self.is_group_N)
 
     def groups_of(self, slot: int) -> list[int]:
@@ -278,24 +272,17 @@ class Tables:
         return int(is_gone_N.sum())
 
     def update(self, slots: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of distinct items to an array with one entry per slot, or to one value; an error changes nothing.
-
-        Raises:
-            ValueError: slots without an item, or given twice.
-        """
+        """Set fields of distinct items to an array with one entry per slot, or to one value."""
         self._items.update(slots, fields)
 
     def set_vectors(self, slots: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
         """Set the vectors of items whose `has_vector` is set."""
-        before_ND = self._vectors_ND
-        if len(before_ND) < len(self.items):
-            self._vectors_ND = np.zeros((len(self.items), vectors_KD.shape[1]), np.float32)
-            if len(before_ND):
-                self._vectors_ND[: len(before_ND)] = before_ND
+        if (num := len(self.items) - len(self._vectors_ND)) > 0:
+            before_ND = self._vectors_ND.reshape(-1, vectors_KD.shape[1])
+            self._vectors_ND = np.concatenate([before_ND, np.zeros((num, vectors_KD.shape[1]), np.float32)])
         self._vectors_ND[slots] = vectors_KD
 
     def update_groups(self, groups: Sequence[int] | np.ndarray, **fields: Any) -> None:
-        """Set fields of distinct groups, as `update` does."""
         self._groups.update(groups, fields)
 
     def add_group(self, slot: int, group_id: str, max_groups: int, **fields: Any) -> tuple[int, int]:

@@ -26,7 +26,6 @@ ORIGINS = ("fresh", "revisit", "reuse")
 
 
 def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now: int) -> dict[str, float]:
-    """Return gauges of the size of a memory, and all its lifetime counts."""
     whole = {name: num for name, num in counts.items() if not name.startswith("domains/")}
     whole = {**dict.fromkeys(COUNTS, 0), **whole}  # report zero counts, so that plots have no gaps
     return {

@@ -26,8 +26,7 @@ def encode(group: Group) -> bytes:
     """Return a group as bytes.
 
     Raises:
-        ValueError: an array is not numeric, the mask is not boolean, or `extra` does not survive a round trip through
-            JSON; the message lists all errors.
+        ValueError: listing what is no numeric array, no boolean mask, or would not survive a round trip through JSON.
     """
     faults, arrays = json_faults(group.extra, "extra"), {}
     for name in _ARRAYS:
@@ -49,15 +48,10 @@ def encode(group: Group) -> bytes:
 
 
 def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
-    """Return the group of a payload.
-
-    Args:
-        payload: what `encode` returned.
-        name: the group's name in error messages.
-        origin: origin of the group; None: as stored.
+    """Return the group of a payload, of another origin if one is given.
 
     Raises:
-        ValueError: the payload cannot be read; the message names the group.
+        ValueError: the payload cannot be read; the message has the group's `name`.
     """
     header, arrays = _opened(payload, f"group {name}")
     reasons = tuple(StopReason(value) for value in header.pop("stop_reasons"))
@@ -91,17 +85,14 @@ def _opened(payload: bytes, what: str) -> tuple[dict[str, Any], dict[str, np.nda
 
 
 def compact_json(value: Any) -> str:
-    """Return a value as JSON in ASCII without spaces."""
     return _COMPACT.encode(value)
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """Return the fields of a prompt by name, as JSON types."""
     return {**vars(prompt), "history": list(prompt.history)}
 
 
 def prompt_of(fields: dict[str, Any]) -> Prompt:
-    """Return the prompt of `prompt_fields`."""
     return Prompt(**{**fields, "history": tuple(fields["history"])})
 
 

@@ -58,10 +58,19 @@ class BufferProcess:
             actor: Any = RLlibReplayBuffer(settings, **given)
         else:
             check_importable(settings)
-            remote_class = _remote_class(f"rllib_srl.memory.{run}", settings.searches_on_gpu)
+            # It reserves none of the node's GPUs in Ray, which would hide them. Its database is a local file.
+            variables = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+            remote_class = ray.remote(RLlibReplayBuffer).options(
+                name=f"rllib_srl.memory.{run}",
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+                **({"runtime_env": variables} if settings.searches_on_gpu else {}),
+            )
             actor = remote_class.remote(settings, is_actor=True, **given)
         process = cls(actor, is_local, directory / DATABASE, settings.timeout_s)
-        process.call(Call.of(RLlibReplayBuffer.describe), timeout_s)
+        process.call(Call.of(RLlibReplayBuffer.__len__), timeout_s)
         return process
 
     def call(self, call: Call[Result], timeout_s: float = 0.0) -> Result:
@@ -83,7 +92,7 @@ class BufferProcess:
 
     def call_long(self, call: Call[Result]) -> Result:
         """Run a call that may take 10 times as long; an already silent buffer is still detected in the usual time."""
-        self.call(Call.of(RLlibReplayBuffer.describe))
+        self.call(Call.of(RLlibReplayBuffer.__len__))
         return self.call(call, LONG * self._timeout_s)
 
     def stop(self) -> None:
@@ -105,7 +114,8 @@ class BufferProcess:
         deadline = time.monotonic() + 2 * limit_s
         failure: Failure | None = None
         while (left_s := deadline - time.monotonic()) > 0:
-            refs = self._submit(call, num)
+            refs = self.actor.call.options(num_returns=num).remote(call.method, *call.args, **call.kwargs)
+            refs = refs if isinstance(refs, list) else [refs]
             wait_s = left_s if failure else min(limit_s, left_s)  # a slow restart is not killed again
             ((_, answer),) = gather({0: refs[0]}, wait_s)
             if not isinstance(answer, Failure):
@@ -118,10 +128,6 @@ class BufferProcess:
             time.sleep(RETRY_S)
         raise ActorFailure(f"the memory {failure.reason if failure else 'had no time'} while running {call.method!r}")
 
-    def _submit(self, call: Call[Any], num: int) -> list[ray.ObjectRef[Any]]:
-        references = self.actor.call.options(num_returns=num).remote(call.method, *call.args, **call.kwargs)
-        return references if isinstance(references, list) else [references]
-
     def _end(self) -> None:
         """Kill an unresponsive buffer, so that Ray restarts it.
 
@@ -132,17 +138,3 @@ class BufferProcess:
         else:
             with suppress(ProcessLookupError):
                 os.kill(holder, signal.SIGKILL)
-
-
-def _remote_class(name: str, sees_gpus: bool) -> Any:
-    """Return the actor class, pinned to this node (its database is a local file) and restarted without limit.
-
-    Args:
-        name: the actor's name.
-        sees_gpus: whether it sees the node's GPUs. It reserves none of them in Ray, which would hide them.
-    """
-    shown = {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}} if sees_gpus else {}
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(RLlibReplayBuffer).options(
-        name=name, num_cpus=0, max_restarts=-1, max_task_retries=0, scheduling_strategy=here, **shown
-    )

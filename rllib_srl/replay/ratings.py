@@ -97,7 +97,6 @@ class RatedGroups:
 
     @property
     def num_unused(self) -> int:
-        """Return the number of ratings whose answers are not in the memory."""
         return sum(self.unused.values())
 
 
@@ -126,10 +125,7 @@ def with_ratings(group: Group, rewards: Mapping[str, float], pass_reward: float 
 def corrected(
     item: np.void, row: np.void, half_life: float, before: GroupFacts, after: GroupFacts
 ) -> tuple[dict[str, Any], bool]:
-    """Return the corrected fields of an item whose group has other rewards now, and whether its history has the group.
-
-    `item` and `row` are the rows of item and group; `before` and `after` the group's facts with old and new rewards.
-    """
+    """Return corrected fields of an item whose group has other rewards now, and whether its history has the group."""
     fields: dict[str, Any] = {}
     in_history = bool(row["in_history"]) or not before.num_rewarded  # its first rewards
     if in_history:

@@ -1,6 +1,7 @@
-"""Read a memory from outside the process that owns it, on a copy, without disturbing the run or writing to its files.
+"""Read a memory from outside the process that owns it, on a copy, and remove items of a stopped run permanently.
 
     DIR --database_in--> its path --reading--> Reading: tables and state of a temporary copy
+    drop(DIR, names)     from the database, and from the snapshots in the checkpoints, which a resume would restore
 
 The copy is made by SQLite in one read transaction: it contains every commit that finished before the copy began, and
 the run's commits do not wait for it.
@@ -8,7 +9,7 @@ the run's commits do not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ from rllib_srl.replay.ratings import RatedGroups
 from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError
+from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
+from rllib_srl.storage.seal_key import make_key
 from rllib_srl.types import Group
 
 # In a run, in a checkpoint, and in the directory of a buffer or of a snapshot.
@@ -81,7 +84,6 @@ class Reading:
         return dict(zip(slots_N.tolist(), recall_N.tolist(), strict=True))
 
     def stats(self) -> dict[str, float]:
-        """Return what `SRLReplayBuffer.stats` does."""
         state = self.state
         return stats_of(self.tables, state.get("counts", {}), RatedGroups(**state.get("rated", {})), self.now)
 
@@ -89,7 +91,7 @@ class Reading:
         """Return the slot of the item with the prompt id `name`, or else of the one whose key begins with `name`.
 
         Raises:
-            ValueError: no item or several match; the message names up to `MOST_NAMED`.
+            ValueError: no item or several match.
         """
         prompts = {slot: self.tables.prompt_of(slot) for slot in self.tables.slots().tolist()}
         found = [slot for slot, prompt in prompts.items() if prompt.prompt_id == name]
@@ -105,12 +107,7 @@ class Reading:
         return slot
 
     def group(self, seq: int) -> Group:
-        """Return a stored group.
-
-        Raises:
-            ValueError: its bytes are damaged.
-            StoreError: its bytes are missing.
-        """
+        """Return a stored group; raise a ValueError if its bytes are damaged, a `StoreError` if they are missing."""
         return decode(self.store.payload(seq), str(seq))
 
 
@@ -126,3 +123,54 @@ def reading(path: Path) -> Iterator[Reading]:
         store.restore(path)
         store.path = path  # the path that errors name
         yield Reading(path, store, *store.read())
+
+
+# --- removing items -------------------------------------------------------------------------------
+
+
+def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, int]:
+    """Remove items with their groups, answers and targets; return their number in each database.
+
+    Args:
+        directory: directory of a run, with its checkpoints, of one checkpoint, or of a buffer.
+        names: prompt ids, or prefixes of keys.
+        which: further items, as in `SRLReplayBuffer.remove`.
+
+    Raises:
+        ValueError: a name matches no item, or several.
+        StoreError: a run is using the memory, or there is none.
+        CheckpointError: a checkpoint is damaged, or another user sealed it.
+    """
+    checkpoints = [directory] if (directory / MANIFEST).is_file() else checkpoints_in(directory)
+    sealed = {path / "memory" / SNAPSHOT: (path, verify_own(path)) for path in checkpoints}
+    paths = [path for path in sealed if path.is_file()]
+    if directory not in checkpoints:
+        paths.insert(0, database_in(directory))
+        if paths[0].name != DATABASE:
+            raise ValueError(f"{paths[0]} is part of a checkpoint; expected the directory of the checkpoint or its run")
+    which["keys"] = {_key_of(name, paths) for name in names}
+    removed = {}
+    for path in paths:
+        with closing(Store(None if path in sealed else path.parent)) as store:
+            if path in sealed:
+                store.restore(path)
+            tables, _ = store.read()
+            with store.transaction():
+                removed[path] = tables.remove(**which)
+                store.write(tables)
+            store.erase()
+            if path in sealed:
+                store.snapshot(path)
+                seal(*sealed[path], make_key())
+    return removed
+
+
+def _key_of(name: str, paths: Sequence[Path]) -> str:
+    for path in paths:
+        with reading(path) as one:
+            try:
+                return one.tables.prompt_of(one.find(name)).key
+            except ValueError:
+                if path == paths[-1]:
+                    raise
+    raise ValueError(f"{name!r}; expected a memory that holds it")

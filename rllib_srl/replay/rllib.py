@@ -11,7 +11,6 @@ torch into the actor's process, 4 s and 320 MB at each start.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,20 +29,8 @@ from rllib_srl.types import Group, GroupMeta, ListedRef
 class RLlibReplayBuffer(SRLReplayBuffer):
     """`SRLReplayBuffer` as one of RLlib's buffers."""
 
-    def __init__(
-        self,
-        settings: ReplaySettings | None = None,
-        *,
-        is_actor: bool = False,
-        **arguments: Any,
-    ) -> None:
-        """Open the buffer.
-
-        Args:
-            settings: replay settings; None builds them from `arguments`.
-            is_actor: keep an exception for the next `call`, because Ray would lose its message.
-            arguments: arguments of `SRLReplayBuffer`.
-        """
+    def __init__(self, settings: ReplaySettings | None = None, *, is_actor: bool = False, **arguments: Any) -> None:
+        """Open the buffer; an actor keeps an exception for the next `call`, because Ray would lose its message."""
         self._busy_s, self._error = 0.0, None
         try:
             super().__init__(settings, **arguments)
@@ -98,7 +85,8 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         """Return the bytes of a snapshot; `SRL` copies files instead, so that tokens do not pass through the driver."""
         with TemporaryDirectory() as folder:
             self.snapshot(Path(folder) / "snapshot")
-            return {**self.describe(), "snapshot": (Path(folder) / "snapshot").read_bytes()}
+            whole = (Path(folder) / "snapshot").read_bytes()
+        return {"path": str(self.store.path), "position": self.store.position, "snapshot": whole}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `get_state`.
@@ -112,10 +100,6 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         with TemporaryDirectory() as folder:
             (Path(folder) / "snapshot").write_bytes(state["snapshot"])
             self.restore(Path(folder) / "snapshot")
-
-    def get_host(self) -> str:
-        """Return the name of the machine that the buffer runs on."""
-        return platform.node()
 
 
 def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:

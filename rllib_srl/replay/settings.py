@@ -164,7 +164,6 @@ class ReplaySettings(Settings):
 
     @property
     def searches_on_gpu(self) -> bool:
-        """Return whether neighbours are searched on a GPU."""
         return self.embedding_used is not None and self.diversity_device == "gpu"
 
     @property
@@ -182,18 +181,15 @@ class ReplaySettings(Settings):
 
     @property
     def is_on(self) -> bool:
-        """Return whether the memory is on: capacity above 0."""
         return self.capacity > 0
 
     def contradictions(self) -> Iterator[str]:
         """Yield the errors of settings that do not go together."""
         yield from _rules_with_parameters(self)
-        without = "without a memory"
+        off = {"revisit_fraction": 0, "reuse_fraction": 0, "retain": 0, "local_directory": None}
         rows = [
-            (not self.is_on and self.revisit_fraction, "revisit_fraction capacity", f"0 {without}"),
-            (not self.is_on and self.reuse_fraction, "reuse_fraction capacity", f"0 {without}"),
-            (not self.is_on and self.retain, "retain capacity", f"0 {without}, which stores the answers"),
-            (not self.is_on and self.local_directory is not None, "local_directory capacity", f"None {without}"),
+            (getattr(self, name) and not self.is_on, f"{name} capacity", f"{value} without a memory")
+            for name, value in off.items()
         ]
         yield from clashes([*rows, *unread(type(self), self, self)], self)
 
@@ -233,11 +229,7 @@ def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
 
 
 def check_importable(settings: ReplaySettings) -> None:
-    """Check that the buffer's process can find the rules.
-
-    Raises:
-        ValueError: a rule is registered only in this process.
-    """
+    """Raise a ValueError if a rule is registered only in this process, where the buffer's cannot find it."""
     from rllib_srl.replay.admission import names_of
 
     for name, table in rules().items():

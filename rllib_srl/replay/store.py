@@ -116,11 +116,7 @@ class Store(Database):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Store all that is written inside, or nothing; it is durable at the end.
-
-        Raises:
-            StoreError: the disk is full or damaged; nothing was stored, and the store remains usable.
-        """
+        """Store all that is written inside, or nothing; it is durable at the end, and usable after a `StoreError`."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
@@ -162,10 +158,7 @@ class Store(Database):
         self.delete("answers", "position <= ?", [(self.position + 1 - NUM_ANSWERS,)])
 
     def erase(self) -> None:
-        """Forget all answers, and leave no byte of anything deleted in the files.
-
-        The file is rewritten: a full disk is a `StoreError`.
-        """
+        """Forget all answers, and rewrite the file, so that no byte of anything deleted is left."""
         with self._explained("erasing what was removed"):
             self._db.execute("DELETE FROM answers")
             self._db.execute("VACUUM")
@@ -181,16 +174,17 @@ class Store(Database):
 
     def payload(self, seq: int) -> bytes:
         """Return the bytes of a group; raise a `StoreError` if it is not stored."""
-        return self._blob(f"group {seq}", "SELECT CAST(payload AS BLOB) FROM payloads WHERE seq = ?", int(seq))
+        return self._blob("payloads", seq=int(seq))
 
     def target(self, seq: int, episode: int) -> bytes:
         """Return the bytes of a target; raise a `StoreError` if it is not stored."""
-        query = "SELECT payload FROM targets WHERE seq = ? AND episode = ?"
-        return self._blob(f"the target of group {seq}, episode {episode}", query, int(seq), int(episode))
+        return self._blob("targets", seq=int(seq), episode=int(episode))
 
-    def _blob(self, what: str, query: str, *numbers: int) -> bytes:
-        if (found := self._one(query, *numbers)) is None:
-            raise StoreError(f"memory {self.path} does not hold {what}")
+    def _blob(self, table: str, **key: int) -> bytes:
+        where = " AND ".join(f"{name} = ?" for name in key)
+        found = self._one(f"SELECT CAST(payload AS BLOB) FROM {table} WHERE {where}", *key.values())
+        if found is None:
+            raise StoreError(f"memory {self.path} does not hold the {table} of {key}")
         blob: bytes = found[0]
         return blob
 
@@ -234,7 +228,11 @@ class Store(Database):
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch.unlink(missing_ok=True)
             try:
-                back_up(self._db, scratch)
+                with closing(sqlite3.connect(scratch, isolation_level=None)) as target:
+                    for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):
+                        target.execute(f"PRAGMA {pragma}").fetchall()
+                    self._db.backup(target, pages=PAGES_A_STEP)
+                    to_one_file(target)  # the source's mark of a log was copied too
                 flush(scratch)
                 os.replace(scratch, path)
                 flush(path.parent)
@@ -245,10 +243,8 @@ class Store(Database):
         """Go back to a snapshot; return the number of groups stored after it, which are dropped.
 
         If nothing was committed here yet, they are those of the file that was set aside, which is removed if it
-        continued the snapshot's run. A crash leaves either the old state or the snapshot, complete.
-
-        Raises:
-            StoreError: the snapshot cannot be read or there is no room; nothing has changed.
+        continued the snapshot's run. A crash leaves either the old state or the snapshot, complete, and so does an
+        error.
         """
         lineage, num_groups = (self.source_id, _num_groups(self._db)) if self.position else self._earlier
         if not snapshot.is_file():
@@ -286,14 +282,6 @@ class Store(Database):
 
 
 # --- files of SQLite ---------------------------------------------------------------------------------
-
-
-def back_up(source: sqlite3.Connection, path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as target:
-        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -4096"):  # flushed once, at the end
-            target.execute(f"PRAGMA {pragma}").fetchall()
-        source.backup(target, pages=PAGES_A_STEP)
-        to_one_file(target)  # the source's mark of a log was copied too
 
 
 def to_one_file(db: sqlite3.Connection) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import encode_target
-from rllib_srl.replay.selection.rules import in_turns
+from rllib_srl.replay.selection.rules import in_turns, occurrences
 from rllib_srl.replay.store import Store
 from rllib_srl.types import Target
 
@@ -74,9 +74,9 @@ def surplus_targets(tables: Tables, per_domain: int | None) -> list[Place]:
     if per_domain is None:
         return []
     places, _, domain_N = _located(tables)
-    newest = np.lexsort((places[:, 0] * -1, domain_N))
-    rank_N = np.arange(len(newest)) - np.searchsorted(domain_N[newest], domain_N[newest])
-    return [(seq, episode) for seq, episode in places[newest[rank_N >= per_domain]].tolist()]
+    newest = np.argsort(-places[:, 0], kind="stable")
+    surplus = newest[occurrences(domain_N[newest]) >= per_domain]
+    return [(seq, episode) for seq, episode in places[surplus].tolist()]
 
 
 def _located(tables: Tables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

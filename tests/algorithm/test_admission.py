@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.shard import fetched
-from rllib_srl.replay.admission import AdmissionError, Refusal
+from rllib_srl.common.rules import RuleError
+from rllib_srl.replay.admission import Refusal
 from rllib_srl.types import GroupMeta
 from tests.small_memory import go, memory_config, weights_of
 
@@ -79,5 +80,5 @@ def test_weights_are_those_of_a_run_in_which_the_refused_episodes_had_no_loss(co
 @pytest.mark.slow
 def test_a_hook_that_fails_ends_the_run_with_its_name(config, build):
     algo = build(admitting(config, f"{__name__}:failing"))
-    with pytest.raises(AdmissionError, match=f"replay_admit = '{__name__}:failing', group 1.0: raised KeyError: 'x'"):
+    with pytest.raises(RuleError, match=f"replay_admit = '{__name__}:failing' raised KeyError: 'x'"):
         algo.train()

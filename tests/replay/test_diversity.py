@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.diversity.tracker import diversity, novelty
+from rllib_srl.replay.diversity.neighbours import diversity, novelty
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import StoreError
 from scripts.memory_laws import check_valid

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.replay.drop import drop
 from rllib_srl.replay.payloads import encode, encode_target
+from rllib_srl.replay.reading import drop
 from rllib_srl.replay.store import StoreError
 from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_own
 from rllib_srl.storage.seal_key import make_key

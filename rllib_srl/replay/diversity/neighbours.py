@@ -1,21 +1,33 @@
-"""Search the k nearest of unit vectors, exactly: a product of numpy; beyond 32,768 vectors, or on a GPU, faiss.
+"""Measure the diversity of items: how much their rewards vary, and how far they lie from their nearest neighbours.
 
-Results are exact: the similarities of a few more candidates than asked for are computed again in float64, and ties are
-ordered by id.
+    groups ──embedder──> vectors ──nearest──> novelty and nearest other item of each
 
-faiss-gpu brings CUDA 12, torch CUDA 13: two CUDA runtimes in a process that uses both on a GPU; the memory's process
-does not. Nothing here ran on a GPU.
+    variance    min(1, 4 S), S the variance of the rewards of its last visit: 1 if half of the episodes succeed
+    novelty     mean cosine distance to the `NEIGHBOURS` nearest items, at most 1
+    diversity   the mean of the two, in [0, 1] ──> shorter intervals, more draws by `srl`, eviction by `least_diverse`
 
-Source: Douze et al. 2024, arXiv 2401.08281 (faiss).
+The k nearest are found exactly, by a product of numpy; beyond 32,768 vectors, or on a GPU, by faiss. The similarities
+of a few more candidates than asked for are computed again in float64, and ties are ordered by id. faiss-gpu brings CUDA
+12, torch CUDA 13: two CUDA runtimes in a process that uses both on a GPU; the memory's process does not.
+
+Sources: Jiang et al. 2025, arXiv 2509.04575, section on prioritisation (variance and distance); Douze et al. 2024,
+arXiv 2401.08281 (faiss).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS, normalised
+from rllib_srl.replay.items import Tables
+from rllib_srl.types import Group
+
+NEIGHBOURS = 8
 
 NUMPY_UP_TO = 32_768  # vectors; a flat index of faiss is slower up to here (docs/LOG.md)
 CARD_BYTES = 2 * 2**30  # maximum GPU memory of a search: CUDA's context, the copied part of the vectors, scratch
@@ -60,10 +72,8 @@ def nearest(
     Both are [Q, k]; if fewer than k vectors are stored, the rest is -1 and nan. Zero vectors have cosine 0.
 
     Args:
-        vectors_QD: queries, of norm 1 or 0.
+        vectors_QD: queries, of norm 1 or 0, as are the stored vectors.
         ids_N: of the stored vectors, ascending.
-        stored_ND: the stored vectors, of norm 1 or 0.
-        k: at least 1.
         exclude_Q: one id per query that is left out, such as its own; -1 leaves nothing out.
         device: "cpu" or "gpu".
 
@@ -111,3 +121,60 @@ def _by_faiss(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int, device: 
         search = partial(faiss.knn_gpu, _resources[0], vectorsMemoryLimit=_PART_BYTES)
     rows_QM: np.ndarray = search(vectors_QD, vectors_ND, num, metric=faiss.METRIC_INNER_PRODUCT)[1]
     return rows_QM
+
+
+# --- measures of diversity ------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """A group's prompt compared with the other items."""
+
+    novelty: float
+    vector_D: np.ndarray
+
+
+def diversity(variance_N: np.ndarray, novelty_N: np.ndarray) -> np.ndarray:
+    """Return the mean of min(1, 4 S) and the novelty of each item, [N] in [0, 1].
+
+    4 S = 4 p (1 - p) for rewards of 0 and 1; other rewards may have a larger variance, hence the minimum.
+    """
+    diversity_N: np.ndarray = (np.minimum(1.0, 4.0 * np.asarray(variance_N, np.float64)) + novelty_N) / 2
+    return diversity_N
+
+
+def novelty(similarity_NK: np.ndarray) -> np.ndarray:
+    """Return the mean cosine distance of each item to its neighbours, at most 1, [N].
+
+    Similarities are nan where there were fewer than K neighbours. Without neighbours novelty is 1, the distance of
+    orthogonal vectors.
+    """
+    is_there_NK = np.isfinite(similarity_NK)
+    num_N = is_there_NK.sum(axis=1)
+    total_N = np.where(is_there_NK, 1.0 - similarity_NK, 0.0).sum(axis=1)
+    return np.where(num_N > 0, np.minimum(1.0, total_N / np.maximum(num_N, 1)), 1.0)
+
+
+class DiversityTracker:
+    """The embedder of a buffer, and the comparison of its prompts with the vectors in the tables."""
+
+    def __init__(self, embedding: str, model_dir: Path | None, device: str) -> None:
+        """Create the embedder of a name, for the policy in `model_dir`; `device` is as in `nearest`."""
+        if device == "gpu":
+            check_card()
+        self._device = device
+        self.embedder = EMBEDDINGS.named(embedding)()
+        self.embedder.model_dir = model_dir
+
+    def measure(self, groups: Sequence[Group], slots: Sequence[int], tables: Tables) -> list[Measured]:
+        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet.
+
+        Raises:
+            ValueError: the embedding gives vectors that are not finite, or of another dimension than before.
+        """
+        if not groups:
+            return []
+        vectors_PD = normalised(self.embedder.embed(groups))
+        if not np.isfinite(vectors_PD).all():
+            raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
+        _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
+        return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD))

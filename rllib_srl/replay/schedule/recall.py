@@ -40,14 +40,7 @@ BOUNDS = (0.35, 0.65, 0.9)  # lowest recall of Hard, Good and Easy
 def posterior(
     num_success_N: np.ndarray, size_N: np.ndarray, alpha_N: Any = PRIOR[0], beta_N: Any = PRIOR[1]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return alpha and beta of the Beta posterior of recall after a visit.
-
-    Args:
-        num_success_N: successful episodes.
-        size_N: valid episodes.
-        alpha_N: before the visit; default: the prior, for a new item.
-        beta_N: before the visit; default: the prior.
-    """
+    """Return alpha and beta of the Beta posterior of recall after a visit, from those before it."""
     (a, b), success_N = PRIOR, np.asarray(num_success_N, np.float64)
     failure_N = np.asarray(size_N, np.float64) - success_N
     return a + MEMORY * (np.float64(alpha_N) - a) + success_N, b + MEMORY * (np.float64(beta_N) - b) + failure_N
@@ -62,7 +55,6 @@ class Recall:
     """Grades visits and sets due dates in `Tables`; slots are distinct, and further fields one array each."""
 
     def __init__(self, settings: ReplaySettings, store: Tables) -> None:
-        """Schedule the items of `store` with the spacing rule of `settings`."""
         self._settings, self._store = settings, store
         self.rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
 

@@ -7,9 +7,8 @@
 Time is a float number of days; the caller converts iterations to days. A grade of 1 (Again) is a failure, 2 (Hard),
 3 (Good) and 4 (Easy) are successes. A success never shortens the interval.
 
-A rule is a subclass of `SpacingRule`, whose fields are its parameters. A user-defined rule is one
-registered class, `SPACINGS["mine"] = Mine`, or any callable that takes keyword arguments and returns an object with
-the methods of `SpacingRule`.
+A rule is a subclass of `SpacingRule`, whose fields are its parameters, or any callable that takes keyword arguments and
+returns an object with its methods.
 
 A rule that models no forgetting has the simplest curve that agrees with its intervals, the exponential:
 R = desired_retention^(elapsed / interval). Its own interval is the stability S, the days until recall is 0.9; another

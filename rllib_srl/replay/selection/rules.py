@@ -4,19 +4,15 @@
 
 A rule is a function without parameters, or a class of `Settings` whose fields are its parameters:
 
-    def mine(candidates, num, generator) -> indices            SELECTIONS["mine"] = mine, also EVICTIONS
+    def unsolved(candidates, num, generator):                  SELECTIONS["unsolved"] = unsolved
+        left = np.flatnonzero(candidates.reward < 0.9)
+        return left[uniform(candidates.take(left), num, generator)]
 
     class Mine(Settings):                                      SELECTIONS["mine"] = Mine
         floor: float = setting(0.1, "least weight")            replay_selection_config = {"floor": 0.2}
         def __call__(self, candidates, num, generator) -> indices: ...
 
-The rules here return all min(num, N). One that leaves candidates out returns fewer, and fresh prompts fill the slots:
-
-    def unsolved(candidates, num, generator):                  SELECTIONS["unsolved"] = unsolved
-        left = np.flatnonzero(candidates.reward < 0.9)
-        return left[uniform(candidates.take(left), num, generator)]
-
-An import path or "contrib.file" names a rule too (rllib_srl/common/rules.py). `srl` is this project's rule.
+The rules here return all min(num, N); one that returns fewer leaves the slots to fresh prompts.
 
 Sources: Kool et al. 2019, arXiv 1903.06059 section 2.3 (`weighted`: the num largest of log w + Gumbel noise); Schaul et
 al. 2016, arXiv 1511.05952 (priorities); arXiv 2601.02648 (p(1 - p) for problems); Jiang, Lupu and
@@ -77,11 +73,6 @@ class Candidates:
         self.columns |= {name: np.asarray(values, COLUMNS[name]) for name, values in columns.items()}
 
     def __getattr__(self, name: str) -> np.ndarray:
-        """Return a column.
-
-        Raises:
-            AttributeError: unknown column.
-        """
         if name not in COLUMNS:
             raise AttributeError(f"candidates have no column {name!r}; expected one of {[*COLUMNS]}")
         if name not in self.columns:
@@ -89,7 +80,6 @@ class Candidates:
         return self.columns[name]
 
     def take(self, indices: np.ndarray) -> Candidates:
-        """Return the candidates at `indices`, in that order."""
         columns = {name: column[indices] for name, column in self.columns.items()}
         return Candidates(len(indices), self.are_groups, self.diversity_coeff, **columns)
 
@@ -141,8 +131,8 @@ def in_turns(domain_N: np.ndarray, item_N: np.ndarray, generator: np.random.Gene
     """
     item_N, place_N = (_renamed(values_N, generator) for values_N in (item_N, domain_N))
     order_N: np.ndarray = np.lexsort((generator.random(len(item_N)), item_N))
-    place_N, round_N = place_N[order_N], _occurrences(item_N[order_N])
-    turn_N = _occurrences(place_N * (len(order_N) + 1) + round_N)  # of the domain, in the round
+    place_N, round_N = place_N[order_N], occurrences(item_N[order_N])
+    turn_N = occurrences(place_N * (len(order_N) + 1) + round_N)  # of the domain, in the round
     in_turns_N: np.ndarray = order_N[np.lexsort((place_N, turn_N, round_N))]
     return in_turns_N
 
@@ -154,7 +144,7 @@ def _renamed(values_N: np.ndarray, generator: np.random.Generator) -> np.ndarray
     return renamed_N
 
 
-def _occurrences(values_N: np.ndarray) -> np.ndarray:
+def occurrences(values_N: np.ndarray) -> np.ndarray:
     """Return how often each value came before: [5, 5, 3, 5] -> [0, 1, 0, 2]."""
     order_N = np.argsort(values_N, kind="stable")
     found_N = np.empty(len(values_N), np.int64)
@@ -189,16 +179,13 @@ class SRL(Settings):
         return np.concatenate([drawn, early[first(num - len(drawn), generator, candidates.retrievability[early])]])
 
     def log_priority(self, candidates: Candidates) -> np.ndarray:
-        log_priority_N: np.ndarray
-        log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
+        log_diversity_N: np.ndarray = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
             log_priority_N = np.log(SIGNAL_FLOOR + 4 * candidates.variance) + log_diversity_N
-            log_priority_N = log_priority_N - candidates.age / AGE_SCALE - np.log1p(candidates.uses)
-            return log_priority_N
+            return log_priority_N - candidates.age / AGE_SCALE - np.log1p(candidates.uses)
         recall_N = candidates.posterior_mean
         log_learnability_N = np.log1p(LEARNABILITY * 4 * recall_N * (1 - recall_N))
-        log_priority_N = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
-        return log_priority_N
+        return np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
 
 
 class PER(Settings):
@@ -253,9 +240,11 @@ def balanced(candidates: Candidates, num: int, generator: np.random.Generator) -
     return in_turns(candidates.domain, np.arange(len(candidates)), generator)[:num]
 
 
-_OWN = {"srl": SRL, "uniform": uniform, "fifo": fifo, "recent": recent}
-_OWN |= {"high_reward": high_reward, "balanced": balanced, "per": PER}
-SELECTIONS: Rules[Any] = Rules("selection", _OWN)  # functions, and classes of rules with parameters
+# Functions, and classes of rules with parameters.
+SELECTIONS: Rules[Any] = Rules(
+    "selection",
+    {"srl": SRL, "per": PER} | {f.__name__: f for f in (uniform, fifo, recent, high_reward, balanced)},
+)
 
 # Rules that use how long an item has been due; a user's rule is assumed to, if there is a spacing rule.
 BY_DUE = ("srl", "fifo")
@@ -280,14 +269,14 @@ def least_diverse(candidates: Candidates, num: int, generator: np.random.Generat
 
 def largest_domain(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
     """Evict from the domains with the most items, the first inserted first: domains share the memory equally."""
-    order_N = np.lexsort((-candidates.seq, candidates.domain))
-    domain_N, num_newer_N = candidates.domain[order_N], np.empty(len(candidates), np.int64)  # of the same domain
-    num_newer_N[order_N] = np.arange(len(candidates)) - np.searchsorted(domain_N, domain_N)
+    newest, num_newer_N = np.argsort(-candidates.seq), np.empty(len(candidates), np.int64)  # of the same domain
+    num_newer_N[newest] = occurrences(candidates.domain[newest])
     return first(num, generator, -num_newer_N)
 
 
-_EVICTIONS = {"fifo": first_inserted, "mastered_first": mastered_first, "least_diverse": least_diverse}
-EVICTIONS: Rules[Any] = Rules("eviction", {**_EVICTIONS, "largest_domain": largest_domain})
+EVICTIONS: Rules[Any] = Rules(
+    "eviction", {"fifo": first_inserted} | {f.__name__: f for f in (mastered_first, least_diverse, largest_domain)}
+)
 
 # --- calls of rules -------------------------------------------------------------------------------
 

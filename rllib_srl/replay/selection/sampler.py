@@ -55,11 +55,7 @@ class Draws:
         return self._drawn("groups", pool_N, self.group_candidates(pool_N, now), num, generator)
 
     def evicted(self, num: int, now: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the slots of at most `num` items to evict, at least one.
-
-        Raises:
-            ValueError: the rule returned none.
-        """
+        """Return the slots of at most `num` items to evict; raise a ValueError if the rule returned none."""
         slots_N = self._tables.slots()
         pool_N = slots_N[generator.choice(len(slots_N), min(MOST_CANDIDATES, len(slots_N)), replace=False)]
         evicted_N = self._drawn("eviction", pool_N, self.item_candidates(pool_N, now), num, generator)
@@ -106,7 +102,6 @@ class Draws:
         return groups_K
 
     def _sampled(self, is_wanted_N: np.ndarray, max_num: int, generator: np.random.Generator) -> np.ndarray:
-        """Return a uniform sample of wanted items, at most `max_num`, in random order."""
         slots_N = np.flatnonzero(is_wanted_N)
         keys_N = [self._tables.items[name][slots_N] for name in ("domain", "last_review", "seq")]
         slots_K: np.ndarray = slots_N[sample(max_num, generator, *keys_N)]
@@ -175,7 +170,6 @@ class Draws:
     def _drawn(
         self, kind: str, pool_N: np.ndarray, candidates: Candidates, num: int, generator: np.random.Generator
     ) -> np.ndarray:
-        """Return the slots that the rule of `kind` draws."""
         title, rule = self._rules[kind]
         slots_N: np.ndarray = pool_N[apply(title, rule, candidates, max(0, num), generator)]
         return slots_N
