@@ -35,8 +35,12 @@ AUTOGRAD = os.path.join("torch", "autograd", "__init__.py")
 MEMORY = "SRLReplayBuffer"
 ARRIVALS = ("add",)
 DRAWS = ("draw_prompts", "draw_groups")
-WALKS = {"train() to the gradient": 18, "an episode to the next draw": 10}  # files, at most
 OTHERS = ("rollout", "engine", "envs", "replay")  # folders of the runners' and the memory's processes
+# Files at most, and the folders that do not count.
+WALKS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "train() to the gradient": (18, OTHERS),
+    "an episode to the next draw": (10, ()),
+}
 NUM_ITERATIONS = 3  # before the one that is counted: the memory must hold `replay_min_buffer_size` items
 
 # Lines, at most, of folders of rllib_srl; "" stands for the files beside them.
@@ -171,10 +175,11 @@ def print_walk(root: Path, names: bool) -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory(prefix="house-") as directory:
         walks = walk(root, Path(directory))
-    for (name, found), without in zip(walks.items(), (OTHERS, ()), strict=True):
+    for name, (most, without) in WALKS.items():
+        found = walks[name]
         paths = found.paths(without)
         folders = Counter(folder_of(Path("rllib_srl") / path) or "rllib_srl" for path in found.paths())
-        print(f"{name}: {len(paths)} files (at most {WALKS[name]}), {found.num_lines(without):,} lines", flush=True)
+        print(f"{name}: {len(paths)} files (at most {most}), {found.num_lines(without):,} lines", flush=True)
         print("    all by folder: " + ", ".join(f"{folder} {num}" for folder, num in folders.items()))
         print("".join(f"    {path}\n" for path in paths) if names else "", end="", flush=True)
 

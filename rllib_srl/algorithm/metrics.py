@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.replay.admission import detector_of, redact_turns
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.intake import Visit
-from rllib_srl.replay.metrics import by_domain, counts_of, shares_of
+from rllib_srl.replay.metrics import by_domain
 from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.episodes import MAX_SHOWN_ANSWERS
 from rllib_srl.storage.disk import append
@@ -49,6 +49,7 @@ ROLLOUT_RESULTS = "rollout"
 NUM_SILENT_BATCHES = 2
 NUM_SHOWN_LOSSES = 4  # per iteration
 TRANSCRIPTS = "transcripts.jsonl"
+ORIGINS = ("fresh", "revisit", "reuse")  # of groups
 
 
 class Report:
@@ -341,3 +342,29 @@ class Report:
             return list(turns)
         texts = redact_turns([turn["text"] for turn in turns], self._detector)
         return [{**turn, "text": text} for turn, text in zip(turns, texts, strict=True)]
+
+
+def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
+    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens."""
+    units = ("groups", "signal", "tokens", "generated")
+    counts: Counter[str] = Counter({f"num_{unit}_{origin}": 0 for unit in units for origin in ORIGINS})
+    for name, of_tokens, metas in (("groups", "generated", groups), ("signal", "tokens", trained)):
+        for group in metas:
+            counts[f"num_{name}_{group.origin}"] += 1
+            counts[f"num_{of_tokens}_{group.origin}"] += int(group.num_loss_tokens_G.sum())
+    return counts
+
+
+def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return revisit / (fresh + revisit) and reuse / (fresh + revisit + reuse) of counts over any period, in each unit.
+
+    They are nan where nothing was counted. Each unit can hide a shift that another shows: prompts played (revisits cost
+    generation), groups trained on ("signal"), their loss tokens (what trains).
+    """
+    fractions = {}
+    for unit, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
+        fresh, revisit, reuse = (counts.get(f"num_{unit}_{origin}", 0) for origin in ORIGINS)
+        played, everything = fresh + revisit, fresh + revisit + reuse
+        fractions[f"revisit_share_{name}"] = revisit / played if played else float("nan")
+        fractions[f"reuse_share_{name}"] = reuse / everything if everything else float("nan")
+    return fractions

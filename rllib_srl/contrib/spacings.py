@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rllib_srl.replay.schedule.spacing import SpacingRule, SpacingState
+from rllib_srl.replay.schedule.spacing import SpacingRule
 
 Array = np.ndarray
 
@@ -29,9 +29,9 @@ class SM2(SpacingRule):
     Invariant: difficulty holds EF, at least 1.3; stability holds I(n).
     """
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        easiness_N = np.where(state.reps_N == 0, 2.5, state.difficulty_N)
-        grown_N = np.where(streak_N == 2, 6.0, state.stability_N * easiness_N)
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        easiness_N = np.where(items_N["reps"] == 0, 2.5, items_N["difficulty"])
+        grown_N = np.where(streak_N == 2, 6.0, items_N["stability"] * easiness_N)
         missed_N = 4 - grade_N  # 5 - q
         eased_N = np.maximum(1.3, easiness_N + 0.1 - missed_N * (0.08 + 0.02 * missed_N))
         return np.where(streak_N > 1, grown_N, 1.0), np.where(grade_N >= 2, eased_N, easiness_N)
@@ -45,11 +45,11 @@ class Leitner(SpacingRule):
 
     BOXES: ClassVar[tuple[float, ...]] = (1.0, 2.0, 4.0, 8.0, 16.0)  # days
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         boxes = np.array(self.BOXES)
-        old_N = np.where(state.reps_N == 0, boxes[0], state.stability_N)
+        old_N = np.where(items_N["reps"] == 0, boxes[0], items_N["stability"])
         next_N = boxes[np.minimum(np.searchsorted(boxes, old_N, side="right"), len(boxes) - 1)]
-        return np.where(grade_N >= 2, next_N, boxes[0]), np.zeros(len(state))
+        return np.where(grade_N >= 2, next_N, boxes[0]), np.zeros(len(items_N))
 
 
 class Expanding(SpacingRule):
@@ -64,6 +64,6 @@ class Expanding(SpacingRule):
     FIRST: ClassVar[float] = 1.0  # days
     FACTOR: ClassVar[float] = 1.5  # of the gap after a success
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        old_N = np.where(state.reps_N == 0, self.FIRST, state.stability_N)
-        return np.where(grade_N >= 2, old_N * self.FACTOR, self.FIRST), np.zeros(len(state))
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        old_N = np.where(items_N["reps"] == 0, self.FIRST, items_N["stability"])
+        return np.where(grade_N >= 2, old_N * self.FACTOR, self.FIRST), np.zeros(len(items_N))

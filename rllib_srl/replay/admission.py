@@ -73,7 +73,11 @@ def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | 
         RuleError: a user's hook raised, or returned something other than a refusal.
     """
     for name in names_of(checks.admit):
-        refusal: Refusal | None = ADMISSIONS.call(name, group, decode, check=partial(_fault_of, size=group.size))
+        assert decode is not None
+        if (hook := ADMISSIONS.own.get(name)) is not None and hook is ADMISSIONS[name]:
+            refusal = hook(group, decode)
+        else:
+            refusal = ADMISSIONS.call(name, group, decode, check=partial(_fault_of, size=group.size))
         if refusal is not None:
             return refusal
     reason, limit = "", checks.degenerate_share

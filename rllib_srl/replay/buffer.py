@@ -364,15 +364,8 @@ class SRLReplayBuffer:
     def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
         """Remove items with their groups, answers and targets, so that no byte of them stays in the store's files.
 
-        The names of domains and the counts stay, and checkpoints have copies. The file is rewritten.
-
-        Args:
-            keys: keys of prompts.
-            domain: all items of it.
-            before: items that were visited last before this iteration, and groups that were played before it.
-
-        Returns:
-            The number of items removed.
+        Removed are items by `keys`, those of a domain, and items and groups that were visited last `before` an
+        iteration. The names of domains and the counts stay, and checkpoints have copies. Returns the number of items.
         """
         with self._transaction():
             num = self.tables.remove(keys, domain, before)

@@ -123,9 +123,6 @@ class Tables:
             vectors_KD: of the items that have one, in the order of their slots.
             domains: an item's `domain` is a position here; positions are final.
             newest_domain: domain of the item added last.
-
-        Raises:
-            ValueError: the parts do not fit together.
         """
         self.next_seq, self.next_group_seq = next_seq, next_group_seq
         self.domains, self.newest_domain = list(domains), newest_domain

@@ -1,18 +1,12 @@
-"""The memory's metrics: counts of a buffer by name and domain, and realised fractions of replay.
-
-Fractions are counted in three units, because each can hide a shift that another shows:
-    prompts played (revisits cost generation)    groups trained on ("signal")    their loss tokens (what trains)
-"""
+"""The memory's metrics: gauges of its size, and lifetime counts by name and domain."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rllib_srl.replay.admission import REASONS
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedGroups
-from rllib_srl.types import GroupMeta
 
 COUNTS = (
     *(f"num_refused_{reason}" for reason in REASONS),
@@ -22,7 +16,6 @@ COUNTS = (
 )
 COUNTS_OF_DOMAIN = ("num_groups", "num_groups_without_signal", "num_revisits", "num_reuses")
 RATING_COUNTS = ("num_applied", "num_changed", "num_unused")
-ORIGINS = ("fresh", "revisit", "reuse")
 
 
 def stats_of(tables: Tables, counts: Mapping[str, int], rated: RatedGroups, now: int) -> dict[str, float]:
@@ -61,28 +54,3 @@ def by_domain(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
             domain, _, name = metric.removeprefix("domains/").rpartition("/")
             found.setdefault(domain, {})[name] = value
     return found
-
-
-def counts_of(groups: Iterable[GroupMeta], trained: Iterable[GroupMeta]) -> Counter[str]:
-    """Count by origin: groups and their generated tokens, groups that are trained on and their loss tokens."""
-    units = ("groups", "signal", "tokens", "generated")
-    counts: Counter[str] = Counter({f"num_{unit}_{origin}": 0 for unit in units for origin in ORIGINS})
-    for name, of_tokens, metas in (("groups", "generated", groups), ("signal", "tokens", trained)):
-        for group in metas:
-            counts[f"num_{name}_{group.origin}"] += 1
-            counts[f"num_{of_tokens}_{group.origin}"] += int(group.num_loss_tokens_G.sum())
-    return counts
-
-
-def shares_of(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return revisit / (fresh + revisit) and reuse / (fresh + revisit + reuse) of counts over any period, in each unit.
-
-    They are nan where nothing was counted.
-    """
-    fractions = {}
-    for unit, name in (("groups", "prompts"), ("signal", "signal"), ("tokens", "tokens")):
-        fresh, revisit, reuse = (counts.get(f"num_{unit}_{origin}", 0) for origin in ORIGINS)
-        played, everything = fresh + revisit, fresh + revisit + reuse
-        fractions[f"revisit_share_{name}"] = revisit / played if played else float("nan")
-        fractions[f"reuse_share_{name}"] = reuse / everything if everything else float("nan")
-    return fractions

@@ -48,11 +48,7 @@ def encode(group: Group) -> bytes:
 
 
 def decode(payload: bytes, name: str = "", origin: str | None = None) -> Group:
-    """Return the group of a payload, of another origin if one is given.
-
-    Raises:
-        ValueError: the payload cannot be read; the message has the group's `name`.
-    """
+    """Return the group of a payload, of another origin if one is given; errors have the group's `name`."""
     header, arrays = _opened(payload, f"group {name}")
     reasons = tuple(StopReason(value) for value in header.pop("stop_reasons"))
     fields = {**header, "prompt": prompt_of(header["prompt"]), "origin": origin or header["origin"], **arrays}
@@ -65,7 +61,6 @@ def encode_target(target: Target) -> bytes:
 
 
 def decode_target(payload: bytes) -> Target:
-    """Return the target of `encode_target`; raise a ValueError if the payload cannot be read."""
     header, arrays = _opened(payload, "a target")
     return Target(header["group_id"], header["episode"], **arrays)
 

@@ -46,11 +46,10 @@ class BufferProcess:
     def start(
         cls, settings: ReplaySettings, *, directory: Path, run: str, is_local: bool, timeout_s: float, **arguments: Any
     ) -> BufferProcess:
-        """Start a buffer with further `arguments` of `SRLReplayBuffer`, and wait until it has opened its database.
+        """Start a buffer with further `arguments` of `SRLReplayBuffer`; return once it has opened its database.
 
         Raises:
             ActorFailure: the actor did not start within `timeout_s`.
-            ValueError: a rule is registered in this process only.
             Exception: raised by the buffer's constructor.
         """
         given = {"directory": directory, "run": run, **arguments}

@@ -23,7 +23,8 @@ from rllib_srl.replay.items import Tables, rows_at
 from rllib_srl.replay.metrics import stats_of
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.ratings import RatedGroups
-from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.schedule.recall import Recall
+from rllib_srl.replay.schedule.spacing import SPACINGS
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import DATABASE, SNAPSHOT, Store, StoreError
 from rllib_srl.storage.checkpoints import MANIFEST, checkpoints_in, seal, verify_own
@@ -36,11 +37,7 @@ MOST_NAMED = 5  # maximum number of candidates in an error message
 
 
 def database_in(path: Path) -> Path:
-    """Return the database of a run, a checkpoint or a buffer; a file is returned as it is.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """Return the database of a run, a checkpoint or a buffer, a file as it is, or raise a `StoreError`."""
     for place in (path, *(path / name for name in PLACES)):
         if place.is_file():
             return place
@@ -75,12 +72,11 @@ class Reading:
 
         It is nan without a review, and if the spacing rule is a user's: reading never runs code that a memory names.
         """
-        settings, slots_N = self.settings, self.tables.slots()
+        name, slots_N = self.settings.spacing, self.tables.slots()
         rows_N, recall_N = rows_at(self.tables.items, slots_N), np.full(len(slots_N), np.nan)
-        if settings.spacing in SPACINGS.own or settings.spacing.startswith(CONTRIB):
-            rule = make_spacing(settings.spacing, settings.desired_retention, **settings.spacing_config)
-            elapsed_N = (self.now - rows_N["last_review"]) / settings.iterations_per_day
-            recall_N = np.where(rows_N["reps"] > 0, rule.retrievability(SpacingState.of(rows_N), elapsed_N), np.nan)
+        if name in SPACINGS.own or name.startswith(CONTRIB):
+            found_N = Recall(self.settings, self.tables).recall_of(rows_N, self.now)
+            recall_N = np.where(rows_N["reps"] > 0, found_N, np.nan)
         return dict(zip(slots_N.tolist(), recall_N.tolist(), strict=True))
 
     def stats(self) -> dict[str, float]:
@@ -88,11 +84,7 @@ class Reading:
         return stats_of(self.tables, state.get("counts", {}), RatedGroups(**state.get("rated", {})), self.now)
 
     def find(self, name: str) -> int:
-        """Return the slot of the item with the prompt id `name`, or else of the one whose key begins with `name`.
-
-        Raises:
-            ValueError: no item or several match.
-        """
+        """Return the slot of the one item with the prompt id `name`, or else a key that begins with it, or raise."""
         prompts = {slot: self.tables.prompt_of(slot) for slot in self.tables.slots().tolist()}
         found = [slot for slot, prompt in prompts.items() if prompt.prompt_id == name]
         found = found or [slot for slot, prompt in prompts.items() if prompt.key.startswith(name.lower())]

@@ -11,6 +11,7 @@ torch into the actor's process, 4 s and 320 MB at each start.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -89,17 +90,15 @@ class RLlibReplayBuffer(SRLReplayBuffer):
         return {"path": str(self.store.path), "position": self.store.position, "snapshot": whole}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `get_state`.
-
-        Raises:
-            ValueError: `state` holds no snapshot; nothing has changed.
-            StoreError: its snapshot cannot be read; nothing has changed.
-        """
+        """Restore a state of `get_state`, or change nothing and raise a ValueError or a `StoreError`."""
         if not isinstance(state.get("snapshot"), bytes):
             raise ValueError(f"state = {sorted(state)}; expected what get_state returned, with the bytes of a snapshot")
         with TemporaryDirectory() as folder:
             (Path(folder) / "snapshot").write_bytes(state["snapshot"])
             self.restore(Path(folder) / "snapshot")
+
+    def get_host(self) -> str:
+        return platform.node()
 
 
 def _fetched(batch: Sequence[Any], timeout_s: float) -> list[Any]:

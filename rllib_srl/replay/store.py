@@ -71,9 +71,6 @@ class Store(Database):
         """Open the database of a run in `directory`, or create it; set that of another run aside, unless `run` is "".
 
         Without a directory it is a temporary one, which `close` deletes.
-
-        Raises:
-            StoreError: it is in use by another process, damaged, not a memory, or of another version.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="rllib_srl_replay_") if directory is None else None
         self.pragmas = (

@@ -1,4 +1,4 @@
-"""What a default run loads: nothing of contrib, and of heavy packages only those below."""
+"""What a default run loads: nothing of contrib, and of heavy packages only those below; and how few files it enters."""
 
 import json
 import subprocess
@@ -7,24 +7,23 @@ from importlib.util import find_spec
 
 import pytest
 
+from scripts import house
 from tests.conftest import ROOT
 
-# In one process; the second iteration draws from the memory.
+# In one process; the last iteration draws from the memory.
 RUN = """
 import json, sys
-from rllib_srl import SRLConfig
+from pathlib import Path
 
-model, directory, target = sys.argv[1:]
-settings = {"num_env_runners": 0, "num_learners": 0, "engine": "transformers", "log_directory": directory}
-settings |= {"num_prompts_per_batch": 2, "group_size": 2, "replay_min_buffer_size": 1, "checkpoint_every": 0}
-settings |= {"max_turns": 2, "max_turn_tokens": 8, "max_episode_tokens": 128, "seed": 1}
-config = SRLConfig().environment("compare", env_config={"num_shots": 0}).rl_module(model_config={"model": model})
-algo = config.update_from_dict(settings).build_algo()
-algo.train()
-algo.train()
-algo.stop()
-with open(target, "w") as file:
-    json.dump(sorted(sys.modules), file)
+import ray
+
+from scripts import house
+
+directory, target = map(Path, sys.argv[1:])
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+walks = house.walk(Path.cwd(), directory)
+files = {name: [str(path) for path in walks[name].paths(without)] for name, (_, without) in house.WALKS.items()}
+target.write_text(json.dumps({"modules": sorted(sys.modules), "files": files}))
 """
 # Packages that are large, slow to import, or for a method that is off.
 HEAVY = {
@@ -36,13 +35,15 @@ LOADED = {"aiohttp", "sklearn", "starlette"}  # of HEAVY, by Ray and transformer
 
 
 @pytest.mark.slow
-def test_a_default_run_loads_nothing_of_contrib_and_no_package_that_it_does_not_use(tmp_path):
-    target = tmp_path / "modules.json"
-    command = [sys.executable, "-c", RUN, "tiny", str(tmp_path / "log"), str(target)]
+def test_a_default_run_loads_and_enters_only_what_it_uses(tmp_path):
+    target = tmp_path / "run.json"
+    command = [sys.executable, "-c", RUN, str(tmp_path / "log"), str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    modules = json.loads(target.read_text())
-    assert [name for name in modules if name.startswith("rllib_srl.contrib.")] == []
-    assert "rllib_srl.replay.buffer" in modules
-    assert [name for name in modules if name.startswith("rllib_srl.") and name.endswith("retention")] == []
-    assert {name for name in modules if "." not in name} & HEAVY == {name for name in LOADED if find_spec(name)}
+    run = json.loads(target.read_text())
+    assert [name for name in run["modules"] if name.startswith("rllib_srl.contrib.")] == []
+    assert "rllib_srl.replay.buffer" in run["modules"]
+    assert [name for name in run["modules"] if name.startswith("rllib_srl.") and name.endswith("retention")] == []
+    assert {name for name in run["modules"] if "." not in name} & HEAVY == {name for name in LOADED if find_spec(name)}
+    for walk, files in run["files"].items():
+        assert 0 < len(files) <= house.WALKS[walk][0], (walk, files)

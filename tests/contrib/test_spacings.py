@@ -12,8 +12,8 @@ def test_sm2_by_hand() -> None:
     # q = 4, 4, 4, 5, 3, 2; 6 * 2.5 = 15, 15 * 2.5 = 37.5, 37.5 * 2.6 = 97.5
     assert schedule(SM2(), [3, 3, 3, 4, 2])[0] == pytest.approx([1, 6, 15, 37.5, 97.5])
     # Hard takes .14 off 2.5 each time: after 9 of them 2.5 - 1.26 = 1.24 is below the floor
-    assert schedule(SM2(), [2] * 9)[1].difficulty_N == 1.3
-    assert schedule(SM2(), [3, 3, 3, 4, 2, 1])[1].difficulty_N == pytest.approx(2.46)
+    assert schedule(SM2(), [2] * 9)[1]["difficulty"] == 1.3
+    assert schedule(SM2(), [3, 3, 3, 4, 2, 1])[1]["difficulty"] == pytest.approx(2.46)
     assert schedule(SM2(), [1, 3, 3, 3])[0] == [1, 1, 6, 15]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.items import key_of
+from rllib_srl.replay.items import ITEM, filled, key_of
 from rllib_srl.replay.schedule.recall import grades_of, posterior
-from rllib_srl.replay.schedule.spacing import SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
 from tests.replay.groups import a_buffer, a_group, a_prompt
 
 
@@ -60,16 +60,16 @@ def test_a_visit_by_hand():
     first = visit(buffer, 3)
     assert first.grade == 4
     rule = make_spacing("fsrs", 0.8)
-    state = rule.review(SpacingState.new(1), np.array([4]), np.array([0.0]))
+    state = rule.review(np.zeros(1, ITEM), np.array([4]), np.array([0.0]))
     row = row_of(buffer)
     assert (row["alpha"], row["beta"]) == (8.5, 0.5)
-    assert row["interval"] == state.interval_N[0] and row["last_review"] == 3
+    assert row["interval"] == state["interval"][0] and row["last_review"] == 3
     # No variance, novelty 1: D = 0.5, so the effective interval is 4 * interval / 1.25.
     assert row["diversity"] == 0.5
-    assert row["due"] == pytest.approx(3 + 4 * state.interval_N[0] / 1.25)
+    assert row["due"] == pytest.approx(3 + 4 * state["interval"][0] / 1.25)
     second = visit(buffer, 9, HALF)
-    after = rule.review(state, np.array([second.grade]), np.array([6 / 4]))
-    assert row_of(buffer)["interval"] == pytest.approx(after.interval_N[0])
+    after = rule.review(filled(np.zeros(1, ITEM), state), np.array([second.grade]), np.array([6 / 4]))
+    assert row_of(buffer)["interval"] == pytest.approx(after["interval"][0])
     alpha_N, beta_N = posterior(np.array([4]), np.array([8]), 8.5, 0.5)
     assert (row_of(buffer)["alpha"], row_of(buffer)["beta"]) == (np.float32(alpha_N[0]), np.float32(beta_N[0]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import platform
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,7 @@ def test_it_counts_adds_and_samples(open_buffer):
     assert len(drawn) == len({group.group_id for group in drawn}) == 2
     assert all(isinstance(group, Group) and group.origin == "reuse" for group in drawn)
     assert len(buffer.sample()) == 1 and buffer.sample(0) == []
+    assert buffer.get_host() == platform.node()
 
 
 def test_its_state_is_serialisable_and_makes_another_buffer_draw_the_same(open_buffer):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_srl.replay.schedule.spacing import MAXIMUM_INTERVAL, SPACINGS, SpacingState, make_spacing
+from rllib_srl.replay.items import ITEM, filled
+from rllib_srl.replay.schedule.spacing import MAXIMUM_INTERVAL, SPACINGS, make_spacing
 
 OPTIONAL = [f"contrib.spacings:{name}" for name in ("SM2", "Leitner", "Expanding")]
 RULES = [*((name, {}) for name in (*sorted(SPACINGS), *OPTIONAL)), ("fixed", {"interval": 2.5})]
@@ -26,11 +27,16 @@ def columns_of(visit):
     return tuple(np.array(column) for column in zip(*visit))
 
 
-def after(rule, visits, num: int = 3) -> list[SpacingState]:
-    """Return the states before the first visit and after each."""
-    states = [SpacingState.new(num)]
+def reviewed(rule, items, *visit) -> np.ndarray:
+    """Return the rows of items after a visit."""
+    return filled(items.copy(), rule.review(items, *visit))
+
+
+def after(rule, visits, num: int = 3) -> list[np.ndarray]:
+    """Return the rows of items before the first visit and after each."""
+    states = [np.zeros(num, ITEM)]
     for visit in visits:
-        states.append(rule.review(states[-1], *columns_of(visit)))
+        states.append(reviewed(rule, states[-1], *columns_of(visit)))
     return states
 
 
@@ -41,8 +47,8 @@ def test_success_never_shortens(name, parameters, visits, retention) -> None:
     rule = make_spacing(name, retention, **parameters)
     states = after(rule, visits)
     for before, state in itertools.pairwise(states):
-        succeeded_N = state.streak_N > 0
-        assert (state.interval_N >= before.interval_N * (1 - 1e-12))[succeeded_N].all()
+        succeeded_N = state["streak"] > 0
+        assert (state["interval"] >= before["interval"] * (1 - 1e-12))[succeeded_N].all()
 
 
 @EVERY
@@ -64,7 +70,7 @@ def test_recall_at_the_interval_is_the_desired_one(name, parameters, visits, ret
     rule = make_spacing(name, retention, **parameters)
     with patch("rllib_srl.replay.schedule.spacing.MAXIMUM_INTERVAL", np.inf):
         state = after(rule, visits)[-1]
-    np.testing.assert_allclose(rule.retrievability(state, state.interval_N), retention, rtol=1e-6)
+    np.testing.assert_allclose(rule.retrievability(state, state["interval"]), retention, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["fsrs", *OPTIONAL])
@@ -73,7 +79,7 @@ def test_recall_at_the_interval_is_the_desired_one(name, parameters, visits, ret
 def test_recall_after_the_stability_is_nine_tenths(name, visits, retention) -> None:
     rule = make_spacing(name, retention)
     state = after(rule, visits)[-1]
-    np.testing.assert_allclose(rule.retrievability(state, state.stability_N), 0.9, rtol=1e-6)
+    np.testing.assert_allclose(rule.retrievability(state, state["stability"]), 0.9, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -84,20 +90,18 @@ def test_items_do_not_see_each_other(name, parameters, visits, order) -> None:
     rule = make_spacing(name, **parameters)
     together = after(rule, visits)[-1]
     turned = after(rule, [[visit[i] for i in order] for visit in visits])[-1]
-    for column, value in turned.columns().items():
-        np.testing.assert_array_equal(value, together.columns()[column][list(order)])
+    np.testing.assert_array_equal(turned, together[list(order)])
     for i in range(3):
         alone = after(rule, [[visit[i]] for visit in visits], num=1)[-1]
-        for column, value in alone.columns().items():
-            # A vector and a scalar may take different paths through the machine's power function.
-            np.testing.assert_allclose(value, together.columns()[column][[i]], rtol=1e-12, err_msg=column)
+        for column in ITEM.names:  # a vector and a scalar may take different paths through the power function
+            np.testing.assert_allclose(alone[column], together[column][[i]], rtol=1e-12, err_msg=column)
 
 
 def test_lapses_and_streaks() -> None:
-    rule, state, seen = make_spacing("fixed"), SpacingState.new(1), []
+    rule, state, seen = make_spacing("fixed"), np.zeros(1, ITEM), []
     for grade in (1, 3, 2, 1, 1, 4):
-        state = rule.review(state, [grade], [1.0])
-        seen.append((int(state.streak_N[0]), int(state.lapses_N[0])))
+        state = reviewed(rule, state, [grade], [1.0])
+        seen.append((int(state["streak"][0]), int(state["lapses"][0])))
     # Failing at first, or again, forgets nothing that was known.
     assert seen == [(-1, 0), (1, 0), (2, 0), (-1, 1), (-2, 1), (1, 1)]
 
@@ -105,8 +109,8 @@ def test_lapses_and_streaks() -> None:
 def test_hundreds_of_successes_stay_finite_and_below_the_maximum() -> None:
     for name in ("fsrs", OPTIONAL[0]):  # 2.25^900 is beyond float64
         state = after(make_spacing(name, 0.2), [[(4, 50.0)]] * 900, num=1)[-1]
-        assert all(np.isfinite(column).all() for column in state.columns().values()), name
-        assert state.interval_N == MAXIMUM_INTERVAL
+        assert np.isfinite(state["stability"]).all() and np.isfinite(state["difficulty"]).all(), name
+        assert state["interval"] == MAXIMUM_INTERVAL
 
 
 def test_errors_are_named_all_at_once() -> None:
@@ -119,12 +123,12 @@ def test_errors_are_named_all_at_once() -> None:
         make_spacing("fixed", 1.0, interval=0)
 
 
-def schedule(rule, grades) -> tuple[list[float], SpacingState]:
-    """Return the interval after each grade, each review on its due date, and the last state."""
-    state, intervals = SpacingState.new(1), []
+def schedule(rule, grades) -> tuple[list[float], np.ndarray]:
+    """Return the interval after each grade, each review on its due date, and the row in the end."""
+    state, intervals = np.zeros(1, ITEM), []
     for grade in grades:
-        state = rule.review(state, np.array([grade]), state.interval_N)
-        intervals.append(float(state.interval_N[0]))
+        state = reviewed(rule, state, np.array([grade]), state["interval"])
+        intervals.append(float(state["interval"][0]))
     return intervals, state
 
 

@@ -39,11 +39,7 @@ _resources: list[Any] = []  # faiss's on the GPU, made with the first search; at
 
 
 def check_card() -> None:
-    """Check that faiss can search on a GPU of this process.
-
-    Raises:
-        ValueError: faiss is built for CPUs, sees no GPU, or computes something else than numpy.
-    """
+    """Raise a ValueError if faiss is built for CPUs, sees no GPU here, or finds something else than numpy."""
     import faiss
 
     needs = "replay diversity.device = 'gpu'"
@@ -76,9 +72,6 @@ def nearest(
         ids_N: of the stored vectors, ascending.
         exclude_Q: one id per query that is left out, such as its own; -1 leaves nothing out.
         device: "cpu" or "gpu".
-
-    Raises:
-        ValueError: vectors of another dimension.
     """
     ids_QK, similarity_QK = np.full((len(vectors_QD), k), -1), np.full((len(vectors_QD), k), np.nan)
     if not len(ids_N):
@@ -166,11 +159,7 @@ class DiversityTracker:
         self.embedder.model_dir = model_dir
 
     def measure(self, groups: Sequence[Group], slots: Sequence[int], tables: Tables) -> list[Measured]:
-        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet.
-
-        Raises:
-            ValueError: the embedding gives vectors that are not finite, or of another dimension than before.
-        """
+        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet."""
         if not groups:
             return []
         vectors_PD = normalised(self.embedder.embed(groups))

@@ -29,7 +29,7 @@ import numpy as np
 
 from rllib_srl.replay.history import GroupFacts
 from rllib_srl.replay.items import Tables, filled, rows_at
-from rllib_srl.replay.schedule.spacing import SpacingState, make_spacing
+from rllib_srl.replay.schedule.spacing import make_spacing
 from rllib_srl.replay.settings import ReplaySettings
 
 PRIOR = (0.5, 0.5)  # Jeffreys': a, b
@@ -61,7 +61,7 @@ class Recall:
     def recall_of(self, rows_N: np.ndarray, now: int) -> np.ndarray:
         """Return the predicted recall of items at `now`, by their rows, in [0, 1]; 0 for items never reviewed."""
         elapsed_N = (now - rows_N["last_review"]) / self._settings.iterations_per_day
-        return self.rule.retrievability(SpacingState.of(rows_N), elapsed_N)
+        return self.rule.retrievability(rows_N, elapsed_N)
 
     def visit(
         self, slots: Sequence[int], facts: Sequence[GroupFacts], now: int, **fields: Any
@@ -89,14 +89,15 @@ class Recall:
             The grades, and whether each is a lapse: a failure after a success.
         """
         rows_N = rows_at(self._store.items, slots)
-        state, is_graded_N = SpacingState.of(rows_N), grade_N > 0
+        is_graded_N = grade_N > 0
         elapsed_N = (now - rows_N["last_review"].astype(np.int64)) / self._settings.iterations_per_day
-        after = self.rule.review(state, np.maximum(grade_N, 1), elapsed_N)
-        fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.columns().items()}
+        after = self.rule.review(rows_N, np.maximum(grade_N, 1), elapsed_N)
+        is_lapse_N = is_graded_N & (after["lapses"] > rows_N["lapses"])
+        fields |= {name: np.where(is_graded_N, new, rows_N[name]) for name, new in after.items()}
         fields["last_review"] = np.where(is_graded_N, now, rows_N["last_review"])
         changed_N, settings = filled(rows_N, fields), self._settings
         factor_N = 1.0 / (1.0 + settings.diversity_coeff * changed_N["diversity"].astype(np.float64))
         interval_N = changed_N["interval"] * settings.iterations_per_day * factor_N
         wait_N = np.maximum(float(settings.min_recall_interval), interval_N)
         self._store.update(slots, **fields, due=changed_N["last_review"] + wait_N)
-        return grade_N, is_graded_N & (after.lapses_N > state.lapses_N)
+        return grade_N, is_lapse_N

@@ -1,8 +1,15 @@
 """Spacing rules: compute when an item is due again.
 
     rule = make_spacing("fsrs", desired_retention=0.9)
-    state --review(grade, elapsed)--> state                 pure, vectorised: items are independent
-    state --retrievability(elapsed)--> recall in [0, 1]     non-increasing in time; desired_retention at the interval
+    items --review(grade, elapsed)--> their new columns     pure, vectorised: items are independent
+    items --retrievability(elapsed)--> recall in [0, 1]     non-increasing in time; desired_retention at the interval
+
+Rules read and give columns of the item table, all 0 for an item never reviewed:
+    stability    days after which recall has fallen to .9 (fixed: the interval)
+    difficulty   the rule's second number, such as the difficulty of fsrs, 1 to 10; else 0
+    interval     days from the last review to the next: the *base* interval, before diversity
+    reps         reviews          lapses   failures that followed a success
+    streak       successes in a row; below 0: failures in a row
 
 Time is a float number of days; the caller converts iterations to days. A grade of 1 (Again) is a failure, 2 (Hard),
 3 (Good) and 4 (Easy) are successes. A success never shortens the interval.
@@ -19,8 +26,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,73 +40,40 @@ HARD, EASY = 2, 4  # grades
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
-class SpacingState:
-    """Scheduling state of N items. Invariant: equal lengths, finite values; all are 0 for an item never reviewed."""
-
-    stability_N: np.ndarray  # float64: days after which recall has fallen to 0.9 (fixed: the interval)
-    difficulty_N: np.ndarray  # float64: the rule's second number, such as the difficulty of fsrs, 1 to 10; else 0
-    interval_N: np.ndarray  # float64: days from the last review to the next: the *base* interval, before diversity
-    reps_N: np.ndarray  # int64: reviews
-    lapses_N: np.ndarray  # int64: failures that followed a success
-    streak_N: np.ndarray  # int64: successes in a row; below 0: failures in a row
-
-    @classmethod
-    def new(cls, num: int) -> SpacingState:
-        """Return `num` items that were never reviewed."""
-        return cls(*(np.zeros(num, dtype) for dtype in _DTYPES.values()))
-
-    @classmethod
-    def of(cls, table: Mapping[str, np.ndarray] | np.ndarray) -> SpacingState:
-        """Copy the state out of a table's columns "stability", "difficulty", ...: a dict or a structured array."""
-        columns: Any = table
-        return cls(*(np.array(columns[name], dtype) for name, dtype in _DTYPES.items()))
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return the arrays by column name; the inverse of `of`."""
-        return {name: getattr(self, f"{name}_N") for name in _DTYPES}
-
-    def __len__(self) -> int:
-        return len(self.reps_N)
-
-
-_DTYPES: dict[str, Any] = dict.fromkeys(("stability", "difficulty", "interval"), np.float64)
-_DTYPES |= dict.fromkeys(("reps", "lapses", "streak"), np.int64)
-
-
 class SpacingRule(Settings, ABC):
     """A rule that sets intervals. Invariant: immutable; every parameter is within its range."""
 
     desired_retention: float = setting(0.9, "recall at which an item becomes due", gt=0, lt=1)
 
-    def review(self, state: SpacingState, grade_N: Any, elapsed_N: Any) -> SpacingState:
-        """Return the states after one visit of each item.
+    def review(self, items_N: Array, grade_N: Any, elapsed_N: Any) -> dict[str, Array]:
+        """Return the new columns of items after one visit of each.
 
         Grades are 1 to 4; the days since the last review are at least 0, and ignored for new items.
         """
-        grade_N, elapsed_N, is_new_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64), state.reps_N == 0
+        grade_N, elapsed_N, before_N = np.asarray(grade_N), np.asarray(elapsed_N, np.float64), items_N["streak"]
         is_success_N = grade_N >= 2
-        streak_N = np.where(is_success_N, np.maximum(state.streak_N, 0) + 1, np.minimum(state.streak_N, 0) - 1)
-        stability_N, difficulty_N = self.next_state(state, grade_N, np.where(is_new_N, 0.0, elapsed_N), streak_N)
+        streak_N = np.where(is_success_N, np.maximum(before_N, 0) + 1, np.minimum(before_N, 0) - 1)
+        elapsed_N = np.where(items_N["reps"] == 0, 0.0, elapsed_N)
+        stability_N, difficulty_N = self.next_state(items_N, grade_N, elapsed_N, streak_N)
         stability_N = np.minimum(stability_N, MAX_STABILITY)
-        return SpacingState(
-            stability_N=stability_N,
-            difficulty_N=difficulty_N,
-            interval_N=np.minimum(self.days_until_due(stability_N), MAXIMUM_INTERVAL),
-            reps_N=state.reps_N + 1,
-            lapses_N=state.lapses_N + (~is_success_N & (state.streak_N > 0)),
-            streak_N=streak_N,
-        )
+        return {
+            "stability": stability_N,
+            "difficulty": difficulty_N,
+            "interval": np.minimum(self.days_until_due(stability_N), MAXIMUM_INTERVAL),
+            "reps": items_N["reps"] + 1,
+            "lapses": items_N["lapses"] + (~is_success_N & (before_N > 0)),
+            "streak": streak_N,
+        }
 
-    def retrievability(self, state: SpacingState, elapsed_N: np.ndarray) -> np.ndarray:
+    def retrievability(self, items_N: Array, elapsed_N: Array) -> Array:
         """Return the probability of recall after `elapsed_N` days, in [0, 1]; 0 for items never reviewed."""
-        is_new_N = state.reps_N == 0
-        stability_N = np.where(is_new_N, 1.0, state.stability_N)
+        is_new_N = items_N["reps"] == 0
+        stability_N = np.where(is_new_N, 1.0, items_N["stability"])
         recall_N = self.recall_after(stability_N, np.where(is_new_N, 0.0, np.maximum(elapsed_N, 0.0)))
         return np.where(is_new_N, 0.0, recall_N)
 
     @abstractmethod
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
         """Return stability and difficulty after a visit; days are 0 for new items, `streak_N` is after the visit."""
 
     def recall_after(self, stability_N: np.ndarray, elapsed_N: np.ndarray) -> np.ndarray:
@@ -152,10 +125,10 @@ class FSRS(SpacingRule):
     def _decay_of(self, recall: float) -> float:
         return float(recall ** (-1 / W[20]) - 1)
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        w, is_new_N, is_success_N = W, state.reps_N == 0, grade_N >= 2
-        s_N = np.where(is_new_N, 1.0, state.stability_N)  # avoids division by the zeros of new items
-        d_N = np.where(is_new_N, 1.0, state.difficulty_N)
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        w, is_new_N, is_success_N = W, items_N["reps"] == 0, grade_N >= 2
+        s_N = np.where(is_new_N, 1.0, items_N["stability"])  # avoids division by the zeros of new items
+        d_N = np.where(is_new_N, 1.0, items_N["difficulty"])
         forgotten_N = 1 - self.recall_after(s_N, elapsed_N)
 
         bonus_N = np.where(grade_N == HARD, w[15], np.where(grade_N == EASY, w[16], 1.0))
@@ -186,8 +159,8 @@ class Fixed(SpacingRule):
     def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         return stability_N
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        return np.full(len(state), self.interval), np.zeros(len(state))
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        return np.full(len(items_N), self.interval), np.zeros(len(items_N))
 
 
 class NoSpacing(SpacingRule):
@@ -199,19 +172,15 @@ class NoSpacing(SpacingRule):
     def days_until_due(self, stability_N: np.ndarray) -> np.ndarray:
         return np.zeros(len(stability_N))
 
-    def next_state(self, state: SpacingState, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
-        return np.ones(len(state)), np.zeros(len(state))
+    def next_state(self, items_N: Array, grade_N: Array, elapsed_N: Array, streak_N: Array) -> tuple[Array, Array]:
+        return np.ones(len(items_N)), np.zeros(len(items_N))
 
 
 SPACINGS: Rules[Callable[..., SpacingRule]] = Rules("spacing", {"fsrs": FSRS, "fixed": Fixed, "none": NoSpacing})
 
 
 def make_spacing(name: str, desired_retention: float = 0.9, **parameters: Any) -> SpacingRule:
-    """Build a spacing rule by its name or import path.
-
-    Raises:
-        ValueError: an unknown name, unknown parameters, or values outside their ranges.
-    """
+    """Build a spacing rule by its name or import path; raise a ValueError if its parameters are wrong."""
     rule = SPACINGS.named(name)
     given = {"desired_retention": desired_retention, **parameters}
     made: SpacingRule = SPACINGS.make(name, given) if isinstance(rule, type) else rule(**given)

@@ -103,9 +103,6 @@ def weighted(log_weight_N: np.ndarray, num: int, generator: np.random.Generator)
     """Draw `num` without replacement, each in proportion to the remaining weights (Plackett-Luce).
 
     Candidates of weight 0 (log -inf) come last, in random order.
-
-    Raises:
-        ValueError: a weight that is nan or infinite.
     """
     if np.isnan(log_weight_N).any() or np.isposinf(log_weight_N).any():
         raise ValueError(f"log weights = {log_weight_N}; expected finite numbers or -inf")
@@ -179,13 +176,16 @@ class SRL(Settings):
         return np.concatenate([drawn, early[first(num - len(drawn), generator, candidates.retrievability[early])]])
 
     def log_priority(self, candidates: Candidates) -> np.ndarray:
-        log_diversity_N: np.ndarray = np.log1p(candidates.diversity_coeff * candidates.diversity)
+        log_priority_N: np.ndarray
+        log_diversity_N = np.log1p(candidates.diversity_coeff * candidates.diversity)
         if candidates.are_groups:
             log_priority_N = np.log(SIGNAL_FLOOR + 4 * candidates.variance) + log_diversity_N
-            return log_priority_N - candidates.age / AGE_SCALE - np.log1p(candidates.uses)
-        recall_N = candidates.posterior_mean
-        log_learnability_N = np.log1p(LEARNABILITY * 4 * recall_N * (1 - recall_N))
-        return np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
+            log_priority_N = log_priority_N - candidates.age / AGE_SCALE - np.log1p(candidates.uses)
+        else:
+            recall_N = candidates.posterior_mean
+            log_learnability_N = np.log1p(LEARNABILITY * 4 * recall_N * (1 - recall_N))
+            log_priority_N = np.log1p(np.maximum(candidates.overdue, 0.0)) + log_learnability_N + log_diversity_N
+        return log_priority_N
 
 
 class PER(Settings):
@@ -282,11 +282,7 @@ EVICTIONS: Rules[Any] = Rules(
 
 
 def apply(title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Return the indices of at most min(num, N) distinct candidates that a rule draws.
-
-    Raises:
-        ValueError: a rule that breaks its contract or raises an exception; the message begins with `title`.
-    """
+    """Return the indices of at most min(num, N) distinct candidates that a rule draws, or an error with its `title`."""
     if not (count := min(num, len(candidates))):
         return np.empty(0, np.int64)
     try:

@@ -176,14 +176,10 @@ class Draws:
 
 
 def sample(num: int, generator: np.random.Generator, *keys_N: np.ndarray) -> np.ndarray:
-    """Draw the positions of distinct rows uniformly, in random order.
+    """Draw the positions of `num` distinct rows uniformly, in random order, or of all rows if there are fewer.
 
-    They are drawn as ranks in the order of the keys, so that the draw does not depend on the places of the rows.
-
-    Args:
-        num: at least 0; if there are fewer rows, all are returned.
-        generator: used once, or not at all if there is nothing to draw.
-        keys_N: integers that order the rows, the first key first; no two rows agree in all of them.
+    They are drawn as ranks in the order of the integers `keys_N`, the first key first, so that the draw does not depend
+    on the places of the rows; no two rows agree in all keys.
     """
     if not (num := min(num, len(keys_N[0]))):
         return np.empty(0, np.int64)

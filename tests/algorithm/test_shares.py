@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rllib_srl.replay.metrics import counts_of, shares_of
+from rllib_srl.algorithm.metrics import counts_of, shares_of
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
 
