@@ -10,27 +10,18 @@ import pytest
 
 from rllib_srl.cli import memory as script
 from rllib_srl.replay.buffer import SRLReplayBuffer
-from rllib_srl.types import Group, Prompt, StopReason
-from tests.replay.groups import SCHEDULED
+from rllib_srl.types import Group
+from tests.replay.groups import SCHEDULED, a_prompt, group_of
 
 
 def a_group(number: int, rewards: tuple[float, ...], now: int, ids: list[int] | None = None) -> Group:
     """Return a group of one-token answers to prompt `number`, or with `ids` as every answer."""
-    ids = ids or [7 + number]
-    size, length = len(rewards), 1 + len(ids)
-    mask_N = np.tile([False] + [True] * len(ids), size)
-    tokens_N = np.tile([1, *ids], size)
-    tokens_N[length - 1 :: length] += np.arange(size) if ids == [7 + number] else 0
-    return Group(
-        f"{now}.{number}",
-        Prompt("world", f"p{number}", domain="sums"),
-        tokens_N.astype(np.int32),
-        mask_N,
-        np.where(mask_N, -0.5, 0).astype(np.float32),
-        np.arange(size + 1) * length,
-        np.array(rewards, np.float32),
-        np.full((size, 2), now - 1),
-        (StopReason.TERMINATED,) * size,
+    return group_of(
+        *(([1], ids or [7 + number + g]) for g in range(len(rewards))),
+        group_id=f"{now}.{number}",
+        prompt=a_prompt(number),
+        rewards_G=np.array(rewards, np.float32),
+        versions_G2=np.full((len(rewards), 2), now - 1),
     )
 
 

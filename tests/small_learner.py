@@ -15,7 +15,8 @@ from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.group.learners import Learners
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import token_spaces
-from rllib_srl.types import Group, GroupMeta, Prompt, StopReason
+from rllib_srl.types import Group, GroupMeta, Prompt
+from tests.replay.groups import laid_out
 
 VOCABULARY = 256
 COMPARE = {"env": "rllib_srl.envs.math.compare:Compare", "env_config": {"num_shots": 0}}
@@ -45,22 +46,18 @@ def make_group(seed, prompt_length, answer_lengths):
     shared = np.random.default_rng(0).integers(0, VOCABULARY, 8)
     rng = np.random.default_rng(seed)
     prompt = np.concatenate([shared, rng.integers(0, VOCABULARY, prompt_length)])
-    ids, mask, logp = [], [], []
+    episodes, logp = [], []
     for length in answer_lengths:
-        ids.append(np.concatenate([prompt, rng.integers(0, VOCABULARY, length)]))
-        mask.append(np.arange(len(prompt) + length) >= len(prompt))
-        logp.append(np.where(mask[-1], -5.5 + rng.normal(0, 0.3, len(mask[-1])), 0.0))
-    sizes = [len(one) for one in ids]
-    return Group(
+        ids = np.concatenate([prompt, rng.integers(0, VOCABULARY, length)])
+        mask = np.arange(len(ids)) >= len(prompt)
+        episodes.append((ids, mask))
+        logp.append(np.where(mask, -5.5 + rng.normal(0, 0.3, len(mask)), 0.0))
+    return laid_out(
+        episodes,
         group_id=f"g{seed}",
         prompt=Prompt("world", str(seed)),
-        token_ids_N=np.concatenate(ids).astype(np.int32),
-        loss_mask_N=np.concatenate(mask),
         behaviour_logp_N=np.concatenate(logp).astype(np.float32),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        rewards_G=rng.integers(0, 2, len(sizes)).astype(np.float32),
-        versions_G2=np.zeros((len(sizes), 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * len(sizes),
+        rewards_G=rng.integers(0, 2, len(episodes)).astype(np.float32),
     )
 
 

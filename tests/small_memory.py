@@ -21,11 +21,6 @@ from rllib_srl.types import Group, GroupMeta, Prompt
 from scripts.memory_laws import check_tables, check_valid
 from tests.small_worlds import small_config
 
-# Every part of the schedule on, all of which is off by default.
-SCHEDULED: dict[str, Any] = {
-    "spacing": "fsrs", "selection": "srl", "reuse_selection": "srl", "diversity_coeff": 0.5, "max_age": 32
-}
-
 
 def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:
     """Return `small_config` with 400 prompts and a memory that starts at 4 items; `replay` changes its settings."""

@@ -12,7 +12,8 @@ from rllib_srl.batch.advantages import has_signal
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
 from scripts.memory_laws import content
-from tests.small_memory import SCHEDULED, go, memory_config, weights_of
+from tests.replay.groups import SCHEDULED
+from tests.small_memory import go, memory_config, weights_of
 from tests.small_worlds import watch
 
 pytestmark = pytest.mark.slow

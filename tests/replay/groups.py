@@ -21,6 +21,30 @@ def a_prompt(index: int | str, domain: str = "sums", history: tuple[str, ...] = 
     return Prompt("world", f"p{index}", domain, history, step)
 
 
+def laid_out(episodes: Sequence[tuple[Any, Any]], **fields: Any) -> Group:
+    """Return a valid group of episodes of (token ids, which the policy wrote); `fields` replace what is made here."""
+    streams, masks = zip(*episodes, strict=True)
+    mask_N, size = np.concatenate(masks).astype(bool), len(streams)
+    values: dict[str, Any] = {
+        "group_id": "g",
+        "prompt": Prompt("world", "q"),
+        "token_ids_N": np.concatenate(streams).astype(np.int32),
+        "loss_mask_N": mask_N,
+        "behaviour_logp_N": np.where(mask_N, -0.5, 0).astype(np.float32),
+        "offsets": np.cumsum([0, *map(len, streams)]),
+        "rewards_G": np.zeros(size, np.float32),
+        "versions_G2": np.zeros((size, 2), np.int64),
+        "stop_reasons": (StopReason.TERMINATED,) * size,
+    }
+    return Group(**{**values, **fields})
+
+
+def group_of(*episodes: tuple[Sequence[int], Sequence[int]], **fields: Any) -> Group:
+    """Return a group of episodes of (prompt ids, written ids)."""
+    parts = [([*prompt, *written], [False] * len(prompt) + [True] * len(written)) for prompt, written in episodes]
+    return laid_out(parts, **fields)
+
+
 def a_group(
     prompt: Prompt | int | str,
     now: int = 1,
@@ -45,46 +69,23 @@ def a_group(
     task = np.random.default_rng(zlib.crc32(prompt.key.encode()))
     words = task.integers(10, 60, 12)  # an answer is made of its prompt's words, so that prompts differ
     generator = np.random.default_rng([zlib.crc32(prompt.key.encode()), now, salt])
-    ids, masks = [], []
+    episodes = []
     for _ in rewards:
-        pieces, mask = [words[:3]], [False] * 3
+        pieces = [words[:3]]
         for _ in range(num_turns):
             pieces += [generator.integers(0, 4, 2), generator.choice(words, 5)]
-            mask += [False] * 2 + [True] * 5
-        ids.append(np.concatenate(pieces))
-        masks.append(np.array(mask))
-    mask_N = np.concatenate(masks)
+        episodes.append((np.concatenate(pieces), [False] * 3 + [*[False] * 2, *[True] * 5] * num_turns))
+    mask_N = np.concatenate([mask for _, mask in episodes])
     turns = [[f"{now}.{salt}.{g}.{t}" for t in range(num_turns)] for g in range(len(rewards))]
     values: dict[str, Any] = {
         "group_id": f"{now}.{place}",
         "prompt": prompt,
-        "token_ids_N": np.concatenate(ids).astype(np.int32),
-        "loss_mask_N": mask_N,
         "behaviour_logp_N": np.where(mask_N, -generator.random(len(mask_N)), 0).astype(np.float32),
-        "offsets": np.concatenate([[0], np.cumsum([len(one) for one in ids])]),
         "rewards_G": np.array(rewards, np.float32),
         "versions_G2": np.full((len(rewards), 2), now),
-        "stop_reasons": (StopReason.TERMINATED,) * len(rewards),
         "extra": {"turns": turns} if num_turns > 1 else {},
     }
-    return Group(**{**values, **fields})
-
-
-def group_of(*episodes: tuple[Sequence[int], Sequence[int]]) -> Group:
-    """Return a group of episodes of (prompt ids, written ids)."""
-    streams = [[*prompt, *written] for prompt, written in episodes]
-    mask_N = np.concatenate([[False] * len(prompt) + [True] * len(written) for prompt, written in episodes])
-    return Group(
-        group_id="g",
-        prompt=Prompt("world", "q"),
-        token_ids_N=np.concatenate(streams).astype(np.int32),
-        loss_mask_N=mask_N,
-        behaviour_logp_N=np.where(mask_N, -0.5, 0).astype(np.float32),
-        offsets=np.cumsum([0, *map(len, streams)]),
-        rewards_G=np.zeros(len(streams), np.float32),
-        versions_G2=np.zeros((len(streams), 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * len(streams),
-    )
+    return laid_out(episodes, **{**values, **fields})
 
 
 # A memory with every part of the schedule on, so that each acts in the tests; by default all of them are off.

@@ -8,33 +8,22 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay.diversity.embedders import NgramEmbedder
-from rllib_srl.types import Group, Prompt, StopReason
+from rllib_srl.types import Group, Prompt
+from tests.replay.groups import laid_out
 
 HEADER = list(range(100, 160))  # few-shot examples
 
 
 def group_of(prompt, answers, env_id="e", history=()) -> Group:
     """Return a group whose episodes are `prompt` and one list of turns each; a turn is followed by token 9."""
-    tokens, mask, offsets = [], [], [0]
+    episodes = []
     for turns in answers:
-        tokens += prompt
-        mask += [False] * len(prompt)
+        ids, mask = [*prompt], [False] * len(prompt)
         for turn in turns:
-            tokens += [*turn, 9]
+            ids += [*turn, 9]
             mask += [True] * len(turn) + [False]
-        offsets.append(len(tokens))
-    mask_N, size = np.array(mask), len(answers)
-    return Group(
-        group_id="g",
-        prompt=Prompt(env_id, str(prompt), history=tuple(history)),
-        token_ids_N=np.array(tokens, np.int32),
-        loss_mask_N=mask_N,
-        behaviour_logp_N=np.where(mask_N, -1, 0).astype(np.float32),
-        offsets=np.array(offsets, np.int64),
-        rewards_G=np.zeros(size, np.float32),
-        versions_G2=np.zeros((size, 2), np.int64),
-        stop_reasons=(StopReason.TERMINATED,) * size,
-    )
+        episodes.append((ids, mask))
+    return laid_out(episodes, prompt=Prompt(env_id, str(prompt), history=tuple(history)))
 
 
 def random_groups(num: int, size: int, length: int, prompt_length: int = 80, seed: int = 0) -> list[Group]:
