@@ -38,7 +38,7 @@ LAYERS = [
 LAYER_OF = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 WITHOUT_RAY = ("types", "storage", "losses", "engine", "batch", "replay.")
 WITHOUT_RAY_BUT = (  # what crosses to another process, or is a class of RLlib
-    *("batch.shard", "replay.client", "replay.process", "replay.rllib"),
+    *("batch.shard", "replay.client", "replay.rllib"),
 )
 # What the folders beside the package import; they are installed below it.
 MAY_IMPORT = {

@@ -62,7 +62,6 @@ class Refusal:
 
     @property
     def without_loss(self) -> tuple[int, ...]:
-        """Return the episodes that are not trained on."""
         return () if self.train else self.episodes
 
 
@@ -166,7 +165,6 @@ def detect(text: str) -> list[Span]:
 
 
 def detect_credentials(text: str) -> list[Span]:
-    """Return the spans of `detect` that are not personal data."""
     return [span for span in detect(text) if span.kind not in PERSONAL]
 
 

@@ -259,8 +259,6 @@ class SRLReplayBuffer:
     def _stored_group(self, seq: int, origin: str) -> Group:
         return decode(self.store.payload(seq), str(seq), origin)
 
-    # --- targets ---------------------------------------------------------------------------------
-
     def add_targets(self, targets: Sequence[Target], now: int, request: str = "", per_domain: int | None = None) -> int:
         """Store the targets of right answers; return how many have a stored group.
 
@@ -275,7 +273,6 @@ class SRLReplayBuffer:
         return self._once(request, work)
 
     def drop_targets(self, env_ids: Collection[str], request: str = "") -> int:
-        """Remove the targets of all answers to prompts of some environments; return their number."""
         return self._once(request, lambda: drop_targets(self.tables, self.store, env_ids))
 
     def draw_targets(
@@ -303,8 +300,6 @@ class SRLReplayBuffer:
     def _retained(self, seq: int, episode: int) -> Group:
         group = part_of(self._stored_group(seq, "retain"), [episode])
         return replace(group, extra={**group.extra, TARGET: decode_target(self.store.target(seq, episode))})
-
-    # --- ratings ----------------------------------------------------------------------------
 
     def rate_answers(
         self, groups: Sequence[RatedGroup], source: str, position: int, now: int, request: str = ""
@@ -384,7 +379,6 @@ class SRLReplayBuffer:
         return stats_of(self.tables, self.counts, self.rated, now)
 
     def snapshot(self, path: Path) -> None:
-        """Write a consistent copy of the store to `path` atomically, in bounded memory."""
         self.store.snapshot(path)
 
     def restore(self, path: Path) -> int:

@@ -131,7 +131,6 @@ class DomainStatistics:
         self.sums = {domain: (reward, weight) for domain, (reward, weight) in (sums or {}).items()}
 
     def note(self, domain: str, reward: float) -> None:
-        """Add the mean reward of a played group."""
         total, weight = self.sums.get(domain, (0.0, 0.0))
         self.sums[domain] = (REWARD_FADE * total + reward, REWARD_FADE * weight + 1)
 

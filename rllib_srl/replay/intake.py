@@ -56,7 +56,6 @@ class Visit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Visit:
-        """Return the visit whose `vars` these are, as they come out of JSON."""
         read = {"without_loss": tuple(values["without_loss"]), "history": History(*values["history"])}
         return cls(**{**values, **read})
 
@@ -139,7 +138,6 @@ class Intake:
         self.counts["num_episodes_without_loss"] += len(refusal.without_loss)
 
     def _enter(self, entry: Entry, now: int) -> None:
-        """Check a group, and add its item if it is new."""
         refusal, slot = admit(entry.group, self.settings, self.decode), entry.slot
         if refusal is None and slot is None and entry.facts.size < self.settings.min_graded:
             refusal = Refusal("ungraded", train=True)
@@ -151,7 +149,6 @@ class Intake:
             entry.slot, entry.visit.is_new = self._add_item(entry.group.prompt, now), True
 
     def _is_duplicate(self, entry: Entry, slot: int) -> bool:
-        """Return whether the item has a group of the same tokens."""
         numbers = entry.facts.num_tokens, np.float32(entry.facts.nll)
         rows = [self.tables.groups[at] for at in self.tables.groups_of(slot)]
         same = [row for row in rows if (row["num_tokens"], row["nll"]) == numbers]  # few, whose payloads are read

@@ -175,7 +175,6 @@ class Tables:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the groups and their targets."""
         return int(self.groups["num_bytes"].sum()) + sum(self.targets.values())
 
     def __len__(self) -> int:
@@ -223,8 +222,6 @@ class Tables:
         """Return the slot of the group with an id, the newest of several, or None."""
         return self._group_at.get(group_id)
 
-    # --- changes ---------------------------------------------------------------------------------
-
     def add_item(self, key: int, prompt: Prompt, domain: str, now: int, **fields: Any) -> int:
         """Add an item with a new key at the smallest free slot and return the slot.
 
@@ -244,7 +241,6 @@ class Tables:
         return slot
 
     def remove_item(self, slot: int) -> None:
-        """Remove an item and its groups."""
         for group in self.groups_of(slot):
             self.remove_group(group)
         del self._slots[int(self.items["key"][slot])], self._prompts[slot], self._groups_of[slot]
@@ -252,7 +248,6 @@ class Tables:
         self.removed_slots.append(slot)
 
     def remove(self, keys: Collection[str] = (), domain: str | None = None, before: int | None = None) -> int:
-        """Remove items; see `SRLReplayBuffer.remove`."""
         slots_N = self.slots()
         rows_N = rows_at(self.items, slots_N)
         is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
@@ -273,7 +268,6 @@ class Tables:
         self._items.update(slots, fields)
 
     def set_vectors(self, slots: Sequence[int] | np.ndarray, vectors_KD: np.ndarray) -> None:
-        """Set the vectors of items whose `has_vector` is set."""
         if (num := len(self.items) - len(self._vectors_ND)) > 0:
             before_ND = self._vectors_ND.reshape(-1, vectors_KD.shape[1])
             self._vectors_ND = np.concatenate([before_ND, np.zeros((num, vectors_KD.shape[1]), np.float32)])
@@ -297,7 +291,6 @@ class Tables:
         return group, len(evicted)
 
     def remove_group(self, group: int) -> None:
-        """Remove one group with its targets."""
         seq, slot = int(self.groups["seq"][group]), int(self.groups["slot"][group])
         group_id = self.group_ids.pop(group)
         if self._group_at.get(group_id) == group:
@@ -322,6 +315,5 @@ class Tables:
         return [(int(row["seq"]), row.tobytes(), self.group_ids[at]) for at, row in rows]
 
     def committed(self) -> None:
-        """Note that all changes are stored."""
         for noted in (self._items.changed, self._groups.changed, self.removed_slots, self.removed_groups):
             noted.clear()

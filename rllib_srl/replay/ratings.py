@@ -51,7 +51,6 @@ class RatedGroup:
     pass_reward: float | None = None  # lowest reward of a pass, where the environment pays no reward
 
     def seen(self, group: Group) -> list[RatedAnswer]:
-        """Return the ratings whose answers are those of `group`."""
         return [a for a in self.answers if a.episode < group.size and fingerprint(group, a.episode) == a.fingerprint]
 
 
@@ -62,7 +61,6 @@ def fingerprint(group: Group, g: int) -> str:
 
 
 def rewards_of(answers: Iterable[RatedAnswer]) -> Rewards:
-    """Return the rewards of ratings that were not taken back."""
     return {str(answer.episode): answer.reward for answer in answers if answer.reward is not None}
 
 

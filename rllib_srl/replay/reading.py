@@ -99,7 +99,6 @@ class Reading:
         return slot
 
     def group(self, seq: int) -> Group:
-        """Return a stored group; raise a ValueError if its bytes are damaged, a `StoreError` if they are missing."""
         return decode(self.store.payload(seq), str(seq))
 
 

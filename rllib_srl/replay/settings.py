@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rllib_srl.common.rules import Rules
-from rllib_srl.common.setting_model import Settings, by, clashes, setting, unread
+from rllib_srl.common.setting_model import Settings, by, clashes, setting, unread, where
 
 
 @cache
 def rules() -> dict[str, Rules[Any]]:
-    """Return setting -> the table of the rules that it chooses from."""
     from rllib_srl.replay.admission import ADMISSIONS
     from rllib_srl.replay.diversity.embedders import EMBEDDINGS
     from rllib_srl.replay.intake import ON_GROUP
@@ -57,11 +56,6 @@ def _fault_of_hooks(value: Any) -> str:
 
     faults = (fault for name in names_of(value) if (fault := rules()["admit"].fault(name)))
     return next((f"{fault}, a list of these, or None" for fault in faults), "")
-
-
-def _fault_of_directory(value: Any) -> str:
-    is_right = value is None or (isinstance(value, str) and Path(value).is_absolute())
-    return "" if is_right else "expected an absolute path as text, or None"
 
 
 _BY_NAME = "parameters by name"
@@ -149,8 +143,10 @@ class ReplaySettings(Settings):
     on_group: Annotated[str | None, _rule_of("on_group", or_none=True)] = setting(
         None, 'function that makes new items of each stored group: "contrib.growth" or "module:function"; None: none'
     )
-    local_directory: Annotated[str | None, by(_fault_of_directory)] = setting(
-        None, "directory on a local disk for the memory, with results on a network file system; None: in the run's own"
+    local_directory: Annotated[str | None, where(lambda path: path is None or Path(path).is_absolute())] = setting(
+        None,
+        "directory on a local disk for the memory, with results on a network file system; None: in the run's own",
+        "an absolute path as text, or None",
     )
     # fixed, for users of SRLConfig
     min_graded: int = Field(default=2, ge=1, description="least valid episodes for a visit to be graded")
@@ -158,7 +154,6 @@ class ReplaySettings(Settings):
 
     @property
     def embedding_used(self) -> str | None:
-        """Return the embedding of the items; None if nothing needs one."""
         is_needed = self.diversity_coeff or self.eviction == "least_diverse"
         return (self.embedding or ("ngram" if is_needed else None)) if self.is_on else None
 
@@ -168,7 +163,6 @@ class ReplaySettings(Settings):
 
     @property
     def has_due_dates(self) -> bool:
-        """Return whether a spacing rule sets due dates and predicts recall."""
         return self.spacing != "none"
 
     @property
@@ -184,7 +178,6 @@ class ReplaySettings(Settings):
         return self.capacity > 0
 
     def contradictions(self) -> Iterator[str]:
-        """Yield the errors of settings that do not go together."""
         yield from _rules_with_parameters(self)
         off = {"revisit_fraction": 0, "reuse_fraction": 0, "retain": 0, "local_directory": None}
         rows = [
@@ -199,7 +192,6 @@ class ReplaySettings(Settings):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReplaySettings:
-        """Return the settings whose `as_dict` this is, without validation."""
         return cls.model_construct(**values)
 
 
@@ -207,23 +199,19 @@ def _plain(value: Any) -> Any:
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value.tolist()
 
 
-_WITH_PARAMETERS = ("selection", "reuse_selection", "spacing")
-
-
 def _rules_with_parameters(settings: ReplaySettings) -> Iterator[str]:
     from rllib_srl.replay.schedule.spacing import make_spacing
     from rllib_srl.replay.selection.rules import SELECTIONS
 
-    given = {name: (getattr(settings, name), getattr(settings, f"{name}_config")) for name in _WITH_PARAMETERS}
-    if "desired_retention" in settings.spacing_config:
-        yield f"spacing_config = {settings.spacing_config!r}; expected desired_retention as a separate setting"
-        given.pop("spacing")
-    for name, (rule, config) in given.items():
+    for name in ("selection", "reuse_selection", "spacing"):
+        rule, config = getattr(settings, name), getattr(settings, f"{name}_config")
         try:
-            if name == "spacing":
-                make_spacing(rule, settings.desired_retention, **config)
-            else:
+            if name != "spacing":
                 SELECTIONS.make(rule, config)
+            elif "desired_retention" in config:
+                raise ValueError("expected desired_retention as a separate setting")
+            else:
+                make_spacing(rule, settings.desired_retention, **config)
         except (TypeError, ValueError) as error:
             yield f"{name}_config = {config!r}; {error}"
 
@@ -233,8 +221,7 @@ def check_importable(settings: ReplaySettings) -> None:
     from rllib_srl.replay.admission import names_of
 
     for name, table in rules().items():
-        value = getattr(settings, name)
-        for one in names_of(value) if name == "admit" else (value,):
+        for one in names_of(getattr(settings, name)):
             if table.is_users(one):
                 raise ValueError(
                     f"replay_{name} = {one!r} is registered in this process, and the memory is in another; expected an "

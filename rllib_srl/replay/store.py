@@ -134,7 +134,6 @@ class Store(Database):
         self._db.executemany(f"DELETE FROM {table} WHERE {condition}", rows)
 
     def write(self, tables: Tables) -> None:
-        """Write what has changed in tables since their last commit."""
         self.delete("items", "slot = ?", [(slot,) for slot in tables.removed_slots])
         for name in ("groups", "payloads", "targets"):
             self.delete(name, "seq = ?", [(seq,) for seq in tables.removed_groups])
@@ -143,7 +142,6 @@ class Store(Database):
         self.put("groups", tables.changed_groups())
 
     def put_state(self, state: Mapping[str, Any]) -> None:
-        """Write the values that have changed, of JSON types, by name."""
         encoded = {name: compact_json(value) for name, value in state.items()}
         self.put("state", [(name, value) for name, value in encoded.items() if self._written.get(name) != value])
         self._written |= encoded
@@ -260,8 +258,6 @@ class Store(Database):
         finally:
             self._take_meta()
         return num_dropped
-
-    # --- ending ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the file, in one piece, and release its lock; a second call does nothing."""

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from rllib_srl.common.remote_calls import ActorFailure, Call
-from rllib_srl.replay.process import BufferProcess
+from rllib_srl.replay.client import BufferProcess
 
 COUNTING = Call.of(len)
 

@@ -63,12 +63,10 @@ class Embedder:
         return tokens[num:] if num < len(tokens) else tokens
 
     def get_state(self) -> dict[str, Any]:
-        """Return the headers, as JSON types."""
         headers = {name: [prefix.tolist(), is_header] for name, (prefix, is_header) in self._prefixes.items()}
         return {"headers": headers}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the headers."""
         headers = state["headers"].items()
         self._prefixes = {name: (np.array(ids, np.int32), is_header) for name, (ids, is_header) in headers}
 

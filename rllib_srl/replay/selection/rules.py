@@ -263,7 +263,6 @@ def mastered_first(candidates: Candidates, num: int, generator: np.random.Genera
 
 
 def least_diverse(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Evict the lowest diversity."""
     return first(num, generator, candidates.diversity)
 
 
@@ -277,8 +276,6 @@ def largest_domain(candidates: Candidates, num: int, generator: np.random.Genera
 EVICTIONS: Rules[Any] = Rules(
     "eviction", {"fifo": first_inserted} | {f.__name__: f for f in (mastered_first, least_diverse, largest_domain)}
 )
-
-# --- calls of rules -------------------------------------------------------------------------------
 
 
 def apply(title: str, rule: Rule, candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:

@@ -63,8 +63,6 @@ class Draws:
             raise ValueError(f"{self._rules['eviction'][0]} returned no item; expected at least one")
         return evicted_N
 
-    # --- pools -----------------------------------------------------------------------------------
-
     def item_pool(self, now: int, max_num: int, generator: np.random.Generator) -> np.ndarray:
         """Return the slots of at most `max_num` candidates for a revisit: items that are due, and items that rested.
 
@@ -120,8 +118,6 @@ class Draws:
         is_in_D = np.array([*(name in chosen for name in names), False])
         is_in_N: np.ndarray = is_in_D[self._tables.items["domain"]]
         return is_in_N
-
-    # --- candidates ------------------------------------------------------------------------------
 
     def item_candidates(self, slots_N: np.ndarray, now: int) -> Candidates:
         """Build the candidates of items; their histories are discounted up to the newest visit of any of them."""
