@@ -44,8 +44,7 @@ def no_33(group, decode):
 class Unigrams(NgramEmbedder):
     """Vectors of single tokens."""
 
-    def __init__(self):
-        super().__init__(dim=8, orders=(1,))
+    dim, orders = 8, (1,)
 
 
 OWN = {

@@ -104,30 +104,28 @@ class NgramEmbedder(Embedder):
     Source: Weinberger et al. 2009, arXiv 0902.2206 section 2.
     """
 
-    def __init__(self, dim: int = 256, orders: Sequence[int] = (1, 2, 3), seed: int = 0) -> None:
-        """Set up the hash: `dim` numbers per vector, n-grams of the lengths `orders`, a hash function by `seed`."""
-        super().__init__()
-        self._dim, self._orders, self._seed = dim, sorted(set(orders)), np.uint64(seed)
+    dim = 256  # D
+    orders: tuple[int, ...] = (1, 2, 3)  # lengths of the n-grams, ascending
 
     def vectors(self, streams: Sequence[np.ndarray]) -> np.ndarray:
         """Return one vector for each stream of token ids, [len(streams), D]; n-grams do not cross stream borders."""
         tokens_N = np.concatenate([*streams, np.empty(0, np.int32)]).astype(np.uint64)
         row_N = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
-        sums = np.zeros(len(streams) * self._dim)
-        hash_N = np.full(len(tokens_N), self._seed, np.uint64)
-        for order in range(1, self._orders[-1] + 1):
+        sums = np.zeros(len(streams) * self.dim)
+        hash_N = np.zeros(len(tokens_N), np.uint64)
+        for order in range(1, self.orders[-1] + 1):
             start = len(tokens_N) - order + 1
             if start <= 0:
                 break
             # hash_N[i] is the hash of the n-gram of length `order` that begins at token i.
             hash_N = _mixed(hash_N[:start] * _MIX[0] + tokens_N[order - 1 :] + np.uint64(1))
-            if order in self._orders:
+            if order in self.orders:
                 inside = row_N[:start] == row_N[order - 1 :]
-                bucket = (hash_N >> np.uint64(8)) % np.uint64(self._dim)
-                cell = (row_N[:start] * self._dim + bucket.astype(np.int64))[inside]
+                bucket = (hash_N >> np.uint64(8)) % np.uint64(self.dim)
+                cell = (row_N[:start] * self.dim + bucket.astype(np.int64))[inside]
                 sign = 1.0 - 2.0 * (hash_N & np.uint64(1)).astype(np.float64)[inside]
                 sums += np.bincount(cell, weights=sign, minlength=len(sums))
-        return normalised(sums.reshape(len(streams), self._dim))
+        return normalised(sums.reshape(len(streams), self.dim))
 
 
 def _mixed(hash_N: np.ndarray) -> np.ndarray:
