@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from fractions import Fraction
 
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_srl.replay.client import COUNTS, ReplayClient, Slots
+from rllib_srl.common.remote_calls import ActorFailure, Call
+from rllib_srl.replay.client import COUNTS, BufferProcess, ReplayClient, Slots
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import GroupMeta
 from scripts.memory_laws import check_valid
@@ -147,11 +150,10 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
 
 def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):
     start().check_fits(True)
-    with pytest.raises(ValueError, match="^the checkpoint has no memory, this run has one; expected"):
-        start().check_fits(False)
-    with pytest.raises(ValueError, match="^the checkpoint has a memory, this run has none; expected"):
-        NO_MEMORY.check_fits(True)
     NO_MEMORY.check_fits(False)
+    for memory, has_memory in ((start(), False), (NO_MEMORY, True)):
+        with pytest.raises(ValueError, match="^the checkpoint has (a|no) memory, this run has (none|one); expected"):
+            memory.check_fits(has_memory)
 
 
 def test_no_memory_keeps_and_draws_nothing(tmp_path):
@@ -163,3 +165,48 @@ def test_no_memory_keeps_and_draws_nothing(tmp_path):
     assert none.restore(tmp_path / "copy") == 0 and not (tmp_path / "copy").exists()
     none.set_state(none.get_state())
     none.stop()
+
+
+# --- the process; tests/algorithm/test_memory_actors.py has real kills ----------------------------
+
+
+COUNTING = Call.of(len)
+
+
+@pytest.fixture
+def stubs(ray_here, tmp_path):
+    """Return a function that makes a memory of such an actor; all are ended afterwards."""
+    made = []
+
+    class Stub:  # here, or no other process could import it
+        """Falls silent or fails, as it is told."""
+
+        def __init__(self, way: str):
+            self.way = way
+
+        def call(self, method: str) -> None:
+            if self.way == "silent":
+                time.sleep(600)
+            raise ValueError("size = -1; expected more")
+
+    def of(way: str, timeout_s: float) -> BufferProcess:
+        cls = ray.remote(Stub).options(num_cpus=0, max_restarts=-1)
+        made.append(cls.remote(way))
+        ray.get(made[-1].__ray_ready__.remote(), timeout=60)
+        return BufferProcess(made[-1], False, tmp_path / "memory.db", timeout_s)
+
+    yield of
+    for actor in made:
+        ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_a_buffer_that_stays_silent_is_reported(stubs):
+    with pytest.raises(ActorFailure, match=r"^the memory gave no answer within 3 s while running 'len'$"):
+        stubs("silent", timeout_s=3.0).call(COUNTING)
+
+
+@pytest.mark.slow
+def test_what_the_buffer_raises_is_raised_as_it_is(stubs):
+    with pytest.raises(ValueError, match="^size = -1; expected more$"):
+        stubs("fails", timeout_s=30.0).call(COUNTING)

@@ -16,7 +16,7 @@ from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.replay.store import StoreError
 from rllib_srl.types import Group, ListedRef
 from scripts.memory_laws import check_valid
-from tests.replay.groups import a_group, a_prompt
+from tests.replay.groups import a_group
 from tests.replay.stored import assert_same
 
 
@@ -111,9 +111,6 @@ def test_a_draw_is_metadata_and_apart_from_it_the_groups(open_buffer):
         assert_same(replace(group, origin="fresh"), groups[int(meta.group_id.split(".")[1])])
     again, _ = buffer.draw_apart("draw_groups", 3, 2, "2.draw_groups")  # the same request, the same answer
     assert [meta.group_id for meta in again] == [meta.group_id for meta in metas]
-    prompts = buffer.draw_prompts(2, 2, "2.draw_prompts")
-    rest = buffer.draw_prompts(4, 2, "2.draw_prompts.2", without=[prompt.key for prompt in prompts])
-    assert {p.key for p in prompts + rest} == {a_prompt(i).key for i in range(4)} and len(rest) == 2
 
 
 @pytest.mark.slow

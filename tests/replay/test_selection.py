@@ -68,14 +68,6 @@ def test_due_items_come_first_by_lateness_learnability_and_diversity():
     assert GREEDY(Candidates(5, diversity_coeff=0.5, **columns), 5, generator()).tolist() == [2, 1, 0, 4, 3]
 
 
-def test_srl_weighs_groups_by_variance_diversity_freshness_and_uses():
-    # (.01 + 4 var)(1 + .5 d) exp(-age / 16) / (1 + uses): .51; .765; .51 * e^-1 = .188; .255; .01
-    columns = {"variance": [0.125] * 4 + [0], "diversity": [0, 1, 0, 0, 0]}
-    columns |= {"age": [0, 0, 16, 0, 0], "uses": [0, 0, 0, 1, 0]}
-    candidates = Candidates(5, are_groups=True, diversity_coeff=0.5, **columns)
-    assert GREEDY(candidates, 5, generator()).tolist() == [1, 0, 3, 2, 4]
-
-
 def test_a_temperature_flattens_and_zero_takes_the_top():
     candidates = Candidates(2, overdue=[0, 3])  # priorities 1 : 4 (p = .5 in both)
     for temperature, expected in ((2.0, 2 / 3), (1.0, 4 / 5), (0.5, 16 / 17), (0.0, 1.0)):
@@ -264,8 +256,6 @@ def test_a_rule_of_a_user_has_parameters():
     assert error == f"selection_config = {{'skiped': 2}}; {has}"
     (error,) = ReplaySettings.faults({"reuse_selection_config": {"temperature": 1.0}})
     assert error.endswith("selection 'uniform' has no parameters ['temperature']; expected none: it has no parameters")
-    (error,) = ReplaySettings.faults({"selection": "srl", "selection_config": {"temperature": -1.0}})
-    assert error.endswith("temperature = -1.0; expected a number of at least 0")
 
 
 # Bad input
