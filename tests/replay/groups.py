@@ -12,6 +12,7 @@ import numpy as np
 
 from rllib_srl.replay.buffer import SRLReplayBuffer
 from rllib_srl.replay.intake import Visit
+from rllib_srl.replay.items import key_of
 from rllib_srl.types import Group, Prompt, StopReason
 from scripts.memory_laws import content
 
@@ -101,6 +102,13 @@ SCHEDULED: dict[str, Any] = {
 def a_buffer(directory: Path | None = None, **given: Any) -> SRLReplayBuffer:
     """Return a scheduled buffer of a few items whose tokens hold no text."""
     return SRLReplayBuffer(directory=directory, **{"capacity": 64, "admit": None, **SCHEDULED, **given})
+
+
+def row_of(buffer: SRLReplayBuffer, prompt: Prompt | int) -> np.void:
+    """Return the row of an item."""
+    prompt = prompt if isinstance(prompt, Prompt) else a_prompt(prompt)
+    row: np.void = buffer.tables.items[buffer.tables.slot_of(key_of(prompt))]
+    return row
 
 
 def rewards_of(prompt: Prompt, now: int, size: int = 4) -> list[float]:

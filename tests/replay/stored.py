@@ -1,7 +1,18 @@
-"""Rows for the tests of what is stored."""
+"""Rows for the tests of what is stored, and processes that tests start: one holds a store, one dies while restoring.
+
+python -m tests.replay.stored hold DIR               opens it, says so, waits to be killed
+python -m tests.replay.stored restore SNAPSHOT DIR STEP
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
+import sys
+import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,3 +76,40 @@ def put_item(store: Store, slot: int, row: np.void, prompt: Prompt, vector: np.n
 def prompt_at(index: int) -> Prompt:
     """Return a prompt."""
     return Prompt("world", f"p{index}", "sums", ("a",))
+
+
+def hold(directory: Path) -> None:
+    """Open a store and keep it."""
+    Store(directory)
+    print("open", flush=True)
+    time.sleep(600)
+
+
+def restore(snapshot: Path, directory: Path, step: int) -> None:
+    """Restore page by page, and die after so many pages, or before what follows them."""
+    count = 0
+
+    def may_die(*_: int) -> None:
+        nonlocal count
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+
+    class Dying(sqlite3.Connection):
+        def backup(self, target: sqlite3.Connection, **_: Any) -> None:
+            super().backup(target, pages=1, progress=may_die)
+
+        def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+            may_die()
+            return super().executemany(*arguments)
+
+    sqlite3.connect = partial(sqlite3.connect, factory=Dying)
+    Store(directory).restore(snapshot)
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    if command == "hold":
+        hold(Path(arguments[0]))
+    else:
+        restore(Path(arguments[0]), Path(arguments[1]), int(arguments[2]))

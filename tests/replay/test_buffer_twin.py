@@ -43,7 +43,7 @@ WORLDS = {
         "min_graded": 3,
     },
     "full": {"capacity": 8, "eviction": "largest_domain"},
-    "grows": {"capacity": 7, "on_group": "tests.replay.test_on_group:continued"},
+    "grows": {"capacity": 7, "on_group": "tests.replay.test_intake:continued"},
 }
 FAULTS = {
     "commit": ("store", "write"),

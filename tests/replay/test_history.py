@@ -10,16 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_srl.replay.history import DomainStatistics, discount
-from rllib_srl.replay.items import key_of
 from rllib_srl.types import HISTORY, History
 from scripts.memory_laws import check_valid
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group, row_of
 
 FIELDS = ("history_sum", "history_count", "num_silent")
-
-
-def row_of(buffer, index):
-    return buffer.tables.items[buffer.tables.slot_of(key_of(a_prompt(index)))]
 
 
 def played(index, now, rewards, version=None, **fields):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.replay.items import ITEM, filled, key_of
+from rllib_srl.replay.items import ITEM, filled
 from rllib_srl.replay.schedule.recall import grades_of, posterior
 from rllib_srl.replay.schedule.spacing import SPACINGS, make_spacing
-from tests.replay.groups import a_buffer, a_group, a_prompt
+from tests.replay.groups import a_buffer, a_group, row_of
 
 
 def graded(num_success, size, alpha=0.5, beta=0.5):
@@ -45,10 +45,6 @@ def test_ratings_by_hand():
 ALL, HALF, NONE = (1.0,) * 8, (1.0, 0.0) * 4, (0.0,) * 8
 
 
-def row_of(buffer, index=0):
-    return buffer.tables.items[buffer.tables.slot_of(key_of(a_prompt(index)))]
-
-
 def visit(buffer, now, rewards=ALL, index=0):
     """Play one prompt and return its visit."""
     return buffer.add([a_group(index, now, rewards=rewards)], now)[0]
@@ -61,7 +57,7 @@ def test_a_visit_by_hand():
     assert first.grade == 4
     rule = make_spacing("fsrs", 0.8)
     state = rule.review(np.zeros(1, ITEM), np.array([4]), np.array([0.0]))
-    row = row_of(buffer)
+    row = row_of(buffer, 0)
     assert (row["alpha"], row["beta"]) == (8.5, 0.5)
     assert row["interval"] == state["interval"][0] and row["last_review"] == 3
     # No variance, novelty 1: D = 0.5, so the effective interval is 4 * interval / 1.25.
@@ -69,9 +65,9 @@ def test_a_visit_by_hand():
     assert row["due"] == pytest.approx(3 + 4 * state["interval"][0] / 1.25)
     second = visit(buffer, 9, HALF)
     after = rule.review(filled(np.zeros(1, ITEM), state), np.array([second.grade]), np.array([6 / 4]))
-    assert row_of(buffer)["interval"] == pytest.approx(after["interval"][0])
+    assert row_of(buffer, 0)["interval"] == pytest.approx(after["interval"][0])
     alpha_N, beta_N = posterior(np.array([4]), np.array([8]), 8.5, 0.5)
-    assert (row_of(buffer)["alpha"], row_of(buffer)["beta"]) == (np.float32(alpha_N[0]), np.float32(beta_N[0]))
+    assert (row_of(buffer, 0)["alpha"], row_of(buffer, 0)["beta"]) == (np.float32(alpha_N[0]), np.float32(beta_N[0]))
 
 
 @pytest.mark.parametrize("spacing", [name for name in SPACINGS if name not in ("fixed", "none")])
@@ -82,7 +78,7 @@ def test_ten_successes_lengthen_the_base_interval_as_if_there_were_no_diversity(
     for _ in range(10):
         for buffer in (with_diversity, without):
             buffer.add([a_group(i, now, rewards=HALF if i else ALL) for i in range(4)], now)
-        row, plain = row_of(with_diversity), row_of(without)
+        row, plain = row_of(with_diversity, 0), row_of(without, 0)
         assert row["interval"] == plain["interval"]
         intervals.append(float(row["interval"]))
         waits.append(float((row["due"] - row["last_review"]) / max(1.0, plain["due"] - plain["last_review"])))
@@ -96,7 +92,7 @@ def test_a_failure_after_a_success_is_a_lapse():
     buffer = a_buffer(spacing="fixed", spacing_config={"interval": 8.0}, diversity_coeff=0.0)
     assert not any(visit(buffer, now).is_lapse for now in (1, 4, 12, 23))
     lapse = visit(buffer, 31, NONE)
-    assert lapse.is_lapse and row_of(buffer)["lapses"] == 1 and not visit(buffer, 39, NONE).is_lapse
+    assert lapse.is_lapse and row_of(buffer, 0)["lapses"] == 1 and not visit(buffer, 39, NONE).is_lapse
 
 
 def test_what_passes_is_the_settings_to_say():

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.replay import store as module
-from rllib_srl.replay.items import Tables
 from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.store import DATABASE, EARLIER, PAGE_BYTES, Store, StoreError, holder_of
 from scripts.memory_laws import content
@@ -48,7 +47,7 @@ def visited(directory: Path, *indexes: int, run: str = "") -> tuple:
 
 
 def user(*arguments: object) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.replay.store_user", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.replay.stored", *map(str, arguments)]
     return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -81,27 +80,6 @@ def test_three_visits_by_hand(tmp_path):
         for absent in (lambda: store.payload(7), lambda: store.target(1, 1)):
             with pytest.raises(StoreError, match="does not hold"):
                 absent()
-
-
-def test_changed_tables_are_written_and_removed_ones_leave_no_row(tmp_path):
-    tables = Tables()
-    slots = [tables.add_item(number, prompt_at(number), "sums", 0) for number in range(3)]
-    with closing(Store(tmp_path)) as store, store.transaction():
-        for slot in slots:
-            tables.add_group(slot, f"g{slot}", 2, size=2)
-            store.put("payloads", [(slot, b"payload")])
-        tables.update([2], has_vector=1)
-        tables.set_vectors([2], np.ones((1, 3), np.float32))
-        store.write(tables)
-        tables.committed()
-        tables.remove_item(1)
-        tables.remove_item(2)
-        assert tables.add_item(9, prompt_at(9), "sums", 0) == 1
-        store.write(tables)
-        stored, _ = store.read()
-        assert [stored.prompt_of(slot).prompt_id for slot in (0, 1)] == ["p0", "p9"]
-        assert not len(stored.vectors[0])
-        assert [*content(stored)["groups"]] == [seq for (seq,) in store._read("SELECT seq FROM payloads")] == [0]
 
 
 def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):

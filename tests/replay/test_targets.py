@@ -9,7 +9,7 @@ import pytest
 
 from rllib_srl.replay.items import Tables
 from rllib_srl.replay.ratings import RatedAnswer, RatedGroup, fingerprint
-from rllib_srl.replay.targets import draw_targets, surplus_targets
+from rllib_srl.replay.targets import draw_targets
 from rllib_srl.types import TARGET, Group, Prompt, Target
 from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything
@@ -67,6 +67,7 @@ def test_some_prompts_and_domains_are_left_out():
 
 def test_a_limit_of_a_domain_drops_the_oldest_groups():
     buffer, _ = with_targets()
+    assert buffer.add_targets([], 2, per_domain=4) == 0 and buffer.stats(2)["num_targets"] == 8
     assert buffer.add_targets([], 2, per_domain=2) == 0
     assert sorted(one.group_id for one in buffer.draw_targets(99, 2)) == ["1.4", "1.4", "1.5", "1.5"]
     assert buffer.stats(2)["num_targets_replaced"] == 8
@@ -127,8 +128,6 @@ def test_every_item_comes_once_before_any_comes_twice_and_domains_take_turns():
         assert set(seqs[:4]) == {0, 1, 2, 3} and 3 in seqs[:2]  # one of b among the first of each domain
         assert set(seqs[4:6]) == {0, 3} and set(seqs[6:8]) == {0, 3} and seqs[8] == 0
     assert draw_targets(store, 0, rng) == [] == draw_targets(Tables(), 3, rng)
-    assert {seq for seq, _ in draw_targets(store, 9, rng, without_domains=[store.domain_id("a"), None])} == {3}
-    assert {seq for seq, _ in draw_targets(store, 9, rng, without_slots=[0, 3, None])} == {1, 2}
 
 
 def test_domains_then_items_then_answers_are_drawn_equally_often():
@@ -136,16 +135,6 @@ def test_domains_then_items_then_answers_are_drawn_equally_often():
     counts = Counter(place for _ in range(4000) for place in draw_targets(store, 1, rng))
     want = {(0, 0): 500, (0, 1): 500, (1, 0): 1000, (2, 0): 2000}
     assert sum((counts[place] - num) ** 2 / num for place, num in want.items()) < 16.3  # chi-square, 3 df, p = .001
-
-
-def test_the_oldest_targets_of_a_domain_are_surplus():
-    store = tables_with_targets(("a", 0, 2), ("b", 1, 1), ("a", 2, 2))
-    assert surplus_targets(store, None) == surplus_targets(store, 4) == []
-    assert sorted(surplus_targets(store, 2)) == [(0, 0), (0, 1)]
-    assert len(surplus_targets(store, 1)) == 3 and (1, 0) not in surplus_targets(store, 1)
-    assert store.num_bytes == 50
-    store.remove_item(0)
-    assert store.num_bytes == 30
 
 
 def test_targets_leave_with_their_group_and_item():

@@ -11,13 +11,9 @@ import pytest
 from rllib_srl.replay.admission import ADMISSIONS, REASONS
 from rllib_srl.replay.items import key_of
 from scripts.memory_laws import check_valid
-from tests.replay.groups import a_buffer, a_group, a_prompt, everything
+from tests.replay.groups import a_buffer, a_group, a_prompt, everything, row_of
 
 SECRET = "AKIAQWERTYUIOPASDFGH"
-
-
-def row_of(buffer, prompt):
-    return buffer.tables.items[buffer.tables.slot_of(key_of(prompt))]
 
 
 def words(ids):
@@ -65,7 +61,7 @@ def test_a_refused_group_is_counted_and_grades_an_item_that_exists(reason):
     buffer.add([a_group(0, 1)], 1)
     (visit,) = buffer.add([group_at(5)], 5)
     assert (visit.refused, visit.is_new) == (reason, False) and visit.grade > 0
-    row = row_of(buffer, a_prompt(0))
+    row = row_of(buffer, 0)
     assert (row["last_review"], row["reps"], row["visits"], buffer.tables.num_groups) == (5, 2, 2, 1)
     stats = buffer.stats(5)
     counted = {name: stats[f"num_refused_{name}"] for name in REASONS}
@@ -111,9 +107,9 @@ def test_too_few_valid_episodes_grade_nothing_but_are_stored():
     (new,) = buffer.add([a_group(0, 1, rewards=(1, 0))], 1)
     assert (new.refused, len(buffer), buffer.stats(1)["num_refused_ungraded"]) == ("ungraded", 0, 1)
     buffer.add([a_group(0, 2)], 2)
-    before = row_of(buffer, a_prompt(0)).copy()
+    before = row_of(buffer, 0).copy()
     (visit,) = buffer.add([a_group(0, 5, rewards=(1, 0))], 5)
-    after = row_of(buffer, a_prompt(0))
+    after = row_of(buffer, 0)
     assert (visit.refused, visit.grade) == ("", 0)
     for name in ("reps", "interval", "due", "last_review", "alpha", "beta"):
         assert before[name] == after[name], name
@@ -160,10 +156,54 @@ def test_groups_that_nobody_played_just_now_grade_only_what_was_never_visited():
     (first,) = buffer.add([a_group(0, 1)], 1, is_played=False)
     (second,) = buffer.add([a_group(0, 2)], 2, is_played=False)
     assert first.grade > 0 and second.grade == 0
-    row = row_of(buffer, a_prompt(0))
+    row = row_of(buffer, 0)
     assert (row["reps"], row["visits"], buffer.tables.num_groups) == (1, 1, 2)
 
 
 def test_secrets_cannot_be_looked_for_without_a_tokenizer():
     with pytest.raises(ValueError, match="admit = 'secrets' without a tokenizer"):
         a_buffer(admit="secrets")
+
+
+# --- new items from a group ----------------------------------------------------------------------
+
+
+SEEN = []
+
+
+def continued(group, room, generator):
+    """Return the prompt continued after the first turn of a drawn episode, twice."""
+    SEEN.append((group.group_id, room))
+    turns = group.extra.get("turns", ())
+    if turns:
+        prompt = replace(group.prompt, history=(*group.prompt.history, turns[int(generator.integers(len(turns)))][0]))
+        return [prompt, prompt]
+    return []
+
+
+PATH = f"{__name__}:continued"
+
+
+def test_its_prompts_become_items_that_wait_unvisited_and_known_ones_are_left_out():
+    buffer = a_buffer(on_group=PATH, max_prompt_tokens=77)
+    group = a_group(0, 1, num_turns=2)
+    SEEN.clear()
+    (visit,) = buffer.add([group], 1)
+    assert [(group.group_id, 77)] == SEEN and visit.num_grown == 1 and len(buffer) == 2
+    rows = buffer.tables.items[buffer.tables.slots()]
+    assert rows["visits"].tolist() == [1, 0] and buffer.tables.groups_of(1) == []
+    (child,) = [p for slot in buffer.tables.slots() if (p := buffer.tables.prompt_of(slot)).history]
+    assert child.prompt_id == group.prompt.prompt_id
+    assert child.history[0] in {turns[0] for turns in group.extra["turns"]}
+    assert buffer.stats(1)["num_grown"] == 1
+    assert {p.key for now in range(2, 12) for p in buffer.draw_prompts(2, now)} >= {child.key}
+    check_valid(buffer)
+
+
+def test_a_refused_group_and_one_of_another_policy_are_not_shown():
+    buffer = a_buffer(on_group=PATH, max_episode_tokens=10)
+    SEEN.clear()
+    assert buffer.add([a_group(0, 1, num_turns=3)], 1)[0].refused
+    buffer = a_buffer(on_group=PATH)
+    buffer.add([a_group(0, 1, num_turns=2)], 1, is_played=False)
+    assert SEEN == []
