@@ -214,17 +214,16 @@ class SRLReplayBuffer:
         """
 
         def work() -> list[dict[str, Any]]:
-            taken = [slot for slot in self._slots_of(without).values() if slot is not None]
-            drawn = self.draws.items(num, now, self.generators["revisit"], taken).tolist()
-            prompts = [self.tables.prompt_of(slot) for slot in drawn]
+            drawn = self.draws.items(num, now, self.generators["revisit"], self._slots_of(without))
+            prompts = [self.tables.prompt_of(slot) for slot in drawn.tolist()]
             self.counts["num_revisits"] += len(prompts)
             self.intake.count_by_domain("num_revisits", prompts)
             return [prompt_fields(prompt) for prompt in prompts]
 
         return [prompt_of(fields) for fields in self._once(request, work)]
 
-    def _slots_of(self, keys: Collection[str]) -> dict[str, int | None]:
-        return {key: self.tables.slot_of(int(key, 16)) for key in keys}
+    def _slots_of(self, keys: Collection[str]) -> list[int]:
+        return [slot for key in keys if (slot := self.tables.slot_of(int(key, 16))) is not None]
 
     def draw_groups(self, num: int, now: int, request: str = "", version: int | None = None) -> list[Group]:
         """Draw `num` stored groups to reuse, fewer only if fewer are within `max_age` and `max_uses`.
@@ -290,8 +289,9 @@ class SRLReplayBuffer:
         """
 
         def work() -> list[tuple[int, int]]:
-            slots, domains = self._slots_of(without_keys).values(), map(self.tables.domain_id, without_domains)
-            places = draw_targets(self.tables, num, self.generators["retain"], slots, list(domains))
+            domains = [number for number, name in enumerate(self.tables.domains) if name in without_domains]
+            slots = self._slots_of(without_keys)
+            places = draw_targets(self.tables, num, self.generators["retain"], slots, domains)
             self.counts["num_retained"] += len(places)
             return places
 

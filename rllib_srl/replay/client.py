@@ -56,7 +56,7 @@ class Slots:
             fraction: in [0, 1], below 1 for slots that are added; taken as a decimal, so that .2 is exactly 1/5.
             is_added: whether the slots R come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
         """
-        self._is_added, self._carry = is_added, Fraction(0)
+        self._is_added, self.carry = is_added, Fraction(0)
         self.change(fraction)
 
     def change(self, fraction: float) -> None:
@@ -66,17 +66,10 @@ class Slots:
 
     def owed(self, num: int) -> int:
         """Return the memory's slots in the next batch of `num`: floor(carry + rate num)."""
-        total = self._carry + self._rate * num
+        total = self.carry + self._rate * num
         count = math.floor(total)
-        self._carry = total - count
+        self.carry = total - count
         return count
-
-    def get_state(self) -> dict[str, Any]:
-        return {"carry": str(self._carry)}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the carry; a resumed run may have another fraction."""
-        self._carry = Fraction(state["carry"])
 
 
 class BufferProcess:
@@ -331,13 +324,13 @@ class ReplayClient:
         """Return carried remainders and counts, {} without a memory; everything else is in the snapshots."""
         if not self.is_on:
             return {}
-        shares = {"revisits": self._revisits.get_state(), "reuses": self._reuses.get_state()}
-        return {**shares, "counts": dict(self.counts), "num_items": self.num_items}
+        carries = {"revisits": {"carry": str(self._revisits.carry)}, "reuses": {"carry": str(self._reuses.carry)}}
+        return {**carries, "counts": dict(self.counts), "num_items": self.num_items}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if self.is_on:
-            self._revisits.set_state(state["revisits"])
-            self._reuses.set_state(state["reuses"])
+            for slots, name in ((self._revisits, "revisits"), (self._reuses, "reuses")):
+                slots.carry = Fraction(state[name]["carry"])
             self.counts, self.num_items = Counter({**dict.fromkeys(COUNTS, 0), **state["counts"]}), state["num_items"]
 
     def stop(self) -> None:

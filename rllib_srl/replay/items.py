@@ -192,10 +192,6 @@ class Tables:
     def num_due(self, now: float) -> int:
         return int(np.count_nonzero((self.items["due"] <= now) & self.is_item_N))
 
-    def domain_id(self, name: str) -> int | None:
-        """Return the number of a domain, or None if no item of it was ever added."""
-        return self.domains.index(name) if name in self.domains else None
-
     def slot_of(self, key: int) -> int | None:
         return self._slots.get(key)
 
@@ -251,9 +247,8 @@ class Tables:
         slots_N = self.slots()
         rows_N = rows_at(self.items, slots_N)
         is_gone_N = np.isin(rows_N["key"], np.array([int(key, 16) for key in keys], np.uint64))
-        if domain is not None:
-            number = self.domain_id(domain)
-            is_gone_N |= rows_N["domain"] == (-1 if number is None else number)
+        if domain in self.domains:
+            is_gone_N |= rows_N["domain"] == self.domains.index(domain)
         if before is not None:
             is_gone_N |= rows_N["last_review"] < before
             groups_N = self.group_slots()

@@ -54,8 +54,8 @@ def draw_targets(
     tables: Tables,
     num: int,
     generator: np.random.Generator,
-    without_slots: Collection[int | None] = (),
-    without_domains: Collection[int | None] = (),
+    without_slots: Sequence[int] = (),
+    without_domains: Sequence[int] = (),
 ) -> list[Place]:
     """Draw the places of `num` distinct targets, fewer only if there are fewer.
 
@@ -63,8 +63,7 @@ def draw_targets(
     out by slot, domains by number.
     """
     places, slot_N, domain_N = _located(tables)
-    slots, domains = ([one for one in left_out if one is not None] for left_out in (without_slots, without_domains))
-    is_able_N = ~np.isin(slot_N, slots) & ~np.isin(domain_N, domains)
+    is_able_N = ~np.isin(slot_N, without_slots) & ~np.isin(domain_N, without_domains)
     order_N = in_turns(domain_N[is_able_N], slot_N[is_able_N], generator)
     return [(seq, episode) for seq, episode in places[is_able_N][order_N[: max(0, num)]].tolist()]
 

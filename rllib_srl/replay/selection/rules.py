@@ -21,7 +21,6 @@ Bachrach 2025, arXiv 2509.04575 section 3 (ExIt's minimum replacement: `least_di
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -33,7 +32,6 @@ from rllib_srl.common.setting_model import Settings, setting
 LEARNABILITY = 3.0  # of `SRL`: weight of 4 p (1 - p) in the priority of a due item
 SIGNAL_FLOOR = 0.01  # of `SRL`: added to the variance of a group, so that groups without variance have weight
 AGE_SCALE = 16.0  # of `SRL`: iterations in which the priority of a group falls by a factor e
-HIGH_REWARD_FACTOR = 2.0  # `high_reward` draws among this many candidates per slot
 PER_EPSILON = 1e-6  # added to a priority, so that candidates of priority 0 can be drawn
 
 COLUMNS: dict[str, Any] = {
@@ -219,7 +217,7 @@ def high_reward(candidates: Candidates, num: int, generator: np.random.Generator
     Source: the strategy "high_reward" of AGentCL (GRPO with experience replay on the domains of tau2), its
     `TrajectoryBuffer.sample`.
     """
-    return generator.permutation(first(math.ceil(HIGH_REWARD_FACTOR * num), generator, -candidates.reward))[:num]
+    return generator.permutation(first(2 * num, generator, -candidates.reward))[:num]
 
 
 def uniform(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
