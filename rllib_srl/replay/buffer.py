@@ -25,7 +25,8 @@ import numpy as np
 
 from rllib_srl.batch.parts import part_of
 from rllib_srl.common.decoder import decoder_of
-from rllib_srl.replay.diversity.neighbours import DiversityTracker
+from rllib_srl.replay.diversity.embedders import EMBEDDINGS, Embedder
+from rllib_srl.replay.diversity.neighbours import check_card
 from rllib_srl.replay.history import DomainStatistics, history_of
 from rllib_srl.replay.intake import ON_GROUP, Intake, Visit, parts_of
 from rllib_srl.replay.items import rows_at
@@ -115,12 +116,12 @@ class SRLReplayBuffer:
         self.counts: Counter[str] = Counter(state.get("counts", {}))
         self.domain_statistics = DomainStatistics(state.get("domain_statistics", {}))
         self.rated = RatedGroups(**state.get("rated", {}))
-        self.tracker = self._make_tracker(state)
+        self.embedder = self._make_embedder(state)
         self.intake = Intake(
             settings,
             self.tables,
             self.recall,
-            self.tracker,
+            self.embedder,
             self.domain_statistics,
             self.counts,
             self.store,
@@ -130,8 +131,8 @@ class SRLReplayBuffer:
             max_prompt_tokens=self._max_prompt_tokens,
         )
 
-    def _make_tracker(self, state: Mapping[str, Any]) -> DiversityTracker | None:
-        """Return a tracker if something needs one; raise a ValueError if the items have another embedding, or none."""
+    def _make_embedder(self, state: Mapping[str, Any]) -> Embedder | None:
+        """Return an embedder if something needs one; a ValueError says that the items have another embedding."""
         name, written = self.settings.embedding_used, state.get("embedding")
         if len(self.tables) and name != written:
             raise ValueError(
@@ -140,10 +141,13 @@ class SRLReplayBuffer:
             )
         if name is None:
             return None
-        tracker = DiversityTracker(name, self._model_dir, self.settings.diversity_device)
+        if self.settings.searches_on_gpu:
+            check_card()
+        embedder = EMBEDDINGS.named(name)()
+        embedder.model_dir = self._model_dir
         if "embedder" in state:
-            tracker.embedder.set_state(state["embedder"])
-        return tracker
+            embedder.set_state(state["embedder"])
+        return embedder
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class SRLReplayBuffer:
             "seed": self._seed,
             "rated": asdict(self.rated) if self.rated.source else {},
             "embedding": self.settings.embedding_used,
-            **({} if self.tracker is None else {"embedder": self.tracker.embedder.get_state()}),
+            **({} if self.embedder is None else {"embedder": self.embedder.get_state()}),
         }
 
     # --- adding groups ---------------------------------------------------------------------------

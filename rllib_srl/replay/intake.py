@@ -24,7 +24,8 @@ import numpy as np
 from rllib_srl.batch.posterior import NO_HISTORY
 from rllib_srl.common.rules import Rules
 from rllib_srl.replay.admission import Decode, Refusal, admit, malformed
-from rllib_srl.replay.diversity.neighbours import DiversityTracker, Measured, diversity
+from rllib_srl.replay.diversity.embedders import Embedder
+from rllib_srl.replay.diversity.neighbours import Measured, diversity, measure
 from rllib_srl.replay.history import OF_GROUP, DomainStatistics, GroupFacts, after_visit, facts_of, history_of
 from rllib_srl.replay.items import Tables, key_of, rows_at
 from rllib_srl.replay.payloads import decode, encode
@@ -79,7 +80,7 @@ class Intake:
     settings: ReplaySettings
     tables: Tables
     recall: Recall
-    tracker: DiversityTracker | None
+    embedder: Embedder | None
     statistics: DomainStatistics
     counts: Counter[str]
     store: Store
@@ -109,9 +110,9 @@ class Intake:
             facts = facts_of(group, self.settings.pass_reward)
             visit.pass_rate = facts.num_success / facts.size
             entries.append(Entry(group, visit, facts, self.tables.slot_of(key_of(group.prompt))))
-        if self.tracker is not None:
-            slots = [-1 if entry.slot is None else entry.slot for entry in entries]
-            measured = self.tracker.measure([entry.group for entry in entries], slots, self.tables)
+        if self.embedder is not None:
+            slots, groups = [-1 if e.slot is None else e.slot for e in entries], [entry.group for entry in entries]
+            measured = measure(self.embedder, groups, slots, self.tables, self.settings.diversity_device)
             for entry, one in zip(entries, measured, strict=True):
                 entry.measured = one
         for entry in entries:
@@ -167,7 +168,7 @@ class Intake:
         fields: dict[str, Any] = dict(zip(("num_success", "reward", "nll"), others, strict=True))
         before_N = rows_at(self.tables.items, slots)
         fields |= after_visit(before_N, facts, settings.history_half_life)
-        if self.tracker is not None:
+        if self.embedder is not None:
             measured = [entry.measured for entry in entries if entry.measured is not None]
             novelty_N = np.array([one.novelty for one in measured])
             self.tables.set_vectors(slots, np.stack([one.vector_D for one in measured]))

@@ -49,7 +49,7 @@ FAULTS = {
     "commit": ("store", "write"),
     "group": ("tables", "add_group"),
     "removal": ("tables", "remove_item"),
-    "measure": ("tracker", "measure"),
+    "measure": ("embedder", "embed"),
     "review": ("recall", "review"),
     "draw": ("draws", "_drawn"),
     "payload": ("store", "payload"),

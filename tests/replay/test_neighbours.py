@@ -161,7 +161,7 @@ def test_a_default_buffer_embeds_nothing():
         "from tests.replay.groups import a_group\n"
         "buffer = RLlibReplayBuffer(admit=None)\n"
         "buffer.add([a_group(i, 1, i) for i in range(4)], 1)\n"
-        "assert buffer.draw_prompts(2, 2) and buffer.draw_groups(2, 2) and buffer.tracker is None\n"
+        "assert buffer.draw_prompts(2, 2) and buffer.draw_groups(2, 2) and buffer.embedder is None\n"
         "assert not buffer.tables.items[buffer.tables.slots()]['has_vector'].any()\n"
         "assert not len(buffer.tables.vectors[0])\n"
         "heavy = {'faiss', 'torch', 'transformers', 'pandas', 'ray.rllib', 'rllib_srl.contrib'}\n"

@@ -7,8 +7,7 @@
     diversity   the mean of the two, in [0, 1] ──> shorter intervals, more draws by `srl`, eviction by `least_diverse`
 
 The k nearest are found exactly, by a product of numpy; beyond 32,768 vectors, or on a GPU, by faiss. The similarities
-of a few more candidates than asked for are computed again in float64, and ties are ordered by id. faiss-gpu brings CUDA
-12, torch CUDA 13: two CUDA runtimes in a process that uses both on a GPU; the memory's process does not.
+of a few more candidates than asked for are computed again in float64, and ties are ordered by id.
 
 Sources: Jiang et al. 2025, arXiv 2509.04575, section on prioritisation (variance and distance); Douze et al. 2024,
 arXiv 2401.08281 (faiss).
@@ -18,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rllib_srl.replay.diversity.embedders import EMBEDDINGS, normalised
+from rllib_srl.replay.diversity.embedders import Embedder, normalised
 from rllib_srl.replay.items import Tables
 from rllib_srl.types import Group
 
@@ -147,23 +145,14 @@ def novelty(similarity_NK: np.ndarray) -> np.ndarray:
     return np.where(num_N > 0, np.minimum(1.0, total_N / np.maximum(num_N, 1)), 1.0)
 
 
-class DiversityTracker:
-    """The embedder of a buffer, and the comparison of its prompts with the vectors in the tables."""
-
-    def __init__(self, embedding: str, model_dir: Path | None, device: str) -> None:
-        """Create the embedder of a name, for the policy in `model_dir`; `device` is as in `nearest`."""
-        if device == "gpu":
-            check_card()
-        self._device = device
-        self.embedder = EMBEDDINGS.named(embedding)()
-        self.embedder.model_dir = model_dir
-
-    def measure(self, groups: Sequence[Group], slots: Sequence[int], tables: Tables) -> list[Measured]:
-        """Measure groups; `slots` are those of their items, -1 for items that do not exist yet."""
-        if not groups:
-            return []
-        vectors_PD = normalised(self.embedder.embed(groups))
-        if not np.isfinite(vectors_PD).all():
-            raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
-        _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, self._device)
-        return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD))
+def measure(
+    embedder: Embedder, groups: Sequence[Group], slots: Sequence[int], tables: Tables, device: str
+) -> list[Measured]:
+    """Compare groups with the items in the tables; `slots` are those of their own items, -1 where there is none yet."""
+    if not groups:
+        return []
+    vectors_PD = normalised(embedder.embed(groups))
+    if not np.isfinite(vectors_PD).all():
+        raise ValueError(f"{int((~np.isfinite(vectors_PD)).any(axis=1).sum())} vectors are not finite")
+    _, similarity_PK = nearest(vectors_PD, *tables.vectors, NEIGHBOURS, slots, device)
+    return list(map(Measured, novelty(similarity_PK).tolist(), vectors_PD))

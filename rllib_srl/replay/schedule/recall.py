@@ -4,8 +4,7 @@
     rating by people                         /
     due = last review + max(min_recall_interval, interval * iterations_per_day / (1 + diversity_coeff * diversity))
 
-Grades are 1 (Again), 2 (Hard), 3 (Good) and 4 (Easy), 0 for none; success is 2 and above. Diversity acts on the due
-date only, so its effect on intervals does not compound.
+Grades are those of `spacing.py`, 0 for none. Diversity acts on the due date only, so its effect does not compound.
 
 A group of G episodes is a noisy test of recall: 2 successes of 2 are weaker evidence than 8 of 8. The Beta posterior
 of an item's recall accounts for that. It keeps a fraction m = `MEMORY` of earlier evidence, because the policy has
