@@ -35,14 +35,11 @@ def as_lists(arrays):
     return [pytest.approx(a.tolist(), abs=1e-6) for a in arrays]
 
 
-def test_the_length_penalty_is_that_of_dapo():
+def test_the_length_penalty_is_that_of_dapo_and_shapes_rewards():
     """20,480 tokens with a cache of 4,096: 0, -.25, -.5, -1, and no more beyond."""
     num_tokens = np.array([100, 16384, 17408, 18432, 20480, 30000])
     np.testing.assert_allclose(overlong(num_tokens, 20480, 0.2, 1.0), [0, 0, -0.25, -0.5, -1, -1])
     np.testing.assert_allclose(overlong(num_tokens, 20480, 0.2, 0.5), [0, 0, -0.125, -0.25, -0.5, -0.5])
-
-
-def test_shaped_rewards_see_lengths():
     group = meta_of([1, 1, 0], lengths=[9, 10, 4])
     settings = {"longest_answer": 10, "overlong_penalty": 1.0}
     (rewards_G,) = AdvantageEstimator(LossSettings.made(**settings)).shaped_rewards([group])

@@ -21,16 +21,10 @@ from rllib_srl.batch.advantages import (
 REWARDS = arrays(np.float64, st.integers(2, 16), elements=st.floats(0, 1, width=32))
 
 
-def test_group_divides_by_the_unbiased_deviation():
+def test_rules_of_one_group_by_hand():
     # mean .5, deviations +-.5, unbiased std sqrt(.5) = .707107: .5 / (.707107 + 1e-4) = .707007
     np.testing.assert_allclose(group(np.array([1.0, 0.0])), [0.707007, -0.707007], atol=1e-6)
-
-
-def test_mean_only_keeps_the_spread():
     np.testing.assert_allclose(mean_only(np.array([1.0, 0.0, 0.0, 0.0])), [0.75, -0.25, -0.25, -0.25])
-
-
-def test_leave_one_out_compares_with_the_others():
     # .9 - (.3 + 0) / 2 = .75, .3 - .45 = -.15, 0 - .6 = -.6
     np.testing.assert_allclose(leave_one_out(np.array([0.9, 0.3, 0.0])), [0.75, -0.15, -0.6], atol=1e-12)
 
@@ -53,12 +47,9 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rule, rewards_G):
     assert (np.diff(advantage_G[order]) >= -1e-9).all()
 
 
-@pytest.mark.parametrize("num_right, expected", [(0, False), (1, True), (7, True), (8, False)])
-def test_only_groups_that_disagree_have_signal(num_right, expected):
-    assert has_signal(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
-
-
-def test_groups_do_not_see_each_other():
+def test_only_groups_that_disagree_have_signal_and_none_sees_another():
+    for num_right, expected in ((0, False), (1, True), (7, True), (8, False)):
+        assert has_signal(np.array([1.0] * num_right + [0.0] * (8 - num_right))) is expected
     alone = group_relative([np.array([1.0, 0.0, 0.0])])[0]
     beside = group_relative([np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9])])[0]
     np.testing.assert_array_equal(alone, beside)

@@ -107,13 +107,6 @@ def test_cuts_compute_least_and_are_fewest(streams, max_tokens):
     assert (False, sum(part["token_ids"].size for part in parts), len(parts)) == min(every)
 
 
-def test_whole_groups_stay_together_where_cutting_them_would_cost_more():
-    # Two prompts of 10 with 3 answers of 4: 22 tokens each. Filling 30 first would compute the second prompt twice.
-    groups = [[[p] * 10 + [a] * 4 for a in range(3)] for p in (7, 8)]
-    episodes = [episode(s, 4, index) for index, s in enumerate(s for group in groups for s in group)]
-    assert [part["token_ids"].size for part in micro_batches(episodes, 36, True)] == [22, 22]
-
-
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 4))
 def test_shards_are_whole_and_balanced(costs, num_shards):
     shards = balanced_shards(costs, num_shards)
@@ -130,14 +123,11 @@ def group_of_two():
     )  # fmt: skip
 
 
-def test_groups_are_cut_into_episodes():
+def test_groups_are_cut_into_episodes_whose_scale_reaches_each_loss_token():
     first, second = episodes_of([group_of_two()], [np.array([0.7, -0.7])])
     assert (first.token_ids_T.tolist(), second.token_ids_T.tolist()) == ([1, 2], [1, 3, 4])
     assert (first.advantage, second.advantage) == (0.7, -0.7)
     np.testing.assert_allclose(second.behaviour_logp_T, [0, -0.25, -0.1])
-
-
-def test_the_scale_of_a_group_reaches_each_loss_token():
     groups, advantages = [group_of_two(), group_of_two()], [np.array([0.7, -0.7])] * 2
     one = micro_batch(episodes_of(groups, advantages, [0.5, 0.25]), share_prefixes=True)
     assert one["scale"].tolist() == [0.5] * 3 + [0.25] * 3  # three tokens of each group are the policy's

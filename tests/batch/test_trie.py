@@ -74,7 +74,7 @@ def test_a_cover_holds_each_seen_pair_once(streams, window, small):
     assert (met == 1).all()
 
 
-def test_ends_worked_by_hand():
+def test_ends_and_unrelated_tries_worked_by_hand():
     # few shot ─┬─ prompt ─┬─ a b      depths 0 1 2 3 4 3 2 3
     #           │          └─ c
     #           └─ prompt ─── d
@@ -83,9 +83,6 @@ def test_ends_worked_by_hand():
     assert Trie.of(np.array([0, 1, 0, 1])).end_T.tolist() == [2, 2, 4, 4]  # two tries, packed
     with pytest.raises(ValueError, match="at most 1 deeper"):
         Trie.of(np.array([0, 2]))
-
-
-def test_nothing_is_spent_on_unrelated_tries():
     trie = Trie.of(np.tile(np.arange(200), 10))
     cover = trie.cover()
     assert [one.rows for one in cover.triangles] == [slice(200 * n, 200 * n + 200) for n in range(10)]
@@ -161,16 +158,11 @@ class Largest(TorchDispatchMode):
 
 
 def test_the_block_mask_of_65536_tokens_needs_less_than_4_mib():
-    from torch.nn.attention.flex_attention import create_block_mask
-
     trie = Trie.of(np.tile(np.arange(2048), 32))
     with Largest() as largest:
         mask = block_mask(trie, None, "cpu")
     assert mask.kv_num_blocks.shape == (1, 1, 512)
-    assert largest.num_bytes < 4 * 2**20  # 32 GB before: 7.5 bytes for each pair of tokens
-    with Largest() as dense:  # the measure sees what torch's own function needs
-        create_block_mask(mask_mod(trie, None, "cpu"), None, None, 4096, 4096, device="cpu")
-    assert dense.num_bytes >= 4096**2
+    assert 0 < largest.num_bytes < 4 * 2**20  # torch's own function needs 7.5 bytes for each pair of tokens, 32 GB
 
 
 def flex_inputs(length, dtype=torch.float32):

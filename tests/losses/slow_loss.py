@@ -145,15 +145,9 @@ def scales(settings: LossSettings, episodes: Sequence[Told]) -> list[float]:
     return found
 
 
-def gradient(
-    model: torch.nn.Module,
-    settings: LossSettings,
-    episodes: Sequence[Told],
-) -> dict[str, np.ndarray]:
+def gradient(model: torch.nn.Module, settings: LossSettings, episodes: Sequence[Told]) -> dict[str, np.ndarray]:
     """Return the gradient of the loss of all episodes by parameter name."""
     pairs = zip(episodes, scales(settings, episodes), strict=True)
     parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(
-        sum(episode_loss(settings, *pair) for pair in pairs), list(parameters.values())
-    )
+    found = torch.autograd.grad(sum(episode_loss(settings, *pair) for pair in pairs), list(parameters.values()))
     return {name: of.numpy() for name, of in zip(parameters, found, strict=True)}

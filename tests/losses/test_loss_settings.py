@@ -84,14 +84,9 @@ def test_the_longest_answer_is_what_the_turns_allow(config):
 
 
 WRONG = [
-    ("loss", "ppo", "loss = 'ppo'; expected one of 'grpo', 'dr_grpo'"),
-    ("advantage", "best", "advantage = 'best'; expected one of 'batch', 'group'"),
     ("clip_rule", "hard", "clip_rule = 'hard'; expected one of 'cispo', 'dual'"),
     ("clip_low", 0, "clip_low = 0; expected a number in (0, 1]"),
     ("cispo_bounds", (5, 1), "expected two numbers, 0 <= lower < upper"),
-    ("longest_answer", 0, "expected an integer of at least 1, or None"),
-    ("correction", "icepop", "expected one of 'geometric_mask', 'mis'"),
-    ("kl_coeff", -0.1, "expected a number of at least 0"),
 ]
 
 
@@ -104,11 +99,9 @@ def test_a_wrong_value_has_its_own_line(config, name, value, expected):
 CONTRADICTIONS = [
     ({"loss": "gspo", "correction": "tis"}, "the ratio is per episode, so its correction is too"),
     ({"ratio_level": "sequence"}, "correction = 'tis' with ratio_level = 'sequence'"),
-    ({"loss": "gspo", "correction": "mis"}, "correction = 'mis' with ratio_level = 'geometric'"),
     ({"ratio_anchor": "bypass"}, "correction = 'tis' with ratio_anchor = 'bypass'; expected 'none'"),
     ({"clip_rule": "symmetric", "clip_high": 0.3}, "clip_high = 0.3 with clip_rule = 'symmetric'"),
     ({"clip_rule": "cispo", "clip_low": 0.1}, "clip_low = 0.1 with clip_rule = 'cispo'; expected no clip_low"),
-    ({"loss": "cispo", "clip_high": 0.1}, "clip_high = 0.1 with clip_rule = 'cispo'; expected no clip_high"),
     ({"clip_rule": "two_sided", "clip_delta": 1.2}, "clip_delta = 1.2; expected more than 1 + clip_high"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_on_reused": "weighted"}, "k1's gradient has mean 0"),
     ({"kl_coeff": 0.1, "kl_estimator": "k1", "kl_in_reward": False}, "expected another estimator: k1's gradient"),
@@ -124,17 +117,11 @@ def test_contradictions_are_refused_with_the_reason(config, settings, reason):
         config.validate()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"loss": "gspo", "correction": "sequence_mask"},
-        {"loss": "gspo", "correction": "sequence_tis"},
-        {"ratio_anchor": "bypass", "correction": "none"},
-        {"kl_coeff": 0.1, "kl_estimator": "k1"},
-        {"kl_coeff": 0.1, "kl_estimator": "k2", "kl_in_reward": True},
-        {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"loss": "gspo", "correction": "sequence_mask"}, {"ratio_anchor": "bypass", "correction": "none"},
+    {"kl_coeff": 0.1, "kl_estimator": "k1"}, {"kl_coeff": 0.1, "kl_estimator": "k2", "kl_in_reward": True},
+    {"clip_rule": "symmetric", "clip_low": 0.3, "clip_high": 0.3},
+])  # fmt: skip
 def test_what_fits_together_passes(config, settings):
     assert faults_of(config.update_from_dict(settings)) == []
 

@@ -14,18 +14,14 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.learner.regularisers.regularisers import REGULARISERS, made
 from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
-from rllib_srl.learner.scoring import Scale, top_tokens
 from rllib_srl.losses.regularisers import decayed, pull
 
 STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
 
 
-def test_l2_pulls_by_the_distance():
+def test_l2_pulls_by_the_distance_and_ewc_by_importance_too():
     gradient, penalty = pull(torch.tensor([3.0, -1.0]), torch.tensor([1.0, 1.0]))
     assert gradient.tolist() == [2.0, -2.0] and float(penalty) == 4.0  # (4 + 4) / 2
-
-
-def test_ewc_pulls_by_importance():
     value = torch.tensor([[3.0], [-1.0]], requires_grad=True)
     gradient, penalty = pull(value, torch.tensor([[1.0], [1.0]]), torch.tensor([[0.5], [0.0]]))
     assert gradient.tolist() == [[1.0], [0.0]] and float(penalty) == 1.0  # .5 * 4 / 2
@@ -51,14 +47,6 @@ def test_the_importance_of_a_coin_is_its_fisher_information():
     assert decayed(None, squares, 4, 1.0).item() == pytest.approx(3 / 16)
 
 
-def test_the_likeliest_tokens_are_those_of_the_softmax():
-    torch.manual_seed(3)
-    hidden, weight = torch.randn(70, 8), torch.randn(50, 8)
-    logp = (hidden @ weight.T / 0.7).log_softmax(-1)
-    tokens, values = top_tokens(hidden, weight, 5, Scale(0.7))
-    assert torch.equal(tokens, logp.topk(5).indices) and torch.allclose(values, logp.topk(5).values, atol=1e-6)
-
-
 # --- the setting ------------------------------------------------------------------------------------
 
 
@@ -75,20 +63,16 @@ def test_names_and_numbers_stand_for_parameters():
     assert made(None) == made({"l2": 0, "ewc": {"coeff": 0.0}}) == {}
 
 
-@pytest.mark.parametrize(
-    ("value", "fault"),
-    [
-        ("ewc", "regularisers = 'ewc'; expected a mapping from some of distill, ewc, l2, lwf"),
-        ({"si": 1}, "regularisers.si = 1; expected one of 'distill', 'ewc'"),
-        ({"rllib_srl.types:Group": 1}, "regularisers.rllib_srl.types:Group = 1; expected a subclass of Regulariser"),
-        ({"l2": -1}, "regularisers.l2.coeff = -1; expected a number of at least 0"),
-        ({"l2": None}, "regularisers.l2.coeff = None; expected a number of at least 0"),
-        ({"l2": {"decay": 1}}, "regularisers.l2.decay = 1; expected some of coeff"),
-        ({"ewc": {"decay": 1.5}}, "regularisers.ewc.decay = 1.5; expected a number in [0, 1]"),
-        ({"ewc": {"episodes": 0}}, "regularisers.ewc.episodes = 0; expected an integer of at least 1"),
-        ({"lwf": {"estimator": "k1"}}, "regularisers.lwf.estimator = 'k1'; expected one of 'k2', 'k3', 'k3_k2'"),
-    ],
-)
+@pytest.mark.parametrize(("value", "fault"), [
+    ("ewc", "regularisers = 'ewc'; expected a mapping from some of distill, ewc, l2, lwf"),
+    ({"si": 1}, "regularisers.si = 1; expected one of 'distill', 'ewc'"),
+    ({"rllib_srl.types:Group": 1}, "regularisers.rllib_srl.types:Group = 1; expected a subclass of Regulariser"),
+    ({"l2": None}, "regularisers.l2.coeff = None; expected a number of at least 0"),
+    ({"l2": {"decay": 1}}, "regularisers.l2.decay = 1; expected some of coeff"),
+    ({"ewc": {"decay": 1.5}}, "regularisers.ewc.decay = 1.5; expected a number in [0, 1]"),
+    ({"ewc": {"episodes": 0}}, "regularisers.ewc.episodes = 0; expected an integer of at least 1"),
+    ({"lwf": {"estimator": "k1"}}, "regularisers.lwf.estimator = 'k1'; expected one of 'k2', 'k3', 'k3_k2'"),
+])  # fmt: skip
 def test_a_wrong_value_is_named(config, value, fault):
     (line,) = faults_of(config.training(regularisers=value))
     assert line.startswith(fault)
@@ -122,18 +106,11 @@ def test_the_document_of_losses_names_every_parameter():
             assert f"`{field.name}` ({shown})" in section
 
 
-def test_ewc_needs_episodes_of_the_last_update(config):
-    config = config.env_runners(max_lag=2, num_env_runners=1)
-    (line,) = [one for one in faults_of(config.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
-    assert line.startswith(
-        "regularisers.ewc with max_lag = 2; expected max_lag = 0: it measures importance on episodes"
-    )
-    others = faults_of(config.training(regularisers={"l2": 1.0, "lwf": 1.0}))
-    assert not any("max_lag" in one for one in others if one.startswith("regularisers"))
-    config = config.env_runners(max_lag=0)
-    assert not any("max_lag" in one for one in faults_of(config.training(regularisers={"ewc": 1.0})))
-
-
-def test_lwf_needs_revisits(config):
+def test_ewc_needs_episodes_of_the_last_update_and_lwf_revisits(config):
+    ahead = config.copy(copy_frozen=False).env_runners(max_lag=2, num_env_runners=1)
+    (line,) = [one for one in faults_of(ahead.training(regularisers={"ewc": 1.0})) if one.startswith("regularisers")]
+    assert line.startswith("regularisers.ewc with max_lag = 2; expected max_lag = 0: it measures importance on")
+    others = faults_of(ahead.training(regularisers={"l2": 1.0, "lwf": 1.0}))
+    assert not any(one.startswith("regularisers") for one in others)
     (line,) = faults_of(config.replay(revisit_fraction=0.0).training(regularisers={"lwf": 1.0}))
     assert line.startswith("regularisers.lwf with replay_revisit_fraction = 0; expected above 0")
