@@ -8,8 +8,8 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.contrib.forgetting import Forgetting
-from tests.contrib.test_probe import EVEN, ODD, assert_trained_alike, recorded
-from tests.small_worlds import small_config, watch
+from tests.contrib.test_probe import assert_trained_alike, recorded
+from tests.small_worlds import watch
 
 
 class Falling(Forgetting):
@@ -18,7 +18,7 @@ class Falling(Forgetting):
     names, bounds, threshold, rate = ("revisit", "reuse"), (0.0, 0.5), 1.0, 0.2
 
 
-def test_a_fraction_follows_forgetting_within_its_bounds():
+def test_a_fraction_follows_forgetting_which_is_best_less_now():
     rule = Forgetting()
     rule.bounds = (0.1, 0.5)
     rule.recalled("a", 0.8)
@@ -30,9 +30,6 @@ def test_a_fraction_follows_forgetting_within_its_bounds():
     for _ in range(10):
         fraction = rule.adapted(fraction)
     assert fraction == pytest.approx(0.5)  # nothing keeps it at 0
-
-
-def test_forgetting_is_best_less_now():
     rule = Forgetting()
     rule.fade = 0.5
     rule.observe({"a": [1.0, 1.0], "b": [1.0]})  # a: .875, known; b: .75, half of it a guess
@@ -46,14 +43,9 @@ def test_forgetting_is_best_less_now():
     assert measured.forgetting() == 0.5
 
 
-
-
 @pytest.fixture
-def config(random_llama_dir, tmp_path, ray_here):
-    config = small_config(random_llama_dir, tmp_path)
-    config.env = None
-    config.environment(worlds={EVEN: {}, ODD: {"pay": 0.0}}).training(num_prompts_per_batch=8)
-    return config.replay(capacity=500, min_buffer_size=4, degenerate_share=None)
+def config(two_domains):
+    return two_domains.replay(capacity=500, min_buffer_size=4, degenerate_share=None)
 
 
 @pytest.mark.slow

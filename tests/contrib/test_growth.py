@@ -32,14 +32,11 @@ def histories(group, seed=0, room=None, **parameters):
     return [prompt.history for prompt in Growth(**parameters)(group, room, generator(seed))]
 
 
-def test_partial_histories_by_hand():
+def test_partial_and_whole_histories_by_hand():
     grown = list(Growth()(played(["a", "b", "c"]), None, generator()))
     assert [prompt.history for prompt in grown] == [("a",), ("a", "b")]  # after the last turn there is nothing to play
     assert {(prompt.step, prompt.prompt_id, prompt.domain) for prompt in grown} == {("", "q", "sums")}
     assert histories(played(["a"])) == [] == histories(played([])) == histories(replace(played(["a"]), extra={}))
-
-
-def test_an_environment_that_iterates_adds_the_whole_answer():
     (first,) = Growth(p_div=0.0)(played(["y0"], can_iterate=True), None, generator())
     assert first == replace(PROMPT, history=("y0",), step="improve")
     (second,) = Growth(p_div=1.0)(played(["y1"], can_iterate=True, prompt=first), None, generator())

@@ -15,9 +15,6 @@ from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
 from tests.algorithm.test_resume import go_on
 from tests.replay.groups import a_group, a_prompt
-from tests.small_worlds import small_config
-
-EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
 
 
 def recorded(algo, num_iterations: int) -> tuple[list[dict], Counter]:
@@ -86,15 +83,12 @@ def test_a_probe_goes_by_the_pass_reward_of_the_environment(mark, recall):
 
 
 @pytest.mark.slow
-def test_probes_change_nothing_that_is_trained(random_llama_dir, tmp_path, ray_here):
-    config = small_config(random_llama_dir, tmp_path)
-    config.env = None
-    config.environment(worlds={EVEN: {}, ODD: {"pay": 0.0}}).training(num_prompts_per_batch=8)
-    plain = config.copy(copy_frozen=False).build_algo()
+def test_probes_change_nothing_that_is_trained(two_domains):
+    plain = two_domains.copy(copy_frozen=False).build_algo()
     want, counts = recorded(plain, 3)
     plain.stop()
     assert counts == {"train": 24}
-    algo = config.callbacks(Five).build_algo()
+    algo = two_domains.callbacks(Five).build_algo()
     rows, counts = recorded(algo, 3)
     algo.stop()
     found = rows[-1]["planner"]

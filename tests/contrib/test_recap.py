@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.contrib.recap import Recap, convergence, instability, recap_weights, scaled_softmax
-from tests.small_worlds import small_config
-
-EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
 
 
 class Soon(Recap):
@@ -17,14 +14,11 @@ class Soon(Recap):
     window = 2
 
 
-def test_recap_weights_are_the_published_ones():
+def test_recap_weights_are_the_published_ones_of_two_windows():
     score_K = 0.5 * np.array([1 + 0.1, 0.8 + 0.3, 0.5 + 0.05])
     assert scaled_softmax(score_K, 5) == pytest.approx([1.018, 1.018, 0.964], abs=5e-4)
     assert scaled_softmax(score_K, 1) == pytest.approx([1.087, 1.087, 0.826], abs=5e-4)
     assert scaled_softmax(score_K, 0.1) == pytest.approx([1.453, 1.453, 0.093], abs=1e-3)
-
-
-def test_recap_looks_at_two_windows():
     falling, flat = [0.8, 0.8, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5]
     assert convergence(falling) == pytest.approx(0.5, abs=1e-5) and convergence(flat) == 1.0
     assert instability(falling) == pytest.approx(0.2 / 1.2, abs=1e-5) and instability(flat) == 0.0
@@ -39,13 +33,10 @@ def test_recap_looks_at_two_windows():
 
 
 @pytest.mark.slow
-def test_weights_reach_the_advantages(random_llama_dir, tmp_path, ray_here, build, monkeypatch):
-    config = small_config(random_llama_dir, tmp_path)
-    config.env = None
-    config.environment(worlds={EVEN: {}, ODD: {"pay": 0.0}}).training(num_prompts_per_batch=8)
+def test_weights_reach_the_advantages(two_domains, build, monkeypatch):
     seen = []
     monkeypatch.setattr("rllib_srl.algorithm.srl.weighted", lambda compared, weights: seen.append(weights) or compared)
-    algo = build(config.callbacks(Soon))
+    algo = build(two_domains.callbacks(Soon))
     results = [algo.train() for _ in range(5)]
     assert seen[0] == {} and seen[1] == {"even": 1.0, "odd": 1.0}
     assert seen[4] != {"even": 1.0, "odd": 1.0} and sum(seen[4].values()) == pytest.approx(2)

@@ -14,9 +14,7 @@ from rllib_srl.contrib.sec import SEC
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group, a_prompt
-from tests.small_worlds import small_config, watch
-
-EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
+from tests.small_worlds import watch
 
 
 class Sharp(SEC):
@@ -61,12 +59,9 @@ def test_an_advantage_that_is_not_of_a_group_is_refused():
 
 
 @pytest.mark.slow
-def test_fresh_prompts_move_to_the_domain_with_advantages(random_llama_dir, tmp_path, ray_here, build):
+def test_fresh_prompts_move_to_the_domain_with_advantages(two_domains, build):
     """Odd is paid for everything: no advantage; Even has some in every iteration."""
-    config = small_config(random_llama_dir, tmp_path)
-    config.env = None
-    config.environment(worlds={EVEN: {}, ODD: {"pay": 0.0}}).training(num_prompts_per_batch=8)
-    algo = build(config.callbacks(Sharp))
+    algo = build(two_domains.callbacks(Sharp))
     seen, values, share = watch(algo), {"even": 0.0, "odd": 0.0}, {"even": 0.5, "odd": 0.5}
     for _ in range(4):
         seen.clear()
