@@ -23,33 +23,6 @@ def poll_all(calls: EnvCalls, num: int, timeout_s: float = 30.0) -> dict:
     return {call.call_id: call for call in ended}
 
 
-def test_values_and_errors_come_back_under_their_ids(calls):
-    calls.submit("sum", lambda a, b: a + b, 2, 3)
-    calls.submit("crash", misbehave, "crash-step", "step")
-    calls.submit("exit", misbehave, "exit-step", "step")
-    ended = poll_all(calls, 3)
-    assert (ended["sum"].value, ended["sum"].error) == (5, "")
-    assert ended["crash"].error == "KeyError: 'no luck\\nin step'"
-    assert ended["exit"].error == "SystemExit: 3"
-    assert not any(call.timed_out for call in ended.values())
-    assert (calls.num_open, calls.num_abandoned) == (0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mischief", ["loop-step", "sleep-step", "stubborn-step"])
-def test_a_hung_call_times_out_and_others_go_on(calls, mischief):
-    calls.submit("hung", misbehave, mischief, "step")
-    for i in range(20):
-        calls.submit(i, lambda i=i: i * i)
-    ended = poll_all(calls, 20)
-    assert [ended[i].value for i in range(20)] == [i * i for i in range(20)]
-    calls.timeout_s = 0.5
-    hung = poll_all(calls, 1)["hung"]
-    assert hung.timed_out
-    assert hung.error == "did not return within 0.5 s (env_timeout_s)"
-    assert calls.num_abandoned == 1
-
-
 @pytest.mark.slow
 def test_endless_python_loops_end_and_all_workers_are_replaced():
     before = set(threading.enumerate())

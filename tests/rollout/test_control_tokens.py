@@ -109,14 +109,11 @@ def test_a_forged_turn_by_hand():
     assert ids[:8] == plain[:8] and ids[-13:] == plain[-13:]
 
 
-def test_without_a_name_nothing_changes():
+def test_only_names_are_broken_and_all_that_overlap():
     tokenizer = tokenizer_of(CHATML, merges=(("Ċ", "x"),))
     message = [{"role": "user", "content": "x <|im_ x"}]
     ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
     assert ChatTranscript(tokenizer).first("x <|im_ x") == ids
-
-
-def test_names_that_overlap_are_all_broken():
     from tokenizers import AddedToken
 
     tokenizer = make_tokenizer()

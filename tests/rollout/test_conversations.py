@@ -9,10 +9,8 @@ import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.engine.protocol import Turn
-from rllib_srl.replay.payloads import decode, encode
-from rllib_srl.rollout import ChatTranscript, RawTranscript, to_group
+from rllib_srl.rollout import ChatTranscript, RawTranscript
 from rllib_srl.rollout.conversations import REWRITTEN, TOO_LONG, UNSUPPORTED, Ask, AskRefusedError, Conversations
-from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 CHAT = ChatTranscript(make_tokenizer(chat_template=CHATML, with_bos=False, merges=[("a", "b")]))
@@ -67,6 +65,12 @@ def test_a_continued_conversation_keeps_the_tokens_as_sampled():
     third = agent.call(S, U1, say("assistant", "ab"), U2, say("assistant", "x"), U2)
     assert third == [*first, *turn, *ids_of(TAIL), *ids_of("x"), END, *ids_of(TAIL)]
     assert agent.all.num_conversations == 1 and agent.all.num_rewritten == 0
+    agent = Agent()
+    first = agent.call(S, U1)
+    turn = agent.answer("ab")
+    answer = {**say("assistant", "ab"), "reasoning_content": "I see."}
+    assert agent.call(S, U1, answer, U2) == [*first, *turn, *ids_of(TAIL)]
+    assert agent.all.num_rewritten == 0
 
 
 def test_what_the_policy_did_not_write_is_a_new_conversation_and_counted():
@@ -195,36 +199,6 @@ def test_no_message_becomes_a_control_token():
 def test_a_call_that_is_none_is_named(text):
     with pytest.raises(ValueError, match="conversation"):
         Ask.read(text)
-
-
-def test_a_group_keeps_where_conversations_begin():
-    prompt, episodes = Prompt("agent", "p"), []
-    for index in range(2):
-        agent = Agent()
-        for message in (U1, U2)[: index + 1]:
-            agent.call(message)
-            agent.answer("ab")
-        episode = SingleAgentEpisode(id_=str(index))
-        starts = agent.all.write(episode, 0.5 * index, {})
-        episode.is_terminated = True
-        episode.custom_data.update(
-            prompt=prompt, group_id="g", index=index, stop_reason=StopReason.TERMINATED, versions=(3, 3), starts=starts
-        )
-        episodes.append(episode)
-    group = to_group(prompt, "g", episodes)
-    assert group.starts(0) == (0,) and group.starts(1) == (0, int(group.lengths_G()[0]))
-    assert group.extra == {"conversations": {"1": list(group.starts(1))}}
-    other = decode(encode(group))
-    assert other.starts(1) == group.starts(1) and other.token_ids_N.tolist() == group.token_ids_N.tolist()
-
-
-def test_a_thought_that_a_client_keeps_apart_changes_no_conversation():
-    agent = Agent()
-    first = agent.call(S, U1)
-    turn = agent.answer("ab")
-    answer = {**say("assistant", "ab"), "reasoning_content": "I see."}
-    assert agent.call(S, U1, answer, U2) == [*first, *turn, *ids_of(TAIL)]
-    assert agent.all.num_rewritten == 0
 
 
 def test_arguments_of_the_template_reach_it():

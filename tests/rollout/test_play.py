@@ -55,13 +55,15 @@ def test_a_single_turn_by_hand(play_with, engine_of, ids_of):
         assert array.dtype == np.int32
 
 
-def test_what_the_engine_is_asked_for(play_with, engine_of):
+def test_the_tokens_of_a_turn_have_the_limits_of_settings_and_context(play_with, engine_of):
     engine = engine_of("x\n")
     sampling = Sampling(max_tokens=999, temperature=0.3, stop=("END",))
     limits = {"max_turn_tokens": 20, "max_episode_tokens": 18}
     list(play_with(unplayed("q1"), engine, sampling=sampling, limits=limits))
     # 8 prompt tokens of 18 leave 10, less than max_turn_tokens.
     assert engine.submitted["g/0/0"][1] == Sampling(10, 0.3, ("END", "\n"))
+    (episode,) = play_with(unplayed("q1"), engine_of("xxxxxx", context_length=11))
+    assert (len(episode.get_actions(0)), episode.custom_data["stop_reason"]) == (3, StopReason.OUT_OF_TOKENS)
 
 
 def test_tool_output_joins_the_stream_and_the_next_prompt(play_with, engine_of, ids_of):
@@ -87,7 +89,9 @@ def test_sampled_tokens_are_never_tokenised_again(play_with, tokenizer, ids_of):
 
 
 def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
+    """The token is the template's, also where the model's own is another: the engine is told to end a turn with it."""
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
+    tokenizer.eos_token = "<eos>"
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     answer = [*tokenizer("7", add_special_tokens=False)["input_ids"], end]
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: answer)
@@ -97,7 +101,7 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     user, assistant = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}"
     text = user.format("ask q1:") + assistant.format("7<|im_end|>\n")
     assert tokenizer.decode(stream) == text + user.format("[7]") + assistant.format("7<|im_end|>")
-    assert engine.submitted["g/0/1"][1].stop == ()
+    assert [(sampling.end_ids, sampling.stop) for _, sampling in engine.submitted.values()] == [((end,), ())] * 2
 
 
 @pytest.mark.parametrize(("texts", "num_turns", "limits", "reason", "rewards"), [
@@ -120,11 +124,6 @@ def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts
     assert sum(map(len, [*episode.get_observations(), *episode.get_actions()])) <= limits.get("max_episode_tokens", 500)
 
 
-def test_the_engines_context_is_a_limit_too(play_with, engine_of):
-    (episode,) = play_with(unplayed("q1"), engine_of("xxxxxx", context_length=11))
-    assert (len(episode.get_actions(0)), episode.custom_data["stop_reason"]) == (3, StopReason.OUT_OF_TOKENS)
-
-
 @pytest.mark.parametrize(("answer", "reason", "is_terminated"), [
     (("", 0.25, False, True, {}), StopReason.TRUNCATED, False),
     (("", 0.25, True, True, {}), StopReason.TERMINATED, True),
@@ -138,13 +137,10 @@ def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_
     assert (episode.is_terminated, episode.is_truncated) == (is_terminated, not is_terminated)
 
 
-def test_an_answer_that_nobody_graded_is_lost_even_if_it_was_cut_off(play_with, engine_of):
+def test_what_an_environment_says_of_the_end(play_with, engine_of):
     world = {"world": lambda: Answering(("", 0.0, False, True, {"stop_reason": "env_timeout"}))}
     (episode,) = play_with(unplayed("q1"), engine_of("xxxx"), world, {"max_turn_tokens": 2})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
-
-
-def test_a_reason_in_the_middle_ends_nothing(play_with, engine_of):
     world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "none yet"}))}
     (episode,) = play_with(unplayed("q1"), engine_of("x"), world, {"max_turns": 2})
     assert (len(episode), episode.custom_data["stop_reason"]) == (2, StopReason.OUT_OF_TURNS)
@@ -174,12 +170,14 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
         def step(self, action):
             return "", 1, True, False, {}
 
-    episodes = list(play_with(unplayed("41", "word", "-1"), engine_of("x"), {"world": Foreign}))
+    live = [*unplayed("41", "word", "-1"), LiveEpisode(Prompt("world", "7", step="improve"), "h", 0)]
+    episodes = list(play_with(live, engine_of("x"), {"world": Foreign}))
     by_prompt = {episode.custom_data["prompt"].prompt_id: episode.custom_data for episode in episodes}
     assert by_prompt["41"]["text"][0] == ("environment", "seed 41 options None")
     assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
     assert "prompt_id = 'word' with 0 turns of history; expected a seed" in by_prompt["word"]["error"]
     assert by_prompt["-1"]["stop_reason"] is StopReason.ENV_CRASHED
+    assert "with 0 turns of history and step 'improve'; expected a seed" in by_prompt["7"]["error"]
 
 
 def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine_of):
@@ -198,17 +196,6 @@ def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine
     assert said["h"].custom_data["text"][0][1] == f"[{known}]"
     assert said["g"].custom_data["prompt"].step == "diverge"
     assert said["g"].get_infos(0) == {"can_iterate": True}
-
-
-def test_an_environment_reset_by_seed_refuses_a_step(play_with, engine_of):
-    class Foreign:
-        def reset(self, *, seed=None, options=None):
-            raise AssertionError
-
-    live = [LiveEpisode(Prompt("world", "41", step="improve"), "g", 0)]
-    (episode,) = play_with(live, engine_of("x"), {"world": Foreign})
-    assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED
-    assert "with 0 turns of history and step 'improve'; expected a seed" in episode.custom_data["error"]
 
 
 def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):
@@ -352,7 +339,7 @@ def test_the_system_prompt_of_an_episode_reaches_the_chat(play_with):
     assert episode.custom_data["pass_reward"] == 2 / 3
 
 
-BAD = [("system_prompt", 7), ("system_prompt", "\ud800"), ("pass_reward", "much")]
+BAD = [("system_prompt", 7), ("system_prompt", "\ud800"), ("pass_reward", "much"), ("stop_strings", "\n")]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)

@@ -5,36 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllib_srl.engine.protocol import Sampling
+from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.rollout import ChatTranscript, LiveEpisode, to_group
 from rllib_srl.types import Prompt, StopReason
 from tests.rollout.fakes import CHATML, World, make_tokenizer
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    """Return a random Llama of two layers with a byte-level chat tokeniser."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    path = tmp_path_factory.mktemp("llama")
-    tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.1, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
-
-
 @pytest.mark.parametrize("format", ["text", "chat"])
-def test_groups_on_a_real_model(play_with, model_dir, format):
-    from rllib_srl.engine.transformers_engine import TransformersEngine
-
+def test_groups_on_a_real_model(play_with, random_llama_dir, format):
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
-    engine = TransformersEngine(model_dir, context_length=400, seed=3)
+    engine = make_engine("transformers", random_llama_dir, dtype="float32", context_length=400, seed=3)
     prompts = [Prompt("world", f"q{p}") for p in range(3)]
 
     def play_all():

@@ -79,22 +79,6 @@ def test_turns_are_kept_on_request(play_with, tokenizer):
         assert to_group(live[0].prompt, "g", episodes).extra == {}
 
 
-def test_played_episodes_become_the_stream_the_engine_saw(play_with, tokenizer):
-    text = tokenizer("x\n", add_special_tokens=False)["input_ids"]
-    engine = ScriptedEngine(tokenizer, lambda request_id, ids: text[: 1 + int(request_id[2]) % 2])
-    live = unplayed("q", "q", "q", "q")
-    live[2] = unplayed("q", "q", "crash-step")[2]
-    episodes = list(play_with(live, engine, {"world": lambda: World(num_turns=2)}))
-    for episode in episodes:
-        episode.custom_data["prompt"] = live[0].prompt
-    group = to_group(live[0].prompt, "g", episodes)
-    assert (group.size, group.num_dropped) == (3, 1)
-    for g, index in enumerate((0, 1, 3)):
-        seen, written = engine.submitted[f"g/{index}/1"][0], text[: 1 + index % 2]
-        assert group.stream(g).tolist() == seen + written
-    assert group.num_loss_tokens_G().tolist() == [2, 4, 4]
-
-
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 turn = st.tuples(ids, ids, st.integers(-8, 8))
 plays = st.lists(st.tuples(st.lists(turn, min_size=1, max_size=4), st.sampled_from(StopReason)), min_size=1, max_size=5)

@@ -59,16 +59,13 @@ def test_a_repeated_iteration_goes_on_numbering_and_a_restored_one_begins_again(
     assert named(runners.calls[2]) == ["3.0"]
 
 
-def test_a_restarted_runner_plays_its_prompts_again_with_the_same_seed(make):
+def test_a_restarted_runner_plays_its_prompts_again_until_they_always_fail(make):
     rollouts = make(runners := Runners(dying=1))
     assert list(rollouts.play(PROMPTS, 5, "greedy", temperature=0.0)) == ["batch of 2", "batch of 1"]
     first, again = runners.calls
     assert list(again) == [1] and again[1] == first[1] and first[1]["temperature"] == 0.0
     words = [7, sum(b"greedy"), 5, 1, 0]
     assert first[1]["seed"] == int(np.random.SeedSequence(words).generate_state(1)[0] >> 1) != first[2]["seed"]
-
-
-def test_prompts_that_always_fail_end_the_run_by_name(make):
     rollouts = make(Runners(dying=99))
     with pytest.raises(ActorFailure, match=rf"^4 prompts could not be played in {MAX_TRIES} attempts: runner 1 died"):
         list(rollouts.play(PROMPTS, 0))

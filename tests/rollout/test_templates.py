@@ -12,9 +12,8 @@ import pytest
 
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
-from rllib_srl.rollout import ChatTranscript, LiveEpisode, RawTranscript, make_transcript
-from rllib_srl.types import Prompt
-from tests.rollout.fakes import CHATML, ScriptedEngine, World, make_tokenizer
+from rllib_srl.rollout import ChatTranscript, make_transcript
+from tests.rollout.fakes import CHATML, make_tokenizer
 
 # Written by hand to the published forms, without what they say of tools that is not tested here.
 QWEN = (
@@ -148,14 +147,6 @@ def shown(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def test_a_thought_that_the_prompt_opens_by_hand() -> None:
-    tokenizer, _ = of("r1")
-    chat, end = ChatTranscript(tokenizer), tokenizer.convert_tokens_to_ids("<eos>")
-    assert tokenizer.decode(chat.first("2+2?")) == "<s><｜User｜>2+2?<｜Assistant｜><think>\n"
-    assert tokenizer.decode(chat.later("and?", end)) == "<｜User｜>and?<｜Assistant｜><think>\n"
-    assert tokenizer.decode(chat.first("2+2?", system="Add.")) == "<s>Add.<｜User｜>2+2?<｜Assistant｜><think>\n"
-
-
 def test_a_tools_answer_follows_whatever_opened_the_turn() -> None:
     tools = json.dumps([{"name": "add"}])
     tokenizer, _ = of("qwen thinking")
@@ -176,43 +167,6 @@ def test_a_turn_in_front_of_a_tool_may_end_with_another_token() -> None:
     assert chat.end_ids == (user, seen)
     assert tokenizer.decode(chat.later("4", seen, "tool")) == "\n4<|assistant|>"
     assert tokenizer.decode(chat.later("and?", user)) == "\nand?<|assistant|>"
-
-
-def test_a_template_that_omits_a_tools_answer_is_refused() -> None:
-    deaf = QWEN_THINKING.replace("+ m['content'] + '\n</tool_response>", "+ '\n</tool_response>")
-    assert deaf != QWEN_THINKING
-    chat = ChatTranscript(tokenizer_of(deaf, ("<|im_start|>", "<|im_end|>")))
-    with pytest.raises(ValueError, match="omits messages of the role 'tool'"):
-        chat.first("2+2?", json.dumps([{"name": "add"}]))
-
-
-def test_a_turn_of_a_base_model_ends_with_the_templates_token(play_with: Any) -> None:
-    """The engine is told to end a turn with it, its text does not show it, and it is not rendered again."""
-    tokenizer, _ = of("qwen")
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    said = [*tokenizer("[4]", add_special_tokens=False)["input_ids"], end]
-    engine = ScriptedEngine(tokenizer, lambda name, ids: said)
-    worlds, limits = {"world": lambda: World(num_turns=2)}, {"max_turns": 2}
-    live = [LiveEpisode(Prompt("world", "q1"), "g", 0)]
-    (episode,) = play_with(live, engine, worlds, limits, transcript=ChatTranscript(tokenizer))
-    assert [sampling.end_ids for _, sampling in engine.submitted.values()] == [(end,)] * 2
-    assert episode.get_actions()[0].tolist() == said
-    assert episode.get_observations()[1].tolist()[0] != end
-    text = ScriptedEngine(tokenizer, lambda name, ids: said)
-    play_with([LiveEpisode(Prompt("world", "q1"), "g", 0)], text, worlds, limits, transcript=RawTranscript(tokenizer))
-    assert all(sampling.end_ids == () for _, sampling in text.submitted.values())
-
-
-def test_arguments_of_the_template_shape_the_prompt_alone() -> None:
-    tokenizer, _ = of("qwen thinking")
-    chat, end = ChatTranscript(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
-    off = json.dumps({"enable_thinking": False})
-    user = {"role": "user", "content": "2+2?"}
-    thinking, direct = (tokenizer.decode(chat.whole([user], "", one)) for one in ("", off))
-    assert direct == thinking.removesuffix("<think>\n") + "<think>\n\n</think>\n\n"
-    thinking, direct = (tokenizer.decode(chat.more([user], end, one)) for one in ("", off))
-    assert direct == thinking.removesuffix("<think>\n") + "<think>\n\n</think>\n\n"
-    assert direct.startswith("\n<|im_start|>user\n2+2?<|im_end|>")
 
 
 def test_a_template_that_vllm_brings_leaves_its_last_message_open() -> None:

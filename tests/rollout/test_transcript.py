@@ -7,7 +7,6 @@ import pytest
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, make_transcript
 from tests.rollout.fakes import CHATML, make_tokenizer
 
-# Opens the conversation with a system message, and shows an empty thought in the last answer only (as Qwen3 does).
 NUMBERED = (
     "{% for m in messages %}{{ '<|im_start|>' + (messages | length | string) + m['content'] + '<|im_end|>' }}"
     "{% endfor %}{{ '<|im_start|>' }}"
@@ -15,17 +14,14 @@ NUMBERED = (
 FORGETFUL = "{{ 'user:' + messages[-1]['content'] + '<|im_end|>' }}"
 
 
-@pytest.fixture(scope="module")
-def chat_tokenizer():
-    return make_tokenizer(chat_template=CHATML, with_bos=False)
-
-
-def test_raw_text_has_its_special_token_once(tokenizer):
+def test_raw_text_has_its_special_token_once_and_a_system_prompt_in_front(tokenizer):
     raw = RawTranscript(tokenizer)
     assert tokenizer.convert_ids_to_tokens(raw.first("hi")) == ["<bos>", "h", "i"]
     assert tokenizer.convert_ids_to_tokens(raw.later("hi", 1)) == ["h", "i"]
     assert raw.later("", 1) == []
     assert raw.stop(("\n", "END")) == ("\n", "END")
+    assert tokenizer.decode(raw.first("2+2?", system="Be brief.")) == "<bos>Be brief.\n\n2+2?"
+    assert raw.first("2+2?", system="") == raw.first("2+2?")
 
 
 def test_templates_that_change_earlier_tokens_are_refused():
@@ -34,18 +30,14 @@ def test_templates_that_change_earlier_tokens_are_refused():
         ChatTranscript(make_tokenizer(chat_template=NUMBERED, with_bos=False))
     with pytest.raises(ValueError, match="changes the assistant's message"):
         ChatTranscript(make_tokenizer(chat_template=FORGETFUL, with_bos=False))
-
-
-def test_a_template_that_rewrites_for_one_message_is_refused_when_it_does(chat_tokenizer):
     touchy = CHATML.replace("m['content']", "(m['content'] if messages[-1]['content'] != 'stop' else '')")
     chat = ChatTranscript(make_tokenizer(chat_template=touchy, with_bos=False))
     with pytest.raises(ValueError, match="changes an earlier message when the next one is 'stop'"):
         chat.later("stop", 1)
 
 
-def test_make_transcript_names_what_is_missing(tokenizer, chat_tokenizer):
+def test_make_transcript_names_what_is_missing(tokenizer):
     assert isinstance(make_transcript("text", tokenizer), RawTranscript)
-    assert isinstance(make_transcript("chat", chat_tokenizer), ChatTranscript)
     with pytest.raises(ValueError, match=r"has no chat template; expected one .* use prompt_format = 'text'"):
         make_transcript("chat", tokenizer)
     with pytest.raises(ValueError, match="prompt_format = 'xml'; expected 'text' or 'chat'"):
@@ -84,12 +76,6 @@ def test_a_system_prompt_is_the_first_message_of_the_chat(template):
     listed = [{"role": role, "content": content} for role, content in messages]
     assert stream == tokenizer.apply_chat_template(listed, add_generation_prompt=True, return_dict=False)
     assert chat.first("2+2?") != chat.first("2+2?", system="Be brief.")
-
-
-def test_in_text_a_system_prompt_stands_in_front(tokenizer):
-    raw = RawTranscript(tokenizer)
-    assert tokenizer.decode(raw.first("2+2?", system="Be brief.")) == "<bos>Be brief.\n\n2+2?"
-    assert raw.first("2+2?", system="") == raw.first("2+2?")
 
 
 @pytest.mark.parametrize(("template", "message"), [
