@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,14 +131,8 @@ def test_one_corrupted_entry_is_found(engine, learner, monkeypatch, dtype) -> No
         return tensor
 
     healthy = run_self_test(engine, learner)
-    bundle = learner.pack(2)
-    buffer = bundle.buffer.copy()
-    buffer[bundle.tensors[5].offset] ^= 1
-    with pytest.raises(WeightSyncError, match="bytes differ") as caught:  # on the way
-        engine.load_weights(dataclasses.replace(bundle, buffer=buffer))
-    assert caught.value.tensors == (bundle.tensors[5].name,)
-    tampered(monkeypatch, engine, corrupted)  # in the engine
-    engine.load_weights(bundle)
+    tampered(monkeypatch, engine, corrupted)
+    engine.load_weights(learner.pack(2))
     gap = CanaryGap.between(engine.score(learner.sequences), learner.score())
     assert gap.max > FP32_MAX_GAP if dtype == "float32" else gap.mean > 1.5 * healthy.mean
 
@@ -168,8 +161,5 @@ def test_requests_under_way_go_on_with_the_new_adapter(engine, learner, dtype) -
 def test_names_and_shapes_are_known_before_weights_are(random_llama_dir, learner) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in learner.tensors(0.0).items()}
     assert expected_adapters(load_config(random_llama_dir), SPEC) == wanted
-
-
-def test_an_unknown_target_is_named(random_llama_dir) -> None:
     with pytest.raises(ValueError, match=r"lora_targets = \['qq'\]; the model has no layers \['qq'\], expected "):
         expected_adapters(load_config(random_llama_dir), AdapterSpec(2, 4.0, ("qq",)))

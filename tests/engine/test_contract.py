@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.engine import CanaryGap, Engine, EngineError, Sampling, make_engine
+from rllib_srl.engine.protocol import Turn
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, byte_ids, make_byte_tokenizer, text_of
 
 PROMPTS = [byte_ids("Question: 2 + 2?"), byte_ids("a"), byte_ids("The quick brown fox jumps over the lazy dog.")]
@@ -22,13 +23,22 @@ def dtype() -> str:
     return "float32"
 
 
-def play(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> dict[str, list[int]]:
+def to_the_end(engine: Engine) -> list[Turn]:
+    """Step until nothing runs; return the turns in the order in which they ended."""
+    turns = []
+    while engine.num_running():
+        turns += engine.step()
+    return turns
+
+
+def play(engine: Engine, prompts: list[list[int]], sampling: Sampling, num_between: int = 0) -> list[list[int]]:
+    """Submit prompts, with steps between them; return the ids that were written to each."""
+    turns = []
     for index, prompt in enumerate(prompts):
         engine.submit(f"r{index}", prompt, sampling)
-    turns = {}
-    while engine.num_running():
-        turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
-    return turns
+        turns += [turn for _ in range(num_between) for turn in engine.step()]
+    turns = sorted([*turns, *to_the_end(engine)], key=lambda turn: turn.request_id)
+    return [turn.token_ids.tolist() for turn in turns]
 
 
 def test_generate_gives_turns_in_order_with_exact_ids(engine: Engine) -> None:
@@ -41,19 +51,11 @@ def test_generate_gives_turns_in_order_with_exact_ids(engine: Engine) -> None:
         assert (turn.logp < 0).all()
 
 
-def test_greedy_submit_and_step_equal_generate_and_repeat(engine: Engine) -> None:
-    sampling = Sampling(max_tokens=10, temperature=0.0)
+def test_greedy_tokens_are_the_same_however_requests_come(engine: Engine) -> None:
+    sampling = Sampling(max_tokens=20, temperature=0.0)
     generated = [turn.token_ids.tolist() for turn in engine.generate(PROMPTS, sampling)]
-    assert list(play(engine, PROMPTS, sampling).items()) == [(f"r{i}", ids) for i, ids in enumerate(generated)]
     alone = [engine.generate([prompt], sampling)[0].token_ids.tolist() for prompt in PROMPTS]
-    assert alone == generated
-
-
-@pytest.mark.slow
-def test_greedy_takes_the_most_likely_token(engine: Engine, learner: Learner) -> None:
-    turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.0))[0]
-    every = learner.score(sequences=[[*PROMPTS[0], token] for token in range(288)])
-    assert turn.token_ids[0] == np.argmax([logp[-1] for logp in every])
+    assert generated == alone == play(engine, PROMPTS, sampling) == play(engine, PROMPTS, sampling, num_between=4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
@@ -65,20 +67,16 @@ def test_logp_is_that_of_an_independent_forward_pass(engine: Engine, learner: Le
 
 
 @pytest.mark.slow
-def test_logp_at_another_temperature_is_that_of_the_distribution_sampled_from(engine: Engine, learner: Learner) -> None:
-    turn = engine.generate([PROMPTS[0]], Sampling(max_tokens=1, temperature=0.5))[0]
-    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[0], t] for t in range(288)])])
+def test_tokens_are_drawn_from_the_models_distribution(engine: Engine, learner: Learner) -> None:
+    prompt, num_samples = PROMPTS[1], 600
+    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*prompt, token] for token in range(288)])])
+    (turn,) = engine.generate([prompt], Sampling(max_tokens=1, temperature=0.0))
+    assert turn.token_ids[0] == np.argmax(raw_V)
+    (turn,) = engine.generate([prompt], Sampling(max_tokens=1, temperature=0.5))
     # softmax(z / 0.5): twice the log-probs, normalised again
     wanted = 2 * raw_V[turn.token_ids[0]] - np.log(np.exp(2 * raw_V).sum())
-    assert turn.logp[0] == pytest.approx(wanted, abs=5e-4)
-    assert abs(turn.logp[0] - raw_V[turn.token_ids[0]]) > 1e-2
-
-
-@pytest.mark.slow
-def test_samples_follow_the_distribution(engine: Engine, learner: Learner) -> None:
-    num_samples = 600
-    turns = engine.generate([PROMPTS[1]] * num_samples, Sampling(max_tokens=1))
-    raw_V = np.array([logp[-1] for logp in learner.score(sequences=[[*PROMPTS[1], t] for t in range(288)])])
+    assert turn.logp[0] == pytest.approx(wanted, abs=5e-4) and abs(turn.logp[0] - raw_V[turn.token_ids[0]]) > 1e-2
+    turns = engine.generate([prompt] * num_samples, Sampling(max_tokens=1))
     counts_V = np.bincount([turn.token_ids[0] for turn in turns], minlength=288)
     for token in np.argsort(-raw_V)[:5]:
         p = np.exp(raw_V[token])
@@ -132,34 +130,12 @@ def test_unfit_prompts_are_refused_by_value(engine: Engine, prompt: list[int], w
     assert len(engine.generate([PROMPTS[0]], Sampling(max_tokens=2))[0].token_ids) == 2
 
 
-def test_an_id_in_use_is_refused(engine: Engine) -> None:
-    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=4))
-    with pytest.raises(EngineError, match="'r0' is already running"):
-        engine.submit("r0", PROMPTS[1], Sampling(max_tokens=4))
-
-
 def test_a_short_request_leaves_while_others_go_on_and_new_ones_join(engine: Engine) -> None:
     engine.submit("r0", PROMPTS[0], Sampling(max_tokens=40))
     for _ in range(5):
         assert engine.step() == []
     engine.submit("r1", PROMPTS[1], Sampling(max_tokens=3))
-    ended = []
-    while engine.num_running():
-        ended += engine.step()
-    assert [(turn.request_id, len(turn.token_ids)) for turn in ended] == [("r1", 3), ("r0", 40)]
-
-
-def test_joining_a_running_batch_changes_no_greedy_token(engine: Engine) -> None:
-    sampling = Sampling(max_tokens=20, temperature=0.0)
-    alone = [engine.generate([prompt], sampling)[0].token_ids.tolist() for prompt in PROMPTS]
-    turns = {}
-    for index, prompt in enumerate(PROMPTS):
-        engine.submit(f"r{index}", prompt, sampling)
-        for _ in range(4):
-            turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
-    while engine.num_running():
-        turns.update({turn.request_id: turn.token_ids.tolist() for turn in engine.step()})
-    assert [turns[f"r{i}"] for i in range(3)] == alone
+    assert [(turn.request_id, len(turn.token_ids)) for turn in to_the_end(engine)] == [("r1", 3), ("r0", 40)]
 
 
 def test_aborted_requests_never_come_back(engine: Engine) -> None:
@@ -168,12 +144,9 @@ def test_aborted_requests_never_come_back(engine: Engine) -> None:
     engine.step()
     engine.abort(["r1", "never-seen"])
     assert engine.num_running() == 2
-    ended = []
-    while engine.num_running():
-        ended += engine.step()
-    assert sorted(turn.request_id for turn in ended) == ["r0", "r2"]
+    assert sorted(turn.request_id for turn in to_the_end(engine)) == ["r0", "r2"]
     engine.submit("r1", PROMPTS[1], Sampling(max_tokens=2))
-    assert [len(turn.token_ids) for turn in engine.step() + engine.step() + engine.step()] == [2]
+    assert [len(turn.token_ids) for turn in to_the_end(engine)] == [2]
 
 
 def test_reseed_repeats_the_tokens_and_another_seed_does_not(engine: Engine) -> None:
@@ -230,16 +203,15 @@ def test_a_sleeping_engine_refuses_and_wakes_unchanged(engine: Engine, learner: 
     assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
 
 
-def test_a_running_engine_does_not_sleep(engine: Engine) -> None:
-    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=2))
-    with pytest.raises(EngineError, match="1 requests run"):
-        engine.sleep()
-
-
-def test_generate_on_a_busy_engine_says_so(engine: Engine) -> None:
-    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=2))
-    with pytest.raises(EngineError, match="1 requests run"):
-        engine.generate(PROMPTS, Sampling(max_tokens=2))
+def test_a_busy_engine_refuses_what_would_disturb_its_requests(engine: Engine) -> None:
+    engine.submit("r0", PROMPTS[0], Sampling(max_tokens=4))
+    for call, words in (
+        (lambda: engine.submit("r0", PROMPTS[1], Sampling(max_tokens=4)), "'r0' is already running"),
+        (lambda: engine.generate(PROMPTS, Sampling(max_tokens=2)), "1 requests run"),
+        (engine.sleep, "1 requests run"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            call()
 
 
 def test_load_weights_changes_version_policy_and_cached_prefixes(engine: Engine, learner: Learner) -> None:
@@ -259,10 +231,7 @@ def test_an_update_in_mid_turn_is_in_the_turns_versions_and_log_probs(engine: En
     for _ in range(4):
         assert engine.step() == []
     engine.load_weights(learner.pack(version=7, scale=0.2))
-    turns = []
-    while engine.num_running():
-        turns += engine.step()
-    turn, start = turns[0], len(PROMPTS[0]) - 1
+    (turn,), start = to_the_end(engine), len(PROMPTS[0]) - 1
     assert (turn.first_version, turn.last_version, len(turn.token_ids)) == (0, 7, 10)
     stream = [[*PROMPTS[0], *turn.token_ids]]
     old, new = (learner.score(scale, stream)[0][start:] for scale in (0.0, 0.2))
@@ -289,10 +258,7 @@ def test_score_is_that_of_the_learner_and_leaves_running_turns_alone(engine: Eng
     engine.step()
     gap = CanaryGap.between(engine.score(learner.sequences), learner.score())
     assert gap.max < 5e-4
-    turns = []
-    while engine.num_running():
-        turns += engine.step()
-    assert [turn.token_ids.tolist() for turn in turns] == [wanted]
+    assert [turn.token_ids.tolist() for turn in to_the_end(engine)] == [wanted]
     assert engine.score([[5]])[0].shape == (0,)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rllib_srl.engine import models
 from rllib_srl.engine.model_dir import end_token_ids, load_tokenizer
-from rllib_srl.engine.models import ModelError, built_once, cache_root, check_model_dir, local_model
+from rllib_srl.engine.models import ModelError, built_once, check_model_dir, local_model
 
 
 def write_model(path: Path, *, without: str = "") -> Path:
@@ -57,14 +57,6 @@ def test_a_hub_id_is_downloaded_and_checked(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="has no tokenizer"):
         local_model("gpt2")
     assert asked == ["some/model-1.5", "gpt2"]
-
-
-def test_the_cache_is_where_the_setting_then_the_variable_say(monkeypatch, tmp_path):
-    monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "variable"))
-    assert cache_root() == tmp_path / "variable"
-    assert cache_root(tmp_path / "setting") == tmp_path / "setting"
-    monkeypatch.delenv(models.CACHE_VARIABLE)
-    assert cache_root() == Path.home() / ".cache" / "rllib_srl"
 
 
 def test_the_tiny_model_comes_with_the_package():
@@ -134,28 +126,6 @@ def test_a_failed_build_leaves_nothing_and_a_dead_one_is_cleared_away(tmp_path):
     assert (target / "file").read_text() == "whole"
     with built_once(target) as scratch:
         assert scratch is None
-
-
-@pytest.mark.slow
-def test_the_135m_model_loads_and_answers_few_shot_questions():
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from rllib_srl.envs.games.lookup import Lookup
-
-    path = check_model_dir(local_model("smollm2-135m"))
-    config = json.loads((path / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["hidden_size"], config["dtype"]) == (30, 576, "float32")
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    world, num_right, num_questions = Lookup(), 0, 24
-    assert tokenizer.decode(tokenizer("Question: a=12, b=40. b?\nAnswer:").input_ids).endswith("b?\nAnswer:")
-    for prompt_id in [prompt for prompt, _ in zip(world.prompt_ids("heldout", 0), range(num_questions))]:
-        ids = tokenizer(world.reset(options={"prompt_id": prompt_id})[0], return_tensors="pt").input_ids
-        written = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
-        num_right += world.step(tokenizer.decode(written, skip_special_tokens=True))[1] == 1.0
-    # Measured .58 to .60 on hundreds; weights with keys and queries in the wrong order answer nothing.
-    assert num_right / num_questions > 0.35
 
 
 @pytest.mark.parametrize("has_generation_config", [True, False])

@@ -11,21 +11,14 @@ from rllib_srl.engine.vllm_engine import _cpu_block
 PROMPT_TOKENS = 60
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tensor_parallel_size", "has_amx", "block"), [("float32", 2, False, 32), ("bfloat16", 1, True, 32)]
-)
-def test_kernels_for_amx_and_processes_of_vllm_keep_blocks_of_32(
-    monkeypatch, dtype, tensor_parallel_size, has_amx, block
-):
+@pytest.mark.engine
+@pytest.mark.parametrize(("dtype", "tensor_parallel_size", "has_amx", "block"), [
+    ("float32", 2, False, 32), ("bfloat16", 1, True, 32),  # processes of vLLM, and kernels for AMX
+    ("float32", 1, True, 16), ("bfloat16", 1, False, 16),
+])  # fmt: skip
+def test_which_engines_have_blocks_of_16(monkeypatch, dtype, tensor_parallel_size, has_amx, block):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     assert _cpu_block(dtype, tensor_parallel_size) == block
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(("dtype", "has_amx"), [("float32", True), ("bfloat16", False), ("float32", False)])
-def test_the_others_have_blocks_of_16(monkeypatch, dtype, has_amx):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    assert _cpu_block(dtype, 1) == 16
 
 
 @pytest.mark.engine

@@ -54,16 +54,13 @@ def test_unpack_gives_what_was_packed_cast_once(dtype: str) -> None:
         assert torch.equal(got[name], wanted)
 
 
-def test_layout_and_checksum_by_hand() -> None:
+def test_layout_by_hand_and_a_tied_head_once() -> None:
     bundle = pack([("a", torch.tensor([1.0, 2.0])), ("b", torch.tensor([3.0]))], version=0, dtype="float32")
     # a takes bytes 0..8, b starts at the next multiple of 64
     assert [(spec.offset, spec.num_bytes, spec.shape) for spec in bundle.tensors] == [(0, 8, (2,)), (64, 4, (1,))]
     assert bundle.tensors[1].checksum == xxhash.xxh3_64_intdigest(np.float32(3).tobytes())
     assert bundle.buffer.nbytes == 128
     assert not bundle.buffer[8:64].any()
-
-
-def test_a_tied_head_is_packed_once() -> None:
     matrix = torch.randn(5, 2)
     bundle = pack([("embed", matrix), ("norm", torch.ones(2)), ("head", matrix)], version=0, dtype="float32")
     assert [spec.name for spec in bundle.tensors] == ["embed", "norm"]
@@ -83,16 +80,13 @@ def test_memory_of_an_earlier_bundle_is_used_again_where_it_fits() -> None:
     verify(bundle)
 
 
-def test_a_flipped_bit_anywhere_is_named() -> None:
+def test_flipped_bits_truncated_buffers_and_swapped_contents_are_named() -> None:
     bundle = pack(some_tensors().items(), version=11, dtype="bfloat16")
     for spec in bundle.tensors:
         for position in {0, spec.num_bytes // 2, spec.num_bytes - 1} if spec.num_bytes else ():
             with pytest.raises(WeightSyncError, match="version 11") as caught:
                 verify(corrupt(bundle, spec.offset + position))
             assert caught.value.tensors == (spec.name,)
-
-
-def test_a_truncated_buffer_and_swapped_contents_are_named() -> None:
     bundle = pack([("a", torch.ones(32)), ("b", torch.zeros(32))], version=1, dtype="float32")
     with pytest.raises(WeightSyncError) as caught:
         verify(dataclasses.replace(bundle, buffer=bundle.buffer[:140]))
@@ -112,12 +106,8 @@ def test_verify_against_the_model_names_every_fault_at_once() -> None:
         assert words in str(caught.value)
     assert set(caught.value.tensors) == {"a", "odd", "lost"}
     verify(bundle, {"a": (2, 3), "odd": (1,)}, dtype="float32")
-
-
-def test_a_name_twice_is_a_fault() -> None:
-    bundle = pack([("a", torch.ones(2)), ("a", torch.zeros(2))], version=2, dtype="float32")
     with pytest.raises(WeightSyncError, match="twice"):
-        verify(bundle)
+        verify(pack([("a", torch.ones(2)), ("a", torch.zeros(2))], version=2, dtype="float32"))
 
 
 def test_the_error_survives_pickling_and_shortens_long_lists() -> None:
@@ -234,9 +224,6 @@ def test_a_stream_of_tensors_gives_the_same_bundle_and_holds_few_at_once():
     together = pack(tensors.items(), version=4, dtype="bfloat16")
     assert streamed.tensors == together.tensors and np.array_equal(streamed.buffer, together.buffer)
     assert most <= 7  # of 40: at most four in the threads, one that is yielded, and what the threads still release
-
-
-def test_a_stream_that_does_not_fit_its_layout_is_refused():
     layout = [("a", (2, 3), torch.float32), ("b", (1,), torch.float32)]
     with pytest.raises(ValueError, match=r"tensor 'b' \(1,\); expected 'a' \(2, 3\)"):
         pack_stream(layout, [("b", torch.ones(1)), ("a", torch.ones(2, 3))], 0, "float32")
