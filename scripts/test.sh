@@ -43,7 +43,7 @@ trl() {
 verifiers() {
     say "pytest: environments of verifiers"
     over verifiers 'verifiers>=0.4,<0.5' || return
-    build/verifiers/bin/python -m pytest -q tests/envs/test_verifiers.py -k "own_evaluation or by_value"
+    build/verifiers/bin/python -m pytest -q tests/envs/test_verifiers.py -k own_evaluation
 }
 
 # A published MCP server is a program of its own.

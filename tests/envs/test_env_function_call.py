@@ -161,9 +161,6 @@ def test_wrong_turns_by_hand():
     ):
         world.reset(options={"prompt_id": str(number)})
         assert world.step(turn) == ("", reward, True, False, info), turn
-
-
-def test_where_nothing_fits_no_call_is_right():
     world = FunctionCall({"num_calls": 0})
     _, info = world.reset(seed=3)
     needed = request(int(info["prompt_id"])).function.name
@@ -191,12 +188,3 @@ def test_a_file_is_played_and_its_faults_are_named(tmp_path):
     (tmp_path / "q2.json").write_text(json.dumps(row))
     with pytest.raises(ValueError, match="expected arguments that field function describes"):
         FunctionCall({**settings, "path": str(tmp_path / "q2.json")})
-
-
-def test_settings_that_do_not_fit_each_other_are_refused():
-    with pytest.raises(ValueError, match="call_format = 'tags'.*expected one of the two"):
-        FunctionCall({"bfcl": "multiple", "path": "x", "call_format": "tags"})
-    with pytest.raises(ValueError, match="num_calls = 3; expected at most num_tools = 2"):
-        FunctionCall({"num_calls": 3, "num_tools": 2})
-    with pytest.raises(ValueError, match="cannot be read"):
-        FunctionCall({"path": "/nowhere"})

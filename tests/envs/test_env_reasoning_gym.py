@@ -72,7 +72,7 @@ def test_entries_without_an_answer_are_left_out():
 
 
 @pytest.mark.slow
-def test_graders_that_pay_for_what_is_wrong_are_replaced():
+def test_graders_that_pay_for_what_is_wrong_are_replaced_and_formulas_may_be_rearranged():
     world = ReasoningGym({"dataset": "game_of_life_halting", "pool_size": 40, "num_shots": 0})
     ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]
     right = {world.question(prompt_id).answer for prompt_id in ids}
@@ -88,10 +88,6 @@ def test_graders_that_pay_for_what_is_wrong_are_replaced():
         assert world.grade(tiny, answer) == expected, answer
     for answer, expected in [("0.3125", 1), ("5/16", 1), ("0.31255", 1), ("0", 0), ("0.3", 0), ("1e999999999", None)]:
         assert world.grade(prompt_id, answer) == expected, answer
-
-
-@pytest.mark.slow
-def test_integrals_may_leave_out_their_constant_and_formulas_may_be_rearranged():
     world = ReasoningGym({"dataset": "simple_integration", "pool_size": 5, "num_shots": 0})
     prompt_id = next(i for split in text.SPLITS for i in world.prompt_ids(split, 0))
     answer = world.question(prompt_id).answer
@@ -99,12 +95,6 @@ def test_integrals_may_leave_out_their_constant_and_formulas_may_be_rearranged()
     terms = answer.removesuffix(" + C")
     for turn, reward in [(terms, 1.0), (f"{terms} + c", 1.0), (f"0 + {terms}", 1.0), (f"{terms} + 1*x", 0.0)]:
         assert play(world, [turn], prompt_id)[1] == [reward], turn
-
-
-def test_datasets_that_cannot_be_checked_are_refused():
-    for name in REFUSED:
-        with pytest.raises(ValueError, match=f"dataset = '{name}' is refused: it"):
-            ReasoningGym({"dataset": name})
 
 
 def test_levels_of_the_curriculum_make_questions_harder():
@@ -125,22 +115,6 @@ def test_levels_of_the_curriculum_make_questions_harder():
         ReasoningGym({"dataset": "chain_sum", "levels": {"terms": 1}})
     with pytest.raises(ValueError, match="no curriculum"):
         ReasoningGym({"dataset": "gsm_symbolic", "levels": {"difficulty": 1}})
-
-
-@pytest.mark.parametrize(("env_config", "message"), [
-    ({}, "dataset is not set"),
-    ({"dataset": "chainsum"}, "dataset = 'chainsum'; expected one of reasoning-gym's .*chain_sum"),
-    ({"dataset": "chain_sum", "config": {"terms": 2}}, "dataset 'chain_sum' has no 'terms'; expected .*max_terms"),
-    ({"dataset": "chain_sum", "config": {"min_terms": 9}}, "is refused: max_terms must be >= min_terms"),
-    ({"dataset": "chain_sum", "config": {"seed": 1, "size": 3}}, "config has seed; .*config has size"),
-    ({"dataset": "chain_sum", "level": 99}, r"level = 99; expected 0 to \d+ for dataset 'chain_sum'"),
-    ({"dataset": "composite"}, "refused: its settings are not JSON"),
-    ({"dataset": "rush_hour"}, "has no reference answers"),
-    ({"dataset": "sudoku"}, "answers of several lines; set multiline = True"),
-])  # fmt: skip
-def test_reasoning_gym_refuses_bad_settings(env_config, message):
-    with pytest.raises(ValueError, match=message):
-        ReasoningGym(env_config)
 
 
 def test_partial_credit_counts_only_on_request():

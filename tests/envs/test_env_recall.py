@@ -58,12 +58,3 @@ def test_the_seed_decides_the_facts_and_shots_are_of_other_items():
     observation = world.reset(seed=0)[0]
     items = re.findall(r"item ([A-Z]-\d\d)", observation)
     assert len(items) == 4 and not set(items[:3]) & {one.split(":")[0] for one in world.prompt_ids("train", 0)}
-
-
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"num_facts": 500, "num_stages": 5}, "= 500 x 5 . 0; expected at most 2340 names"),
-    ({"stage": 6}, r"stage = 6; expected -1 \(all\) to 5"),
-])  # fmt: skip
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Recall(settings)

@@ -8,9 +8,7 @@ from itertools import islice
 
 import pytest
 
-from rllib_srl.envs.functions.bfcl import Bfcl
 from rllib_srl.envs.question import Question
-from rllib_srl.envs.shop.retail import Retail
 from rllib_srl.envs.tools import ToolCall, ToolTimeoutError, ToolWorld
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
@@ -76,12 +74,11 @@ def playing(prompt_id="2 3", **env_config):
 def test_an_episode_by_hand():
     world = Sums({"num_shots": 1})
     observation, _ = world.reset(options={"prompt_id": "2 3"})
-    tools, shot, asked = observation.partition("\n\n")[0], observation.split("\n\n")[1], observation.split("\n\n")[2]
+    tools, shot, asked = observation.split("\n\n")
     assert tools.startswith("Tools:\nadd(a: int, b: int) - Add two numbers.\nkeep(number: int) - Remember a number.\n")
     a, b = shot.removeprefix("Question: ").partition("?")[0].split(" + ")
-    assert (
-        shot == f"Question: {a} + {b}?\nTool: add(a={a}, b={b})\nResult: {int(a) + int(b)}\nAnswer: {int(a) + int(b)}"
-    )
+    total = int(a) + int(b)
+    assert shot == f"Question: {a} + {b}?\nTool: add(a={a}, b={b})\nResult: {total}\nAnswer: {total}"
     assert asked == "Question: 2 + 3?\n"
     assert world.step("Tool: add(2, b=3)\n") == (
         "Result: 5\n", 0.0, False, False, {"num_calls": 1, "num_call_faults": 0},
@@ -110,20 +107,17 @@ def test_a_late_call_ends_the_episode(turn):
     assert world.step("Answer: 5\n")[1] == 1.0
 
 
-def test_a_turn_that_cannot_be_read_ends_the_episode_unless_forgiven():
-    assert playing().step("hm\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
-    world = playing(forgiven_turns=1)
-    assert world.step("Tool: add(2 + 3)\n")[0].startswith("Cannot be read: argument is a binop; expected a number")
-    assert world.step("Tool: add(\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
-
-
-def test_calls_are_limited():
+def test_calls_and_turns_that_cannot_be_read_are_limited():
     world = playing(max_calls=2)
     world.step("Tool: keep(1); keep(2)\n")
     assert world.step("Tool: keep(3)\n") == ("", 0.0, False, True, {"stop_reason": "out_of_turns"})
     world.reset(options={"prompt_id": "2 3"})
     world.step("Tool: keep(1); keep(2)\n")
     assert world.step("Answer: 5\n")[1] == 1.0
+    assert playing().step("hm\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
+    world = playing(forgiven_turns=1)
+    assert world.step("Tool: add(2 + 3)\n")[0].startswith("Cannot be read: argument is a binop; expected a number")
+    assert world.step("Tool: add(\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
 
 
 # --- installed environments with tools ------------------------------------------------------------
@@ -146,15 +140,6 @@ def test_episodes_vote_with_what_they_come_to(name):
     assert world.vote(prompt_id, world.gold_turns(another)) != vote or not vote
 
 
-def test_a_setting_that_an_environment_ignores_is_refused():
-    with pytest.raises(ValueError) as caught:
-        Retail({"feedback_turns": 1, "num_shots": 2, "call_format": "tags"})
-    for part in ("feedback_turns = 1; expected 0", "num_shots = 2; expected 0", "call_format = 'tags'"):
-        assert part in str(caught.value)
-    with pytest.raises(ValueError, match="forgiven_turns = 1; expected 0"):
-        Bfcl({"forgiven_turns": 1})
-
-
 # --- tools shown by the model's chat template ---------------------------------------------------
 
 # As Qwen 2.5 writes tools and their results; a template of CHATML's kind otherwise.
@@ -167,6 +152,7 @@ QWEN = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 PICKY = "{%- for m in messages %}{%- if m.role == 'tool' %}{{- raise_exception('no tools') }}{%- endif %}{%- endfor %}"
+DEAF = QWEN.replace("+ m.content + '\n</tool", "+ '\n</tool")
 REWRITING = QWEN.replace("{%- if tools %}", "{%- if tools and messages[-1].role != 'tool' %}")
 
 
@@ -199,6 +185,7 @@ def test_a_template_shows_tools_and_results():
 @pytest.mark.parametrize(("template", "message"), [
     (CHATML, "omits the tools"),
     (QWEN + PICKY, "rejects the role 'tool'"),
+    (DEAF, "omits messages of the role 'tool'"),
     (REWRITING, "changes earlier tokens when a tool answers"),
 ])  # fmt: skip
 def test_a_template_that_cannot_show_tools_is_refused(template, message):

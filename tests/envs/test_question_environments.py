@@ -12,7 +12,6 @@ from rllib_srl.envs.games.copy_words import CopyWords
 from rllib_srl.envs.games.lookup import Lookup
 from rllib_srl.envs.math.compare import Compare
 from rllib_srl.envs.math.reasoning_gym_env import Products, ReasoningGym
-from rllib_srl.envs.question import integer_in
 from rllib_srl.envs.text import shuffled, split_of
 from rllib_srl.envs.tools.word_problem import WordProblem
 from tests.envs.play import play
@@ -84,20 +83,11 @@ def test_texts_by_hand():
     assert (compare.chance, two.chance, lookup.chance) == (1 / 3, 1 / 2, 1 / 2)
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [("7", 7), ("-7", -7), ("07", 7), ("7.", 7), ("7.0", None), ("+7", None), ("7..", None), ("", None), (".", None),
-     ("7 8", None), ("٣", None), ("1" * 31, None)],
-)  # fmt: skip
-def test_integers_by_hand(answer, value):
-    assert integer_in(answer) == value
-
-
 def test_the_first_line_counts():
     world = Compare({"num_shots": 0})
-    for turn, reward in [(GOLD + "Question: more\nAnswer: 0", 1.0), (GOLD.strip(), 1.0), (WRONG + GOLD, 0.0)]:
+    for turn, reward in [(GOLD + "Question: more", 1.0), (GOLD.strip(), 1.0), (" 93.", 1.0), (WRONG + GOLD, 0.0)]:
         assert play(world, [turn], PROMPT_ID)[1:] == ([reward], True, {}), turn
-    for turn in ("", " ", "\n", "\n\n 93", "   \n93\n"):
+    for turn in ("", " ", "\n", "\n\n 93", "   \n93\n", "93.0", "+93", "9 3", "٩٣", "9" * 31):
         assert play(world, [turn], PROMPT_ID)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), turn
 
 
@@ -118,19 +108,10 @@ def test_feedback_gives_further_tries_for_part_of_the_reward():
         assert world.step(turn)[1:3] == (reward, True)
 
 
-@pytest.mark.parametrize(("env_config", "message"), [
-    ({"lowest": 50, "highest": 50}, "lowest = 50, highest = 50; expected 0 <= lowest < highest"),
-    ({"lowest": 10, "highest": 12}, "lowest to highest are 3 numbers; too few"),
-])  # fmt: skip
-def test_compare_refuses_impossible_settings(env_config, message):
-    with pytest.raises(ValueError, match=message):
-        Compare(env_config)
-
-
 # --- copied words
 
 
-def test_copied_words_by_hand():
+def test_copied_words_forwards_and_backwards_by_hand():
     world, prompt_id = CopyWords({"num_shots": 0}), "lamp, river, cloud, nest"
     observation, _ = world.reset(options={"prompt_id": prompt_id})
     assert observation == "Question: Copy these words: lamp, river, cloud, nest\nAnswer:"
@@ -142,9 +123,6 @@ def test_copied_words_by_hand():
         assert play(world, [answer], prompt_id)[1:] == ([grade], True, {}), answer
     for answer in ("", "\n", " 7 7 7", " , .", "lamp " * 300):
         assert play(world, [answer], prompt_id)[3] == {"stop_reason": "unparsable"}, answer[:9]
-
-
-def test_words_backwards_by_hand():
     world, prompt_id = CopyWords({"num_shots": 0, "order": "backwards"}), "lamp, river, cloud"
     observation, _ = world.reset(options={"prompt_id": prompt_id})
     assert observation == "Question: Copy these words backwards: lamp, river, cloud\nAnswer:"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rllib_srl.common.environments import resolve
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.engine.protocol import Sampling
-from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel, agreement, plain_vote
 from rllib_srl.rollout import EnvCalls, Limits, LiveEpisode, RawTranscript, settle, to_group
 from rllib_srl.types import Prompt, StopReason
@@ -23,7 +22,6 @@ from tests.small_worlds import small_config, watch
 
 COMPARE = "rllib_srl.envs.math.compare:Compare"
 PROMPT_ID = "17, 93, 40"
-NESTED = {"world": COMPARE, "world_config": {"feedback_turns": 1}}
 
 
 def make(**changes):
@@ -31,15 +29,10 @@ def make(**changes):
 
 
 @pytest.mark.parametrize(("votes", "least", "ties", "expected"), [
-    ("aaba", 2, "none", [1, 1, 0, 1]), ("aaaa", 2, "none", [1, 1, 1, 1]),
-    ("abcd", 2, "none", [0, 0, 0, 0]),  # nobody agrees
-    ("abcd", 1, "none", [0, 0, 0, 0]),  # a tie of all
-    ("abcd", 1, "first", [1, 0, 0, 0]),
-    ("abab", 2, "none", [0, 0, 0, 0]), ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]),
-    ("baba", 2, "first", [1, 0, 1, 0]),
+    ("babaa.", 3, "none", [0, 1, 0, 1, 1, 0]), ("abab", 2, "none", [0, 0, 0, 0]),  # a tie
+    ("abcd", 1, "first", [1, 0, 0, 0]), ("baba", 2, "first", [1, 0, 1, 0]),
     ("a...", 2, "none", [0, 0, 0, 0]),  # one vote is no majority
-    ("a...", 1, "none", [1, 0, 0, 0]), ("....", 1, "first", [0, 0, 0, 0]),  # nothing can be read
-    ("aab....", 2, "none", [1, 1, 0, 0, 0, 0, 0]), ("", 1, "none", []),
+    ("....", 1, "first", [0, 0, 0, 0]), ("", 1, "none", []),  # nothing can be read
 ])  # fmt: skip
 def test_majorities_by_hand(votes, least, ties, expected):
     given_votes = [None if vote == "." else vote for vote in votes]
@@ -56,13 +49,10 @@ def test_a_count_says_the_same(votes, least):
     assert agreement(votes, str.__eq__, least, "none") == [float([vote] == best) for vote in votes]
 
 
-def test_a_group_is_settled_by_what_the_inner_world_reads():
+def test_a_group_is_settled_by_what_the_inner_world_reads(tmp_path):
     world = make()
     turns = [[" 40\n"], [" 40.\n"], [" 93\n"], ["hm\n"], []]
     assert world.settle_group(PROMPT_ID, turns) == [1.0, 1.0, 0.0, 0.0, 0.0]  # 93 is right, and has no say
-
-
-def test_equal_formulas_are_one_answer(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"problem": "Expand (x+1)^2.", "answer": "x^2+2x+1"}\n')
     config = {"path": str(path), "num_shots": 0, "deadline_s": 20.0}
@@ -86,26 +76,6 @@ def test_the_domains_of_an_environment_reach_through_its_wrappers(outer):
     config = {"world": "recall", "world_config": {"num_facts": 20, "num_stages": 2}}
     source = PromptSource({"w": resolve(outer)}, {"w": config}, {"w": 1.0}, seed=0)
     assert {prompt.domain for prompt in source.draw(30)} == {"stage_0", "stage_1"}
-
-
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"world": ""}, "world is not set; expected"),
-    ({"world_config": {"feedback_turns": 1}}, "feedback reveals the answer; expected 0"),
-    (
-        {"world": "rllib_srl.envs.wrappers.self_iteration:SelfIteration", "world_config": NESTED},
-        "feedback reveals the answer; expected 0",
-    ),
-    ({"world": "self_label", "world_config": {"world": COMPARE}}, "labels its groups already"),
-    ({"votes": 1}, "votes is not a setting"),
-])  # fmt: skip
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(**changes)
-
-
-def test_self_iteration_refuses_a_world_whose_labels_it_would_hide():
-    with pytest.raises(ValueError, match="rewarded by its group; expected it around self_iteration"):
-        SelfIteration({"world": "rllib_srl.envs.wrappers.self_label:SelfLabel", "world_config": {"world": COMPARE}})
 
 
 class Letters(World):
