@@ -5,11 +5,14 @@ A sandbox that works less than it could must fail the tests, and not skip them.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from rllib_srl.envs.sandbox import kernel
+from tests.waiting import wait_until
 
 
 def offers_namespaces() -> bool:
@@ -63,3 +66,23 @@ def still_alive(pids: list[int]) -> list[int]:
         if state not in "ZX":
             alive.append(pid)
     return alive
+
+
+def outlived_by(script: str, is_killed: bool) -> int:
+    """Run a program that prints the process above its children, kill it or let it end; check that they end with it.
+
+    Return the number of children.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-c", script]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
+    assert parent.stdout is not None
+    above = int(parent.stdout.readline())
+    assert not is_killed or wait_until(lambda: processes_below(above) != [])
+    processes = [above, *processes_below(above)]
+    if is_killed:
+        parent.kill()
+    parent.wait(timeout=60)
+    parent.stdout.close()
+    assert wait_until(lambda: still_alive(processes) == [])
+    return len(processes) - 1

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.machine import processes_below, still_alive
-from tests.waiting import wait_until
+from tests.machine import outlived_by
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPER = """
@@ -19,7 +17,7 @@ from rllib_srl.envs.kept_process import end_with
 end_with(int(sys.argv[1]))
 print(1, flush=True)"""
 GRADER = """
-import threading, time
+import os, threading, time
 from rllib_srl.envs.math.pool import symbolic_pool
 pool = symbolic_pool()
 if {has_computed}:
@@ -30,7 +28,7 @@ if {computes}:
 else:
     pool.warm()
     time.sleep(0.3)
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 {ending}
 """
 
@@ -43,20 +41,8 @@ print("ready", flush=True)
 def test_no_grader_outlives_a_runner(has_computed, computes, ending):
     """The runner is killed, or ends otherwise, while its grader starts, is idle, or computes what has no end."""
     script = GRADER.format(has_computed=has_computed, computes=computes, ending=ending)
-    runner = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert runner.stdout is not None and runner.stdout.readline() == "ready\n"
-    if ending.startswith("time"):
-        assert wait_until(lambda: processes_below(runner.pid) != [])
-    graders = processes_below(runner.pid)
-    if ending.startswith("time"):
-        assert 1 <= len(graders) <= 2 and still_alive(graders) == graders
-        runner.kill()
-    runner.wait(timeout=60)
-    runner.stdout.close()
-    assert wait_until(lambda: still_alive(graders) == [])
+    is_killed = ending.startswith("time")
+    assert is_killed <= outlived_by(script, is_killed) <= 2
 
 
 def test_one_that_is_orphaned_before_it_has_begun_ends_itself():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from rllib_srl.envs.math.question_file import QuestionFile
 from rllib_srl.envs.rewards import batching
 from rllib_srl.envs.rewards.scoring import RewardError, Rewards
-from tests.waiting import wait_until
+from tests.waiting import at_once, wait_until
 
 FUNCTIONS = """
 import asyncio, threading, time
@@ -63,7 +62,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gathering(monkeypatch) -> None:
-    """Let a batch wait for all calls of `at_once` in place of `WAIT_S`: the machine may be busy."""
+    """Let a batch wait for all calls of `together` in place of `WAIT_S`: the machine may be busy."""
     run = batching.Gathered._run
 
     def patient_run(self: batching.Gathered, batch: batching._Batch) -> None:
@@ -89,32 +88,17 @@ def calls_of(rewards: Rewards) -> list[list[str]]:
     return getattr(function, "__func__", function).__globals__["CALLS"]
 
 
-def at_once(tasks: Sequence[Callable[[], object]]) -> list[object]:
-    """Return what each task returns or raises; all of them run at the same time."""
-    global num_at_once
-    num_at_once, results = len(tasks), [None] * len(tasks)
-    start = threading.Barrier(len(tasks))
-
-    def run(number: int) -> None:
-        start.wait(60)
-        try:
-            results[number] = tasks[number]()
-        except RewardError as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
-
-
 def scored(rewards: Rewards, answers: Sequence[str]) -> list[object]:
     def of(n: int) -> Callable[[], object]:
         return lambda: rewards.score(f"{n}?", answers[n], {"n": n}).total
 
-    return at_once([of(n) for n in range(len(answers))])
+    return together([of(n) for n in range(len(answers))])
+
+
+def together(tasks: Sequence[Callable[[], object]]) -> list[object]:
+    global num_at_once
+    num_at_once = len(tasks)
+    return at_once(tasks)
 
 
 @pytest.mark.usefixtures("gathering")
@@ -142,7 +126,7 @@ def test_environments_of_a_process_share_the_batches_of_a_function(file: Path, f
     envs = [QuestionFile({"path": str(data), "num_shots": 0, "reward": reward}) for _ in range(8)]
     for number, env in enumerate(envs):
         env.reset(options={"prompt_id": env._ids[number]})
-    steps = at_once([lambda env=env, n=n: env.step(f" {'x' * n}\n")[1] for n, env in enumerate(envs, 1)])
+    steps = together([lambda env=env, n=n: env.step(f" {'x' * n}\n")[1] for n, env in enumerate(envs, 1)])
     expected = [n / 100 for n in range(1, 9)] if function == "length" else [0.5] * 8
     assert steps == pytest.approx(expected)
     assert [sorted(call) for call in calls_of(envs[0]._rewards)] == [["x" * n for n in range(1, 9)]]

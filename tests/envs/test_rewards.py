@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from rllib_srl.envs.rewards.settings import RewardSettings, read_rewards
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
 from tests.envs.http_server import http_server
+from tests.waiting import at_once
 
 FUNCTIONS = """
 import asyncio, time
@@ -51,7 +53,7 @@ def nan(prompt, answer, row): return float("nan")
 def two(prompt, answer, row): return 2
 def listed(prompt, answer, row): return [1.0]
 
-def trl(completions, prompts, gold, **kwargs): return [float(c == g) for c, g in zip(completions, gold)]
+def trl(completions, prompts, **kwargs): return [1.0]
 def trl_chat(completions, **kwargs): return [float(c == [{"role": "assistant", "content": "4"}]) for c in completions]
 def trl_long(completions, **kwargs): return [1.0, 0.0]
 def trl_number(completions, **kwargs): return 1.0
@@ -60,8 +62,6 @@ def trl_abstains(completions, **kwargs): return [None]
 def trl_knows(completions, gold): return [float(completions == gold)]
 def trl_length(prompts, completions, completion_ids, **kwargs): return [len(completion_ids[0]) / 10]
 def trl_step(completions, trainer_state): return [trainer_state.global_step / 10]
-def trl_all(completions, **kwargs):
-    return [len(kwargs["completion_ids"][0]) / 10 + kwargs["trainer_state"].global_step / 100]
 def trl_needs(completions, golden, level, **kwargs): return [1.0]
 def other_names(question, response): return 1.0
 def positional(prompt, answer, row, /): return 1.0
@@ -98,11 +98,13 @@ def score(file: Path, given, answer: str = "4", row=ROW, messages=(), **settings
 # --- forms and weights
 
 
-def test_the_reward_is_the_weighted_mean_of_the_functions(file: Path) -> None:
+def test_the_reward_is_the_weighted_mean_of_functions_that_get_a_copy_of_the_row(file: Path) -> None:
     given = [{"function": "right", "weight": 3.0}, {"function": "short", "weight": 1.0}, "later"]
     scored = score(file, given, answer="41")
     assert scored.parts == {"right": 0.0, "short": 0.8, "later": 0.5}
     assert scored.total == pytest.approx((3 * 0 + 1 * 0.8 + 1 * 0.5) / 5)
+    assert score(file, ["spoils", "right"]).total == 1.0
+    assert ROW["gold"] == "4"
 
 
 def test_all_functions_share_one_timeout(monkeypatch) -> None:
@@ -126,28 +128,12 @@ def test_all_functions_share_one_timeout(monkeypatch) -> None:
     assert time.monotonic() - start < 50.0
 
 
-def test_a_function_gets_a_copy_of_the_row(file: Path) -> None:
-    assert score(file, ["spoils", "right"]).total == 1.0
-    assert ROW["gold"] == "4"
-
-
-@pytest.mark.parametrize("answer", ["4", "5"])
-def test_the_forms_of_trl_and_verl_are_declared(file: Path, answer: str) -> None:
-    assert score(file, {"function": "trl", "form": "trl"}, answer).total == float(answer == "4")
-    chat = {"messages": [{"role": "user", "content": "2 + 2?"}]}
-    found = score(file, {"function": "trl_chat", "form": "trl"}, answer, row=chat, messages=chat["messages"])
-    assert found.total == float(answer == "4")
-    row = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
-    assert score(file, {"function": "verl", "form": "verl"}, answer, row=row).total == float(answer == "4")
-
-
 # --- what is no reward
 
 
 @pytest.mark.parametrize(("function", "form", "reason"), [
     ("raises", "row", "raised ZeroDivisionError: division by zero"),
     ("hangs", "row", "gave no reward within reward_timeout_s = 0.5"),
-    ("sleeps", "row", "gave no reward within reward_timeout_s = 0.5"),
     ("nothing", "row", "returned None; expected a number: does every path of it end in a return?"),
     ("text", "row", "returned '0.5', a str; expected a number"),
     ("nan", "row", "returned nan; expected a finite number"),
@@ -208,11 +194,9 @@ def test_wrong_settings_are_named(given, fault: str) -> None:
     ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
     ("{dir}/functions.py:number", "is a int; expected a function"),
     ("{dir}/broken.py:f", "cannot be imported (SyntaxError"),
-    ("{dir}/program.py:f", "ends the process while it is imported; put what it runs under if __name__"),
 ])  # fmt: skip
 def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault: str) -> None:
     (file.parent / "broken.py").write_text("def f(:\n")
-    (file.parent / "program.py").write_text("def f(): ...\nraise SystemExit\n")
     with pytest.raises(ValueError) as caught:
         load_function(spec.format(dir=file.parent))
     assert fault in str(caught.value) and "\n" not in str(caught.value)
@@ -233,12 +217,10 @@ class Server:
         with self.lock:
             self.num_under_way += 1
             self.most = max(self.most, self.num_under_way)
-        time.sleep(0.02)
+            status, reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        time.sleep(60 if reply == "late" else 0.02)
         with self.lock:
             self.num_under_way -= 1
-            status, reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        if reply == "late":
-            time.sleep(60)
         return status, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
 
@@ -253,17 +235,11 @@ def remote(server: Server, **settings) -> Rewards:
     return Rewards.load(f"{server.url}/score", **{"timeout_s": 20.0, **settings})
 
 
-def test_a_server_gives_the_reward(server) -> None:
+def test_a_server_gives_the_reward_also_after_failures_that_may_pass(server) -> None:
     assert remote(server).score("2 + 2?", "4", ROW).parts == {"score": 0.5}
     assert [body for *_, body in server.asked] == [{"prompt": "2 + 2?", "answer": "4", "row": ROW}]
-    server.replies = [(200, 0.25)]
-    assert remote(server).score("2 + 2?", "4", ROW).total == 0.25
-
-
-def test_failures_that_may_pass_are_retried(server) -> None:
-    server.replies = [(503, {}), (429, {}), (200, {"reward": 1})]
-    assert remote(server).score("2 + 2?", "4", ROW).total == 1.0
-    assert len(server.asked) == 3
+    server.replies = [(503, {}), (429, {}), (200, 0.25)]
+    assert remote(server).score("2 + 2?", "4", ROW).total == 0.25 and len(server.asked) == 4
 
 
 @pytest.mark.parametrize(("replies", "num_asked", "reason"), [
@@ -293,11 +269,7 @@ def test_an_unreachable_server_is_named_and_one_that_is_not_allowed_is_refused(m
 
 def test_at_most_so_many_requests_are_open(server) -> None:
     rewards = remote(server, concurrency=2, timeout_s=60.0)
-    threads = [threading.Thread(target=rewards.score, args=("2 + 2?", "4", ROW)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    at_once([partial(rewards.score, "2 + 2?", "4", ROW)] * 8)
     assert len(server.asked) == 8 and 1 <= server.most <= 2
 
 
@@ -334,9 +306,6 @@ def test_rows_that_ask_the_same_and_differ_are_two_prompts_of_one_split(file: Pa
         env.reset(options={"prompt_id": prompt_id})
         earned.append(env.step(" four\n")[1])
     assert sorted(earned) == [0.0, 1.0]
-
-
-def test_a_question_of_the_heldout_file_is_held_out_whatever_its_row(file: Path) -> None:
     (file.parent / "test.jsonl").write_text(json.dumps({"question": "1 + 1?", "gold": "2"}))
     rows = [{"question": "1 + 1?", "gold": gold} for gold in ("two", "II")] + [{"question": "2 + 2?", "gold": "4"}]
     env = environment(file, rows, heldout_path=str(file.parent / "test.jsonl"))
@@ -345,10 +314,10 @@ def test_a_question_of_the_heldout_file_is_held_out_whatever_its_row(file: Path)
 
 
 def test_a_pass_mark_of_ones_own_reaches_the_runner(file: Path) -> None:
-    env = environment(file, [ROW], pass_reward=0.5)
-    assert reset(env, Prompt("question_file", env._ids[0])).pass_reward == 0.5
-    plain = environment(file, [ROW])
-    assert reset(plain, Prompt("question_file", plain._ids[0])).pass_reward is None
+    """Of functions that take any arguments, and of objects that are called."""
+    for function, mark in (("any_names", {}), ("judge", {"pass_reward": 0.5})):
+        env = environment(file, [ROW], reward=f"{file}:{function}", **mark)
+        assert reset(env, Prompt("question_file", env._ids[0])).pass_reward == mark.get("pass_reward")
 
 
 @pytest.mark.parametrize(("settings", "fault"), [
@@ -384,13 +353,10 @@ def test_a_function_that_abstains_gives_its_weight_to_the_others(file: Path) -> 
 
 
 def test_functions_of_trl_get_tokens_state_and_columns_as_they_name_them(file: Path) -> None:
-    for function, expected in (("trl_length", 0.3), ("trl_step", 0.7), ("trl_all", 0.37), ("trl_knows", 1.0)):
+    for function, expected in (("trl_length", 0.3), ("trl_step", 0.7), ("trl_knows", 1.0)):
         rewards = Rewards.load({"function": f"{file}:{function}", "form": "trl"}, timeout_s=20.0)
         rewards.check_columns({"question", "gold"})
         assert rewards.score("2 + 2?", "4", ROW, turn=([5, 6, 7], 7)).total == pytest.approx(expected)
-
-
-def test_the_environment_passes_on_the_tokens_of_the_turn(file: Path) -> None:
     reward = [{"function": f"{file}:{name}", "form": "trl"} for name in ("trl_length", "trl_step")]
     env = environment(file, [ROW], reward=reward)
     reset(env, Prompt("question_file", env._ids[0]))
@@ -421,11 +387,6 @@ def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(
     assert f"reward '{file}:{function}'" in str(caught.value) and fault in str(caught.value)
 
 
-def test_functions_that_take_the_arguments_are_taken(file: Path) -> None:
-    for function in ("any_names", "judge"):
-        assert environment(file, [ROW], reward=f"{file}:{function}").num_questions == 1
-
-
 # --- conversations
 
 
@@ -443,3 +404,5 @@ def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(fi
         assert env.reset(options={"prompt_id": env._ids[0]})[0] == "2 + 2?"
         assert (env.system_prompt, env.question(env._ids[0]).answer) == ("Be short.", "4")
         assert env.step("4\n")[1] == 1.0
+        env.reset(options={"prompt_id": env._ids[0]})
+        assert env.step("5\n")[1] == 0.0

@@ -6,11 +6,8 @@ import ast
 import os
 import resource
 import signal
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -19,10 +16,8 @@ from rllib_srl.envs.sandbox.calls import Call, Limits, Returned
 from rllib_srl.envs.sandbox.guarantees import NAMES, Guarantee, Guarantees, probe
 from rllib_srl.envs.sandbox.pool import ENVIRONMENT, close_all, pool_of
 from rllib_srl.envs.sandbox.run import Sandbox
-from tests.machine import CAN_ISOLATE, OFFERS, processes_below, still_alive
-from tests.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.machine import CAN_ISOLATE, OFFERS, outlived_by, still_alive
+from tests.waiting import at_once
 
 
 @pytest.fixture(scope="module", name="sandbox")
@@ -30,16 +25,13 @@ def _sandbox():
     return Sandbox(Limits(timeout_s=20.0), allow_weak_sandbox=True)
 
 
-def test_what_code_prints_and_is_worth(sandbox):
+def test_what_code_reads_prints_and_is_worth(sandbox):
     result = sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
     assert (result.stop, result.stdout, result.stderr, result.value) == ("ok", "out\n", "err\n", "42")
     assert (result.exit_code, result.error, result.returned, result.is_leaking) == (0, "", (), False)
     assert sandbox.run("x = 6 * 7").value is None and sandbox.run("None").value is None
     assert sandbox.run("").stop == "ok"
     assert sandbox.run("if __name__ == '__main__': print(__name__)").stdout == "__main__\n"
-
-
-def test_standard_input_and_files(sandbox):
     code = "import sys\nprint(input(), sys.stdin.read(), open('a/b.txt').read(), sorted(__import__('os').listdir('.')))"
     result = sandbox.run(code, stdin="one\ntwo", files={"a/b.txt": "ä\r\n", "c": ""})
     assert result.stdout == "one two ä\n ['a', 'c']\n"  # open() reads \r\n as \n
@@ -147,19 +139,11 @@ def test_what_programs_need_of_sockets_and_descriptors_is_allowed(without):
 
 
 def test_many_threads_get_their_own_answers(sandbox):
-    wrong: list[int] = []
+    def answers(first: int) -> list[str]:
+        return [sandbox.run(f"print({number})").stdout for number in range(first, first + 12)]
 
-    def ask(first: int) -> None:
-        for number in range(first, first + 12):
-            if sandbox.run(f"print({number})").stdout != f"{number}\n":
-                wrong.append(number)
-
-    threads = [threading.Thread(target=ask, args=(100 * n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert wrong == [] and not any(thread.is_alive() for thread in threads)
+    found = at_once([partial(answers, 100 * n) for n in range(8)])
+    assert found == [[f"{100 * n + more}\n" for more in range(12)] for n in range(8)]
 
 
 def test_a_dead_zygote_is_replaced(sandbox):
@@ -177,21 +161,12 @@ KILLER = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: 
 
 def test_code_that_ends_the_zygote_is_to_blame_and_nobody_else():
     """It is run again alone; those whose zygote it ended get their answers."""
-    sandbox, answers, threads = Sandbox(without=WEAK, allow_weak_sandbox=True), {}, []
-
-    def ask(name, code):
-        answers[name] = sandbox.run(code)
-
-    for number in range(3):
-        threads.append(threading.Thread(target=ask, args=(number, f"import time\ntime.sleep(0.5)\n{number}")))
-        threads[-1].start()
-    time.sleep(0.2)
-    ask("killer", KILLER)
-    for thread in threads:
-        thread.join(timeout=60)
-    assert (answers["killer"].stop, answers["killer"].value, answers["killer"].exit_code) == ("crashed", None, -9)
-    assert "in a call and again alone" in answers["killer"].error
-    assert [answers[number].value for number in range(3)] == ["0", "1", "2"]
+    sandbox = Sandbox(without=WEAK, allow_weak_sandbox=True)
+    calls = [partial(sandbox.run, f"import time\ntime.sleep(0.5)\n{number}") for number in range(3)]
+    *others, killer = at_once([*calls, lambda: time.sleep(0.2) or sandbox.run(KILLER)])
+    assert (killer.stop, killer.value, killer.exit_code) == ("crashed", None, -9)
+    assert "in a call and again alone" in killer.error
+    assert [one.value for one in others] == ["0", "1", "2"]
     assert sandbox.run("7").value == "7"
 
 
@@ -234,27 +209,14 @@ print(pool_of((), ())._process.pid, flush=True)
 @pytest.mark.parametrize("ending", ["time.sleep(60)", "import os; os._exit(0)"])
 def test_no_process_outlives_the_parent(ending):
     """Killed in the middle of a call, or ended in any other way."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.replace("{ending}", ending)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=environment, text=True,
-    )  # fmt: skip
-    zygote = int(parent.stdout.readline())
-    if ending.startswith("time"):
-        assert wait_until(lambda: processes_below(zygote) != [])
-    processes = [zygote, *processes_below(zygote)]
-    if ending.startswith("time"):
-        assert len(processes) >= 2
-        parent.kill()
-    parent.wait(timeout=60)
-    parent.stdout.close()
-    assert wait_until(lambda: still_alive(processes) == [])
+    is_killed = ending.startswith("time")
+    assert outlived_by(SCRIPT.replace("{ending}", ending), is_killed) >= is_killed
 
 
 ALLOWED, REFUSED, KILLED, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x80000000, 0x00050026
 
 
-def test_the_filter_is_what_it_says():
+def test_the_filter_is_what_it_says_and_reads_arguments():
     """Every rule jumps inside the program, and known calls come out as the list says, by a small BPF machine."""
     program = seccomp.program(own_pid=7)
     allowed = seccomp.allowed_numbers()
@@ -271,6 +233,9 @@ def test_the_filter_is_what_it_says():
     assert _verdict(program, seccomp._CLONE3) == NO_SUCH_CALL
     assert _verdict(program, allowed["read"], arch=1) == KILLED
     assert len(program) < 4096
+    program = seccomp.program(own_pid=7)
+    for name, number, arguments, expected in ARGUMENTS:
+        assert _verdict(program, getattr(seccomp, number), *arguments) == expected, name
 
 
 HIGH = 1 << 32  # a bit of an argument's upper half
@@ -295,12 +260,6 @@ ARGUMENTS = [  # what it is, call, arguments, verdict
     ("F_SETLEASE", "_FCNTL", (3, 1024, 1), REFUSED), ("F_SETPIPE_SZ", "_FCNTL", (3, 1031, 1 << 20), REFUSED),
     ("F_SETOWN with a high half", "_FCNTL", (3, HIGH | 8, 1), REFUSED),  # the kernel reads the low one
 ]  # fmt: skip
-
-
-def test_the_filter_reads_arguments():
-    program = seccomp.program(own_pid=7)
-    for name, number, arguments, expected in ARGUMENTS:
-        assert _verdict(program, getattr(seccomp, number), *arguments) == expected, name
 
 
 def _verdict(program, number, *arguments, arch=None):
