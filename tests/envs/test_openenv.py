@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import threading
@@ -11,13 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiohttp import WSMsgType, web
 
 from rllib_srl.envs.servers import openenv
 from rllib_srl.envs.servers.links import ServerError
 from rllib_srl.envs.servers.openenv import OpenEnv, RewardRangeError, SeedError
 
-pytest.importorskip("websockets")  # vLLM brings it, or the extra `envs`
+websockets = pytest.importorskip("websockets.sync.server")  # vLLM brings it, or the extra `envs`
 
 TIMEOUT_S = 30.0  # of every environment that is not late on purpose; a busy machine may stall for seconds
 LATE_S = 60.0  # how long a late server waits before it answers
@@ -25,9 +23,6 @@ LATE_S = 60.0  # how long a late server waits before it answers
 
 class Guess:
     """Asks for the sum of two numbers, three tries; the first word of a wrong turn is shown again."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
 
     def reset(self, data: dict[str, Any], is_seeded: bool = True) -> dict[str, Any]:
         generator = random.Random(data["seed"] if is_seeded else None)
@@ -46,70 +41,47 @@ class Guess:
         return {"observation": {"said": {"text": text}, "metadata": {}}, "reward": reward, "done": is_done}
 
 
-class Server:
-    """A server with a route for each kind of fault."""
+BUSY = [0]  # how many resets a busy server still refuses
+ENDED = threading.Event()  # of the tests: nobody waits for a late server then
+ODD = {"garbage": "{", "odd": '{"type": "observation", "data": {"done": 3}}'}
 
-    def __init__(self) -> None:
-        self.num_busy = 0
-        self.loop = asyncio.new_event_loop()
-        started = threading.Event()
-        threading.Thread(target=self._serve, args=(started,), daemon=True).start()
-        assert started.wait(60)
 
-    def _serve(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self.loop)
-        app = web.Application()
-        app.router.add_get("/{fault}/ws", self.socket)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        self.loop.run_until_complete(runner.setup())
-        self.loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
-        self.port = runner.addresses[0][1]
-        started.set()
-        self.loop.run_forever()
-
-    async def socket(self, request: web.Request) -> web.StreamResponse:
-        fault, guess = request.match_info["fault"], Guess()
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for message in socket:
-            if message.type is not WSMsgType.TEXT or json.loads(message.data)["type"] == "close":
-                break
-            if (answer := await self.answered(fault, guess, json.loads(message.data))) is None:
-                break
-            await socket.send_str(answer)
-        return socket
-
-    async def answered(self, fault: str, guess: Guess, asked: dict[str, Any]) -> str | None:
+def hold_session(socket: Any) -> None:
+    """Answer one client, with the fault that the path names."""
+    fault, guess = socket.request.path.split("/")[1], Guess()
+    for asked in map(json.loads, socket):
         kind, data = asked["type"], asked.get("data", {})
-        if fault == "busy" and kind == "reset" and self.num_busy > 0:
-            self.num_busy -= 1
-            return json.dumps({"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}})
+        if kind == "close" or (kind, fault) == ("step", "gone"):
+            return
         if kind == "step" and fault == "late":
-            await asyncio.sleep(LATE_S)
-        if kind == "step" and fault in ("gone", "garbage", "odd"):
-            return {"gone": None, "garbage": "{", "odd": '{"type": "observation", "data": {"done": 3}}'}[fault]
-        if kind == "reset":
-            return json.dumps({"type": "observation", "data": guess.reset(data, fault != "unseeded")})
-        try:
-            return json.dumps({"type": "observation", "data": guess.step(data)})
-        except ValueError as error:
-            return json.dumps({"type": "error", "data": {"code": "VALIDATION_ERROR", "message": str(error)}})
+            ENDED.wait(LATE_S)
+        if (kind, fault) == ("reset", "busy") and BUSY[0] > 0:
+            BUSY[0] -= 1
+            answer = {"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full"}}
+        else:
+            try:
+                shown = guess.reset(data, fault != "unseeded") if kind == "reset" else guess.step(data)
+                answer = {"type": "observation", "data": shown}
+            except ValueError as error:
+                answer = {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": str(error)}}
+        socket.send(ODD[fault] if kind == "step" and fault in ODD else json.dumps(answer))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.loop.call_soon_threadsafe(made.loop.stop)
+def port() -> Iterator[int]:
+    with websockets.serve(hold_session, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.socket.getsockname()[1]
+        ENDED.set()
 
 
 @pytest.fixture
-def make(server: Server) -> Iterator[Any]:
+def make(port: int) -> Iterator[Any]:
     openenv._checked.clear()
     made: list[OpenEnv] = []
 
     def build(fault: str = "plain", **settings: Any) -> OpenEnv:
-        url = f"ws://127.0.0.1:{server.port}/{fault}/ws"
+        url = f"ws://127.0.0.1:{port}/{fault}/ws"
         how = {"action": {"message": "{turn}"}, "observation": "said.text", "low": -0.3, "timeout_s": TIMEOUT_S}
         made.append(OpenEnv({"url": url, **how, **settings}))
         return made[-1]
@@ -167,13 +139,12 @@ def test_a_failed_step_says_why_and_the_next_episode_is_whole(make: Any, fault: 
     assert env.reset(seed=2)[0] == question and time.monotonic() - start < LATE_S - 5
 
 
-def test_a_reset_is_repeated_and_a_step_is_not(make: Any, server: Server) -> None:
-    server.num_busy = 2
-    assert make("busy").reset(seed=2)[0].endswith("=") and server.num_busy == 0
-    server.num_busy = 10**6
+def test_a_reset_is_repeated_and_a_step_is_not(make: Any) -> None:
+    BUSY[0] = 2
+    assert make("busy").reset(seed=2)[0].endswith("=") and BUSY[0] == 0
+    BUSY[0] = 10**6
     with pytest.raises(ServerError, match=r"full.*set max_concurrent_episodes.*\(tried \d+ times in 3 s\)"):
         make("busy", timeout_s=3.0).reset(seed=2)
-    server.num_busy = 0
 
 
 def test_what_cannot_be_trained_on_ends_the_run(make: Any) -> None:
