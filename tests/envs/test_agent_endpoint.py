@@ -51,7 +51,7 @@ def post(
 BASE = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_requests_get_an_answer_or_a_reason(session):
+def test_requests_get_an_answer_or_a_reason_and_a_body_has_a_limit(session):
     """The bodies that are taken and refused: test_agent_requests.py."""
     status, answer = post(session.token, json.dumps(BASE).encode())
     assert status == 200 and json.loads(answer)["choices"][0]["message"] == {"role": "assistant", "content": "ok"}
@@ -63,9 +63,6 @@ def test_requests_get_an_answer_or_a_reason(session):
         error = json.loads(answer)["error"]
         assert status == 400 and error["type"] == "invalid_request_error" and len(error["message"]) > 10
     assert post(session.token, json.dumps(BASE).encode())[0] == 200  # and the server goes on
-
-
-def test_a_body_has_a_limit_packed_too(session):
     large = json.dumps({**BASE, "user": "x" * 10_000_000}).encode()
     for body, headers in ((large, {}), (gzip.compress(large), {"Content-Encoding": "gzip"})):
         status, answer = post(session.token, body, **headers)

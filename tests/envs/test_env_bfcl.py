@@ -14,12 +14,7 @@ if importlib.util.find_spec("bfcl_eval") is None:
     pytest.skip("bfcl-eval is not installed: pip install --no-deps bfcl-eval==2026.3.23", allow_module_level=True)
 
 from rllib_srl.envs.functions.bfcl import Bfcl
-from rllib_srl.envs.functions.simulators import (
-    CATEGORIES,
-    Library,
-    Simulation,
-    tasks,
-)
+from rllib_srl.envs.functions.simulators import CATEGORIES, Library, Simulation, tasks
 
 FILES = "multi_turn_base_0"
 MOST_TURNS = 200
@@ -67,9 +62,7 @@ def test_an_episode_by_hand():
         'Result: {"current_working_directory": "document"}\nResult: None\n'
         "Result: {\"result\": \"'final_report.pdf' moved to 'temp/final_report.pdf'\"}\n", 0.0,
     )  # fmt: skip
-    assert world.step("[cd(folder='nowhere')]\n")[0] == (
-        'Result: {"error": "cd: \'nowhere\': No such file or directory"}\n'
-    )
+    assert "No such file or directory" in world.step("[cd(folder='nowhere')]\n")[0]
     assert world.step("Answer: moved\n")[0].startswith("User: Perform a detailed search using grep")
 
 
@@ -121,7 +114,7 @@ def test_text_of_the_policy_is_looked_up_and_never_run():
     assert "antigravity" not in set(sys.modules) - before
 
 
-def test_numbers_that_would_stop_the_program_are_refused():
+def test_a_simulator_keeps_to_its_bounds_and_its_globals_to_itself():
     task = next(task for task in tasks("base").values() if "MathAPI" in task.classes)
     simulation, start = Simulation(Library(), task), time.thread_time()
     for call in (
@@ -133,9 +126,6 @@ def test_numbers_that_would_stop_the_program_are_refused():
             simulation.run(call)
     assert time.thread_time() - start < 10
     assert simulation.run(ToolCall("power", (2, 3))) == '{"result": 8}'
-
-
-def test_the_globals_of_simulators_are_not_shared():
     import mpmath
 
     one, other = Library(), Library()

@@ -81,7 +81,7 @@ def test_every_number_template_prints_what_it_solves():
     assert number_problems.parsed("growth 100 10 5")[0].solve(100, 10, 5) == 160  # 110 121 133 146 160
 
 
-def test_a_function_task_by_hand():
+def test_a_function_task_by_hand_and_its_hidden_checks():
     task = function_tasks.task("list 0 20 0", 3)  # divisible by 2, times 2, the sum
     assert task.words.startswith(
         "Write f(xs), where xs is a list of whole numbers: keep those that are divisible by 2, "
@@ -94,9 +94,6 @@ def test_a_function_task_by_hand():
     gold = "def f(xs):\n    ys = [x * 2 for x in xs if x % 2 == 0]\n    return sum(ys)"
     assert world.gold_turns("list 0 20 0") == [code(gold)]
     assert function_tasks.task("recurrence 1 0 0 0", 3).checks[:2] == ((0, 1), (1, 1))
-
-
-def test_hidden_checks_are_not_in_the_prompt():
     world = CodeTask({"num_shots": 2})
     for prompt_id in first_ids(world, count=200):
         prompt, task = world.reset(options={"prompt_id": prompt_id})[0], function_tasks.task(prompt_id, 8)
@@ -140,14 +137,8 @@ def test_a_verdict_cannot_be_forged(body):
 
 
 def test_the_expected_values_never_enter_the_sandbox(monkeypatch):
-    sent = []
-    original = Sandbox.run
-
-    def spied(self, *args, **keywords):
-        sent.append((args, keywords))
-        return original(self, *args, **keywords)
-
-    monkeypatch.setattr(Sandbox, "run", spied)
+    sent, run = [], Sandbox.run
+    monkeypatch.setattr(Sandbox, "run", lambda *args, **given: sent.append((args[1:], given)) or run(*args, **given))
     prompt_id = "recurrence 3 4 5 6"
     world = CodeTask({"num_shots": 0})
     played(world, prompt_id, *world.gold_turns(prompt_id))
@@ -166,15 +157,12 @@ def test_code_that_runs_too_long_is_a_tool_timeout():
     assert played(world, "list 0 20 0", "no code")[3] == {"stop_reason": "unparsable"}
 
 
-def test_how_code_is_found_in_a_turn():
+def test_code_is_found_in_a_turn_and_its_values_are_compared_with_their_types():
     world = CodeTask({"num_shots": 0})
     assert world.answer_in("\n```python\nx = 1\n```\n") == "x = 1"
     assert world.answer_in("Here it is:\n```py\nx = 1\n\ny = 2\n```\nand\n```python\nz\n```\n") == "x = 1\n\ny = 2"
     assert world.answer_in("```\nx = 1") == "x = 1"  # cut off
     assert world.answer_in("def f(x): return x") == world.answer_in("```python x```") == ""
-
-
-def test_values_are_compared_with_their_types():
     nan = float("nan")
     for value, wanted in ((1, 1), (1.0, 1), ([1, 2], [1, 2])):
         assert is_same(value, wanted)

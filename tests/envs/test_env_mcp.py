@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rllib_srl import ToolEnvironment
 from rllib_srl.common.environments import resolve
 from rllib_srl.envs.tools.calls import ToolServerError
+from tests.machine import processes_below, still_alive
 from tests.waiting import wait_until
 
 pytest.importorskip("mcp", reason="mcp is not installed: rllib_srl[mcp]")
@@ -81,18 +81,11 @@ def test_what_ends_a_server_loses_the_episode_and_not_the_next_one() -> None:
         assert env.step("Tool: add(1)\n")[0] == "Result: 2\n"
     env = made(call_timeout_s=1.0, per_episode=True)
     asked(env)
-    servers = [one for one in psutil.Process().children(recursive=True) if is_alive(one)]
+    servers = still_alive(processes_below(os.getpid()))
     with pytest.raises(ToolServerError, match="it did not answer within 1 s"):
         env.step("Tool: hangs()\n")
     env.close()
-    assert wait_until(lambda: sum(map(is_alive, servers)) <= len(servers) - 2, 60)  # it and its relay
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert wait_until(lambda: len(still_alive(servers)) <= len(servers) - 2)  # it and its relay
 
 
 def raw(tmp_path: Path, schema: Any) -> list[str]:

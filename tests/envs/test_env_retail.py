@@ -178,12 +178,6 @@ def test_an_episode_by_hand(folder):
     assert world.step("")[1:] == (0.0, True, False, {"stop_reason": "unparsable"})
 
 
-@pytest.mark.parametrize("call_format", ["line", "xml", "json", "python", "native"])
-def test_the_ground_truth_earns_one(folder, call_format):
-    world = Retail({"data_dir": str(folder), "call_format": call_format, "num_replies": 1})
-    assert [earned(world, prompt_id, *world.gold_turns(prompt_id)) for prompt_id in "01"] == [1.0, 1.0]
-
-
 def test_what_calls_change_and_what_is_told_counts(folder):
     world = Retail({"data_dir": str(folder)})
     look, cancel, done = world.gold_turns("0")

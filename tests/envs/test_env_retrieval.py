@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -52,15 +51,6 @@ def test_a_person_is_in_one_split():
     }
     assert len(subjects["heldout"]) > 80
     assert not subjects["train"] & subjects["heldout"]
-
-
-def test_hostile_queries_are_answered_in_time():
-    world = Retrieval({"num_shots": 0, "max_calls": 100})
-    world.reset(seed=0)
-    start = time.process_time()  # of all threads: each call has its own
-    for query in ("", "a" * 20_000, "the " * 5_000, "\x00", "\ud800", "🦊", "') OR 1=1 --", "x" * 9 * 10**5):
-        assert world.step(f"<search>{query}</search>")[0].startswith("\n<information>"), ascii(query[:9])
-    assert time.process_time() - start < 30
 
 
 def test_files_are_played_and_their_faults_are_named(tmp_path):

@@ -70,15 +70,12 @@ def test_gold_turns_earn_one_in_every_style_and_format(tmp_path, row):
             assert played(world, f" {world.question(world._ids[0]).wrong}{world.stop_strings[0]}")[0] < 1.0
 
 
-def test_the_info_says_what_was_parsed_and_expected(tmp_path):
+def test_the_info_says_what_was_parsed_and_a_note_that_a_solution_has_two_answers(tmp_path):
     world = world_of(tmp_path, [TOPICAL], answer_format="boxed")
     for turn, parsed in [(r" so \boxed{3}", "3"), (" 2 or 3", "2 | 3"), (" dunno", ""), (" It is not 2", "")]:
         info = played(world, turn)[1]
         assert (info["parsed"], info["expected"]) == (parsed, r"\boxed{2}"), turn
     assert len(played(world, " 7" * 5_000)[1]["parsed"]) <= 200
-
-
-def test_a_solution_that_states_two_answers_is_a_warning_and_is_not_shown(tmp_path):
     row = {"problem": "Which is it?", "solution": r"Perhaps \boxed{4}. No, it is \boxed{5}."}
     world = world_of(tmp_path, [row], style="reasoned")
     assert world.row_notes == ["row 1 has 2 boxes in its solution, such as '4' and '5', and the last one counts"]
@@ -97,12 +94,18 @@ def test_a_second_file_is_held_out_and_shares_no_question(tmp_path):
     assert len(found["train"]) == 50 - 4 and not found["train"] & found["heldout"]
 
 
-def test_repeated_rows_are_counted_and_contradictions_are_faults(tmp_path):
+def test_repeated_rows_are_counted_contradictions_are_faults_and_a_named_column_must_be_there(tmp_path):
     rows = sums(5) + sums(2)
     world = world_of(tmp_path, rows)
     assert (world.num_questions, world.num_repeated) == (5, 2)
     with pytest.raises(ValueError, match="row 8, field 'answer' differs from that of an earlier row"):
         world_of(tmp_path, [*rows, {"question": rows[0]["question"], "answer": "7"}])
+    rows = [{"prompt": "1 + 4", "truth": "9", "solution": "so \\boxed{5}"}]
+    with pytest.raises(ValueError, match="row 1, field 'truht' is missing; the row has prompt, truth, solution; set"):
+        world_of(tmp_path, rows, answer_field="truht")
+    assert asked(world_of(tmp_path, rows, answer_field="truth")) == {"1 + 4": "9"}
+    with pytest.raises(ValueError, match="if it is the answer itself, set answer_field = 'solution'"):
+        world_of(tmp_path, [{"prompt": "1 + 4", "solution": "5"}])
 
 
 def test_broken_rows_are_named_all_at_once_or_left_out_and_counted(tmp_path, caplog):
@@ -120,24 +123,11 @@ def test_broken_rows_are_named_all_at_once_or_left_out_and_counted(tmp_path, cap
         world = QuestionFile({"path": str(path), "num_shots": 0, "bad_rows": "skip"})
     assert (world.num_questions, world.num_skipped) == (3, 3)
     assert "3 rows cannot be used" in caplog.text and "row 2" in caplog.text
-
-
-def test_many_broken_rows_are_counted_and_those_that_differ_shown(tmp_path):
     for bad_rows in ("refuse", "skip"):  # with no good row there is nothing to use
         with pytest.raises(ValueError, match="row 20, .*; and 30 more rows"):
             world_of(tmp_path, [{f"a{n}": n} for n in range(50)], bad_rows=bad_rows)
         with pytest.raises(ValueError, match=r"row 1, .* \(the same in 49 more rows\); fix them"):
             world_of(tmp_path, [{"a": n} for n in range(50)], bad_rows=bad_rows)
-
-
-def test_a_column_that_the_user_names_must_be_there(tmp_path):
-    """A misspelt name must not fall back on another column: its answers would be paid."""
-    rows = [{"prompt": "1 + 4", "truth": "9", "solution": "so \\boxed{5}"}]
-    with pytest.raises(ValueError, match="row 1, field 'truht' is missing; the row has prompt, truth, solution; set"):
-        world_of(tmp_path, rows, answer_field="truht")
-    assert asked(world_of(tmp_path, rows, answer_field="truth")) == {"1 + 4": "9"}
-    with pytest.raises(ValueError, match="if it is the answer itself, set answer_field = 'solution'"):
-        world_of(tmp_path, [{"prompt": "1 + 4", "solution": "5"}])
 
 
 def test_decimals_of_a_database_arrive_by_file_and_by_object(tmp_path, monkeypatch) -> None:
@@ -153,7 +143,6 @@ def test_decimals_of_a_database_arrive_by_file_and_by_object(tmp_path, monkeypat
     ("q.txt", b"x", "file 'q.txt'; expected one that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"),
     ("q.json", b"{", "is not JSON: .*; expected a list"),
     ("q.json", b"7", "holds no rows; expected a list"),
-    ("q.json", b"[]", "has no rows; expected questions"),
     ("q.json", b"[" * 100_000, "is not JSON"),
     ("q.jsonl", b"", "has no rows; expected questions"),
     ("q.jsonl", "\ufeff{}\n".encode("utf-16-le"),
@@ -173,25 +162,6 @@ def test_files_that_hold_no_questions_are_refused(tmp_path, name, content, messa
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         QuestionFile({"path": str(tmp_path / name)})
-
-
-@pytest.mark.parametrize(("config", "message"), [
-    ({}, "path is not set; expected a file that ends in .jsonl"),
-    ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' does not exist"),
-    ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' fits every answer; expected one of boxed, tags"),
-    ({"path": "x", "prompt_template": "Q:"}, r"prompt_template = 'Q:': \{question\} is not in it; expected text"),
-    ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; write a literal brace twice; .*"),
-    ({"path": "x", "prompt_template": "{question"}, "expected '}' before end of string"),
-    ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is not a plain field name"),
-    ({"path": "x", "prompt_template": "{question.upper}"}, r"\{question.upper\} is not a plain field name"),
-    ({"path": "x", "prompt_template": "{question!r}"}, r"\{question\} is not a plain field name"),
-    ({"path": "x", "prompt_template": "{question} {Answer}"}, r"names \{Answer\}, which reveals the answer"),
-    ({"path": "x", "prompt_template": "{question} {a}", "answer_field": "a"}, r"names \{a\}, which reveals the answer"),
-    ({"path": "x", "instruction": 3, "system_prompt": None}, "instruction = 3; .*system_prompt = None; expected"),
-])  # fmt: skip
-def test_bad_settings_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        QuestionFile(config)
 
 
 def test_a_file_of_the_hub_is_fetched_by_name(tmp_path, monkeypatch):
@@ -240,15 +210,12 @@ def test_a_split_without_all_of_its_files_lists_them(names, monkeypatch) -> None
     ("phrase", 'Write "The answer is" and then the final answer.'),
 ])  # fmt: skip
 def test_the_prompt_says_what_format_is_expected(tmp_path, answer_format, told):
-    config = {"answer_format": answer_format, "needs_format": True}
-    assert prompt_of(world_of(tmp_path, [TOPICAL], **config)) == f"{told}\n\nQuestion: 1 + 1?\nAnswer:"
-    instructed = world_of(tmp_path, [TOPICAL], **config, instruction="Think first.")
-    assert prompt_of(instructed) == f"Think first.\n{told}\n\nQuestion: 1 + 1?\nAnswer:"
-    (gold,) = instructed.gold_turns(instructed._ids[0])
-    assert played(instructed, gold)[0] == 1.0 and played(instructed, " 2\n")[0] == 0.0
+    for instruction, before in (("", ""), ("Think first.", "Think first.\n")):
+        config = {"answer_format": answer_format, "needs_format": True, "instruction": instruction}
+        assert prompt_of(world_of(tmp_path, [TOPICAL], **config)) == f"{before}{told}\n\nQuestion: 1 + 1?\nAnswer:"
 
 
-def test_a_template_shapes_question_and_shots(tmp_path):
+def test_templates_shape_questions_and_shots_and_end_turns(tmp_path):
     rows = [{**row, "Topic": f"t{n}"} for n, row in enumerate(sums(9))]
     config = {"path": write(tmp_path / "s.jsonl", rows), "prompt_template": "Topic: {topic}\nQ: {question}\nA:\n"}
     world = QuestionFile({**config, "num_shots": 1, "style": "reasoned", "instruction": "Work it out."})
@@ -261,9 +228,6 @@ def test_a_template_shapes_question_and_shots(tmp_path):
     question = world.question(info["prompt_id"]).text
     assert asked == f"Topic: t{question.split(' ')[0]}\nQ: {question}\nA:\n"
     assert world.step(world.gold_turns(info["prompt_id"])[0])[1] == 1.0
-
-
-def test_a_turn_ends_where_the_next_question_begins(tmp_path):
     for template, stop in (("Q: {question}\nA:", "\nQ:"), ("A {level} one: {question}", "\nQuestion:")):
         world = world_of(tmp_path, [TOPICAL], style="reasoned", prompt_template=template)
         assert world.stop_strings == (stop,) and played(world, f"2{stop} 3 + 4")[0] == 1.0
@@ -314,34 +278,14 @@ def test_an_earlier_turn_of_the_assistant_is_history(tmp_path) -> None:
     assert [played(world, f" {turn}\n")[0] for turn in "54"] == [1.0, 0.0]
 
 
-def test_instruction_and_template_of_a_prompt_with_history(tmp_path) -> None:
+def test_instruction_and_templates_of_a_prompt_with_history(tmp_path) -> None:
     turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
-    world = world_of(
-        tmp_path, [{"messages": turns, "answer": "5"}], instruction="Think.", prompt_template="Q: {question}"
-    )
+    shape = {"instruction": "Think.", "prompt_template": "Q: {question}"}
+    world = world_of(tmp_path, [{"messages": turns, "answer": "5"}], **shape)
     said = reset(world, Prompt("question_file", world._ids[0]))
     assert [one["content"] for one in said.messages] == ["Think.\n\na", "b", "Q: c"]
+    strict = "{% if messages[-1]['content'] == 'Q: c' %}{{ raise_exception('by turns') }}{% endif %}" + CHATML
+    with pytest.raises(ValueError, match="refuses a prompt with the roles user, assistant, user .*by turns"):
+        first_ids(ChatTranscript(make_tokenizer(chat_template=strict, with_bos=False)), said)
     plain = world_of(tmp_path, [{"messages": turns[2:], "answer": "5"}])
     assert reset(plain, Prompt("question_file", plain._ids[0])).messages == ()
-
-
-def test_a_template_that_refuses_the_turns_is_named() -> None:
-    strict = (
-        "{% if messages|length > 1 and messages[1]['role'] == 'user' %}{{ raise_exception('by turns') }}{% endif %}"
-    )
-    transcript = ChatTranscript(make_tokenizer(chat_template=strict + CHATML, with_bos=False))
-    said = reset(_Asking(), Prompt("e", "p"))
-    with pytest.raises(ValueError, match="refuses a prompt with the roles user, user, assistant, user .*by turns"):
-        first_ids(transcript, said)
-
-
-class _Asking:
-    """An environment whose prompt has two turns of the user in a row."""
-
-    opening_messages = [{"role": role, "content": "x"} for role in ("user", "user", "assistant", "user")]
-
-    def prompt_ids(self, split, seed):
-        return iter(["p"])
-
-    def reset(self, seed=None, options=None):
-        return "x", {}

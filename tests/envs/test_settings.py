@@ -65,7 +65,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "question_file": [
         ({}, "path is not set; expected a file that ends in .jsonl"),
         ({"path": "nowhere.jsonl"}, "path = 'nowhere.jsonl' does not exist"),
-        ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' is always kept; expected boxed, tags, hashes"),
+        ({"path": "x", "format_weight": 0.5}, "answer_format = 'any' fits every answer; expected one of boxed, tags"),
         ({"path": "x", "prompt_template": "Q:"}, r"prompt_template = 'Q:': \{question\} is not in it; expected text"),
         ({"path": "x", "prompt_template": "{question} }"}, "Single '}' encountered.*; write a literal brace twice; .*"),
         ({"path": "x", "prompt_template": "{} {question}"}, r"\{\} is not a plain field name"),

@@ -76,14 +76,9 @@ def no_hint(a) -> int:
     return a
 
 
-def no_docstring(a: int) -> int:
-    return a
-
-
 @pytest.mark.parametrize(("given", "fault"), [
     ({"tools": []}, "tools = []; expected at least one function"),
     ({"tools": [no_hint]}, "tool 'no_hint': parameter a has no type hint"),
-    ({"tools": [no_docstring]}, "tool 'no_docstring': it has no docstring"),
     ({"questions": []}, "questions: expected at least one row"),
     ({"questions": [{"question": "2?"}]}, "questions: row 1, field 'answer' is missing"),
     ({"questions": [{"question": "2?", "answer": n} for n in (2, 3)]}, "row 2, field 'answer' differs from that"),

@@ -55,7 +55,7 @@ BOOK = Tool.of(book)
 TOOLS = {tool.name: tool for tool in (BOOK, Tool.of(search), Tool.of(mean))}
 
 
-def test_a_schema_follows_from_hints_and_docstring():
+def test_a_schema_follows_from_hints_and_docstring_or_all_that_is_missing_is_named():
     about = BOOK.schema()["function"]
     assert about["description"] == "Book a room. Nothing is paid."
     assert about["parameters"] == {
@@ -71,9 +71,6 @@ def test_a_schema_follows_from_hints_and_docstring():
     assert BOOK.signature() == (
         "book(city: str, nights: int = 1, price: float | None = None, kind: 'hotel' | 'flat' = 'hotel')"
     )
-
-
-def test_a_function_that_cannot_be_described_is_refused_with_all_reasons():
     def bare(a, *rest: int, **more: str):
         pass
 
@@ -86,18 +83,14 @@ def test_a_function_that_cannot_be_described_is_refused_with_all_reasons():
 @pytest.mark.parametrize(("call", "arguments"), [
     (ToolCall("book", ("Oslo",)), {"city": "Oslo"}),
     (ToolCall("book", ("Oslo", 2), {"price": 80}), {"city": "Oslo", "nights": 2, "price": 80.0}),
-    (ToolCall("book", (), {"city": "Oslo", "price": None, "kind": "flat"}), None),
-    (ToolCall("book", (), {"city": "3", "nights": "2", "price": "None"}, is_text=True), ("3", 2, None)),
+    (ToolCall("book", (), {"city": "Oslo", "price": None}), {"city": "Oslo", "price": None}),
+    (ToolCall("book", ("3",), {"nights": "2", "price": "None"}, True), {"city": "3", "nights": 2, "price": None}),
     (ToolCall("mean", ([1, 2.5],)), {"values": [1.0, 2.5]}),
     (ToolCall("mean", ((1, 2),), {"weights": {"a": 1}}), {"values": [1.0, 2.0], "weights": {"a": 1}}),
-    (ToolCall("mean", (), {"values": "[1, 2]", "is_exact": "true"}, is_text=True), ([1.0, 2.0], True)),
+    (ToolCall("mean", (), {"values": "[1, 2]", "is_exact": "true"}, True), {"values": [1.0, 2.0], "is_exact": True}),
 ])  # fmt: skip
 def test_arguments_that_fit(call, arguments):
-    found = TOOLS[call.name].arguments(call)
-    if isinstance(arguments, tuple):
-        assert tuple(found.values()) == arguments
-    else:
-        assert found == (call.kwargs if arguments is None else arguments)
+    assert TOOLS[call.name].arguments(call) == arguments
 
 
 @pytest.mark.parametrize(("call", "parts"), [
@@ -109,7 +102,6 @@ def test_arguments_that_fit(call, arguments):
     (ToolCall("book", ("a", True)), ["nights is 'True'; Input should be a valid integer"]),
     (ToolCall("book", ("a",), {"kind": "boat"}), ["kind is \"'boat'\"; Input should be 'hotel' or 'flat'"]),
     (ToolCall("book", ("\ud800",)), ["Invalid JSON"]),
-    (ToolCall("mean", ([1, "x"],)), ["values.1 is \"'x'\"; Input should be a valid number"]),
     (ToolCall("mean", ([float("inf")],)), ["values.0 is 'inf'; Input should be a finite number"]),
     (ToolCall("book", (), {"city": "a", "nights": "two"}, is_text=True), ["nights is \"'two'\""]),
 ])  # fmt: skip
@@ -118,10 +110,6 @@ def test_arguments_that_do_not_fit_are_told_why(call, parts):
         TOOLS[call.name].arguments(call)
     for part in parts:
         assert part in str(caught.value)
-
-
-def call(name, *args, **kwargs):
-    return ToolCall(name, args, kwargs)
 
 
 HOSTILE = [
@@ -135,11 +123,11 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:12]) + str(len(text)))
-def test_calls_of_anything_but_literals_are_refused(text):
-    with pytest.raises(CallError) as caught:
-        parsed_calls(text)
-    assert 0 < len(str(caught.value)) < 400
+def test_calls_of_anything_but_literals_are_refused():
+    for text in HOSTILE:
+        with pytest.raises(CallError) as caught:
+            parsed_calls(text)
+        assert 0 < len(str(caught.value)) < 400, ascii(text[:12])
 
 
 PIECES = ["\n", "\x1c", " ", "x", "🦊", "[", '{"a": ', "<", "Tool:\n", "Answer:\n", "Tool: f()\n", "<think></think>",
@@ -180,7 +168,6 @@ def test_the_first_line_of_either_kind_counts(pieces):
 
 # fmt: off
 READINGS = [
-    ("line", "Tool: search('x')\n", "search('x')", None),
     ("line", "I think.\nTool: search('x')\nResult: 3\nAnswer: 3\n", "search('x')", None),
     ("line", "Answer: 12 \nTool: search('x')", "", "12"),
     ("tags", "<search> capital of Chad </search>", "search('capital of Chad')", None),
@@ -193,7 +180,6 @@ READINGS = [
      "search(query='x\\ny')", None),
     ("xml", "The answer is 3.\n<answer>3</answer>", "", "3"),
     ("xml", '<tool_call>{"name": "search"</tool_call>', "", None),
-    ("json", '{"name": "search", "parameters": {"query": "x"}}', "search(query='x')", None),
     ("json", '<|python_tag|>{"name": "search", "parameters": {"query": "x"}}; {"name": "search", "parameters": {}}',
      "search(query='x') search()", None),
     ("json", '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "search", "arguments": "{}"}}]}',

@@ -91,18 +91,8 @@ def test_an_episode_with_a_call_by_hand():
         world.reset(options={"prompt_id": prompt_id})
         assert world.step(call)[:4] == ("Result: 55\n", 0.0, False, False), call
         assert world.step("Answer: 55\n")[:4] == ("", 1.0, True, False)
-
-
-def test_calls_that_cannot_be_run_are_told_and_answers_that_cannot_be_read_end():
-    world, prompt_id = WordProblem({"num_shots": 0, "max_calls": 3}), "2.0 4 12 7 Mia pencils"
-    world.reset(options={"prompt_id": prompt_id})
-    for call in ("Tool: calculator(9**9**9**9)\n", "Tool: 1 / 0\n", "Tool: __import__('os')\n"):
-        observation, reward, terminated, _, _ = world.step(call)
-        assert observation.startswith("Result: Error: ") and (reward, terminated) == (0.0, False)
-    assert world.step("Tool: 4\n")[3:] == (True, {"stop_reason": "out_of_turns"})
+    assert play(world, ["Answer: 54\n"], prompt_id)[1:3] == ([0.0], True)
     assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-    assert play(world, ["hm\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-    assert play(world, ["Answer: 54\n"], prompt_id)[1] == [0.0]
 
 
 def test_an_answer_without_a_call_earns_its_share():

@@ -117,7 +117,7 @@ class World(gym.Env):
     and one that two threads are inside of at once says so.
     """
 
-    made: list["World"] = []
+    made: list[World] = []
     stop_strings: tuple[str, ...] = ("\n",)
 
     def __init__(self, num_turns: int = 1, mischief: str = ""):
