@@ -1,7 +1,5 @@
 """Whom an episode is compared with, before any sharding: shaping, parts and scales by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

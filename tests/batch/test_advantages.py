@@ -1,7 +1,5 @@
 """Advantages against values worked by hand, and the laws every rule obeys."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

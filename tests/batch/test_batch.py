@@ -1,7 +1,5 @@
 """Tries, micro-batches and shards: each law on random groups, and one trie worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, pairwise
 

@@ -1,7 +1,5 @@
 """The baseline from history: by hand, its two limits, what is trained on, and what it refuses to be combined with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

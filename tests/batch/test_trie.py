@@ -1,7 +1,5 @@
 """The trie's shape and its attention: its parts against the mask they stand for, five families against padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The contamination gate: pairs by hand, and a run whose repeats are left out or that does not start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

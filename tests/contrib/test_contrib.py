@@ -1,7 +1,5 @@
 """Rules of the folder `rllib_srl/contrib`: one file a method, with a test and a row in docs/contrib.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fractions that follow forgetting: the rule by hand, a run that follows it, and one that goes on exactly."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """GRESO through a buffer: what was silent is skipped, geometrically, and each pass plays the rest."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ExIt's growth: histories by hand, draws by their frequencies, a grown prompt that is played, and a real run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """MoPPS through a buffer: prompts near the target pass rate come back most."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.replay.groups import a_buffer, a_group

@@ -1,7 +1,5 @@
 """PIER: its published priorities, and a draw through a buffer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

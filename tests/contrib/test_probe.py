@@ -1,7 +1,5 @@
 """Probes: the published schedule, recall by the environment's pass mark, a run that trains as one without probes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

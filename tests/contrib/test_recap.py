@@ -1,7 +1,5 @@
 """RECAP: the published weights by hand, and a run in which they reach the advantages."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

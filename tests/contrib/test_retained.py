@@ -1,7 +1,5 @@
 """What retention is compared with, by value, on the real learner."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SEC: values and shares by hand, and a run in which fresh prompts move to the domain with advantages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The sentence encoder against its own definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

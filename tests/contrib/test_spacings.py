@@ -1,7 +1,5 @@
 """SM-2, Leitner's boxes and the expanding gap by hand; their laws are tested in tests/replay/test_spacing.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.contrib.spacings import SM2, Expanding, Leitner

@@ -1,7 +1,5 @@
 """SPO's draw through a buffer, against its formula."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.replay.frequencies import fits

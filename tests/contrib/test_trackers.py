@@ -3,8 +3,6 @@
 The real ones need their packages, which the working set does not hold: `scripts/test.sh --all` makes an environment.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import struct

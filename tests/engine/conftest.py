@@ -1,7 +1,5 @@
 """Engines of each kind and dtype on a small random Llama, each started once in a session."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: engines and learners share the cores

@@ -1,7 +1,5 @@
 """A small random Llama with a byte-level tokenizer, and a learner on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path

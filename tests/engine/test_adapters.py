@@ -1,7 +1,5 @@
 """Engines that apply adapters themselves: exact, verified, and with requests under way when a new adapter comes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

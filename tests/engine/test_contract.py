@@ -1,7 +1,5 @@
 """One contract, two engines: whatever runs on one runs on the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

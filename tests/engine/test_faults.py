@@ -1,7 +1,5 @@
 """Each way a weight update can go wrong is injected into a real engine, and must be caught in fp32 and in bf16."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 

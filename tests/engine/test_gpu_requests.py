@@ -1,7 +1,5 @@
 """What the vLLM engine does on a GPU only, with vLLM's own classes and without a GPU: seeds, exact float32, sleep."""
 
-from __future__ import annotations
-
 import os
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Freed memory is used again without new pages from the kernel."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

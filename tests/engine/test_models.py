@@ -1,7 +1,5 @@
 """Where models come from, what is said when one is not there, and that one process makes what many need."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Blocks of 16 tokens on a CPU: which engines have them, and what the answers of a group share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

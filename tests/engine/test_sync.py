@@ -1,7 +1,5 @@
 """Packing, receipt and the canary, without an engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import weakref

@@ -1,7 +1,5 @@
 """An HTTP server that answers as a test says."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """An MCP server, written with the package mcp, whose tools behave as their names say: over stdio, or HTTP on a port."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

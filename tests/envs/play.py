@@ -1,7 +1,5 @@
 """Prompts of an environment, and an episode of given turns."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 

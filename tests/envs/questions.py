@@ -1,7 +1,5 @@
 """Files of rows, and `QuestionFile` environments of them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ those that play what someone else has written, without gold turns and without a 
 `openenv_experimental` (test_agent.py, test_env_mcp.py, test_verifiers.py, test_openenv.py).
 """
 
-from __future__ import annotations
-
 import configparser
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The environment `agent`: real programs against the real server; the test plays the part of the policy."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The endpoint of the agents: who may ask it what, and what it does with those who wait, go away or come in a crowd."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import json

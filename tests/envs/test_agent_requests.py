@@ -1,7 +1,5 @@
 """Bodies of `/v1/chat/completions`, as clients and frameworks send them: what is taken, and what is refused and why."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The list of endpoints that a user allows: addresses and keys by hand, and entries that are wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.envs.allowed import VARIABLE, fault_of

@@ -1,7 +1,5 @@
 """Files of data as people have them: packed, in folders, split, broken in one row; made by pyarrow, gzip and csv."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

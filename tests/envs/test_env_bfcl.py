@@ -1,7 +1,5 @@
 """BFCL's multi-turn categories: replays of the ground truth, checks by hand, and that no call leaves its episode."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

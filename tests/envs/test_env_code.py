@@ -1,7 +1,5 @@
 """The worlds that run code: what they ask, what their parts compute, and how they pay for hostile answers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

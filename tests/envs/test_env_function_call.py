@@ -1,7 +1,5 @@
 """Single-turn calls: the matcher by hand and against BFCL's own, the generator, and files."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The environment `mcp` and `ToolEnvironment(mcp=...)` against servers of the package mcp and one that is published."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

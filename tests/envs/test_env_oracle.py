@@ -1,7 +1,5 @@
 """An oracle that lies: episodes and values by hand, and values that are earned."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 

@@ -1,7 +1,5 @@
 """reasoning-gym: all verifiable data sets, their graders and curricula, and that no answer is run as code."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

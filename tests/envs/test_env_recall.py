@@ -1,7 +1,5 @@
 """Recall: arbitrary facts in stages, measured as asked and with the options in another order."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

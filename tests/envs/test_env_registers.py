@@ -1,7 +1,5 @@
 """Hidden registers: transcripts by hand, what is counted, and that guessing cannot replace reading."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.envs.games.registers import Registers

@@ -1,7 +1,5 @@
 """The retail world on a tiny shop: each tool's effect by hand, grading by the database, and what must be told."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import importlib.util

@@ -1,7 +1,5 @@
 """Retrieval: measures by hand, facts that hold together, searches that find, and files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

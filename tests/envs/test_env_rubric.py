@@ -1,7 +1,5 @@
 """Rubrics and judges: grades by hand, a function, a model behind an endpoint, and judges that fail, lie or hang."""
 
-from __future__ import annotations
-
 import json
 import time
 

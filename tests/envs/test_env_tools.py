@@ -1,7 +1,5 @@
 """Environments with tools: the turn loop by hand, its limits, votes, and tools shown by a chat template."""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import islice

@@ -1,7 +1,5 @@
 """One contract for every installed text environment: setup.cfg names them, table.py says how to make each."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ r"""The one grading order: which answers of a turn count, and which of them are 
 The rules are those of docs/grading.md.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

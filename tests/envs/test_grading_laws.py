@@ -1,7 +1,5 @@
 r"""Laws of grading: a right answer stays right under rewriting, a wrong one stays wrong; hostile text costs no time."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 

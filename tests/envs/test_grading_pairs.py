@@ -3,8 +3,6 @@ r"""Right answers earn 1 and wrong ones 0, over pairs of every class; every row 
 (gold, turns that are right, turns that are wrong)
 """
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.envs.math.final_answers import graded

@@ -4,8 +4,6 @@ Every case is a program that tries something it must not; what it must come to, 
 stated beside it.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from pathlib import Path

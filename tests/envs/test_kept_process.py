@@ -1,7 +1,5 @@
 """Processes that end with their owner: killed, ended, idle or computing; and not with a thread of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

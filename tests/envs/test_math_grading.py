@@ -1,7 +1,5 @@
 """Grading of mathematics: what counts as right, by hand and as laws; hostile answers; and that late workers die."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

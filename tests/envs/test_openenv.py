@@ -1,7 +1,5 @@
 """The environment `openenv_experimental` against real servers with their faults."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

@@ -1,7 +1,5 @@
 """What environments of one question do beyond the contract of test_envs.py: texts, splits, shots, feedback, counts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise, permutations
 

@@ -1,7 +1,5 @@
 """Questions from files: prompts, rewards of content and format, splits, and rows and settings that are broken."""
 
-from __future__ import annotations
-
 import json
 import logging
 from decimal import Decimal

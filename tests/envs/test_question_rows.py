@@ -1,7 +1,5 @@
 """Rows as data sets, databases and exports have them: question, answer and what the answer earns; and broken ones."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 

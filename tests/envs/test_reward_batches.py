@@ -1,7 +1,5 @@
 """Reward functions of form "batch": which calls share one call of the function, in what order, and what fails."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

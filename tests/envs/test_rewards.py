@@ -1,7 +1,5 @@
 """Reward functions of a user's own: forms, weights, values that are none, servers, and the environment."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The sandbox as its users see it: results, limits, guarantees, threads, and what is left when all ends badly."""
 
-from __future__ import annotations
-
 import ast
 import os
 import resource

@@ -1,7 +1,5 @@
 """Self-iteration: transcripts and rewards by hand, chains of steps, and that nothing changes without a history."""
 
-from __future__ import annotations
-
 import gymnasium
 import pytest
 

@@ -1,7 +1,5 @@
 """SelfLabel: majorities by hand and against a naive twin, what training and evaluation see, and groups that fail."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Settings of environments: every range is kept, names and types are known, and all errors come at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

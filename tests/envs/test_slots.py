@@ -1,7 +1,5 @@
 """A first-in, first-out semaphore: who releases a slot waits behind all that waited before."""
 
-from __future__ import annotations
-
 import threading
 
 from rllib_srl.envs.slots import Slots

@@ -1,7 +1,5 @@
 """`ToolEnvironment`: tools as plain functions, questions as rows, an answer compared or rewarded by a function."""
 
-from __future__ import annotations
-
 import pytest
 from gymnasium.utils.env_checker import check_env
 

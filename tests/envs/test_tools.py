@@ -1,7 +1,5 @@
 """Tools, calls and formats: worked by hand, round trips over random calls, hostile text, deadlines."""
 
-from __future__ import annotations
-
 import ast
 import json
 import threading

@@ -5,8 +5,6 @@ The library conflicts with the pins (setup.cfg), so most of these tests run in t
     pip install 'rllib_srl[dev,verifiers]' && python -m pytest tests/envs/test_verifiers.py
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Word problems and their calculator: values by hand, hostile expressions, and episodes with calls."""
 
-from __future__ import annotations
-
 import operator
 import re
 import time

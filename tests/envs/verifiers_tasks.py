@@ -1,7 +1,5 @@
 """A taskset of verifiers 0.4 for tests, and a harness that plays it in the process: up to `num_tries` turns."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The KL of a training batch from its definition: two Hugging Face models, episode by episode."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The loss again, slowly: episode by episode and token by token, from the formulas, for tests of the learner."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

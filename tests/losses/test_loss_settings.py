@@ -1,7 +1,5 @@
 """Settings of the loss: what presets fill in, what wins, and which contradictions are refused with their reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 

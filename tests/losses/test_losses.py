@@ -1,7 +1,5 @@
 """Losses against the golden fixture of two answers with advantages +1 and -1, by hand, and the laws they obey."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

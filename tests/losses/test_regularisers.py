@@ -1,7 +1,5 @@
 """Terms against forgetting, worked by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 from pathlib import Path

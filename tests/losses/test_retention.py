@@ -1,7 +1,5 @@
 """The KL of retention, worked by hand: two tokens, k = 0, 1 and 2, values and gradients."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Workers that are closed again, a tokeniser, and `play` with everything filled in."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

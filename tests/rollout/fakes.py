@@ -1,7 +1,5 @@
 """A tokeniser, an engine that writes what a script says, and small environments, good and hostile."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -117,7 +115,7 @@ class World(gym.Env):
     and one that two threads are inside of at once says so.
     """
 
-    made: list[World] = []
+    made: list["World"] = []
     stop_strings: tuple[str, ...] = ("\n",)
 
     def __init__(self, num_turns: int = 1, mischief: str = ""):

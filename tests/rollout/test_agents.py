@@ -1,7 +1,5 @@
 """Agents on a real engine: what is recorded is what the engine sampled, and how episodes of agents end."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`RolloutsAhead` over runners that delay, die and rest at random: nothing is lost, doubled or played at rest."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

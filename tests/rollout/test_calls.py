@@ -1,7 +1,5 @@
 """Threads with deadlines: each call comes back once, a hung one costs one thread, and threads do not leak."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """No text of an environment becomes a control token: names whole, in pieces, overlapping, in tools, over templates."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

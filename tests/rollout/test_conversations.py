@@ -1,7 +1,5 @@
 """Which conversation a call of an agent continues, and that no token that was sampled is ever tokenised again."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

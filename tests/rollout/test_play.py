@@ -1,7 +1,5 @@
 """Healthy episodes: every id, mask, reward and ending worked out by hand; environments and engine overlap."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

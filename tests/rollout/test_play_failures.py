@@ -1,7 +1,5 @@
 """Infrastructure failures: each costs its own episode, names itself in one line, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The same rollout on a real model: its log-probs are those of the stream the episodes hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

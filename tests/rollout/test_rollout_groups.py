@@ -1,7 +1,5 @@
 """Episodes to groups and back: ids, masks, log-probs and offsets by hand, and as laws over random episodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

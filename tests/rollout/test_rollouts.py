@@ -1,7 +1,5 @@
 """Names, seeds and order of what `Rollouts` plays, with runners that only note what they are asked."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A player in slices: episodes go on from one to the next, with new ones and other weights between them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat templates as models publish them: what ends a turn, thoughts that a prompt opens, prompts that open no role."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Text to tokens: earlier tokens stay, special tokens stand only where they belong, unfit templates are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.rollout.transcript import ChatTranscript, RawTranscript, make_transcript
