@@ -1,11 +1,17 @@
-"""vLLM's replies without vLLM: an HTTP server on a Unix socket, for tests of the gateway; `run` starts both."""
+"""vLLM's replies without vLLM: an HTTP server on a Unix socket, for tests of the gateway.
+
+    @gateway(after=1)
+    async def test_it(parts, monkeypatch): ...      with both running
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -171,3 +177,17 @@ def run(directory, body, limit_s=240, **how):
             await body(parts)
 
     asyncio.run(asyncio.wait_for(all_of_it(), limit_s))
+
+
+def gateway(**how):
+    """Make a test of a coroutine, which gets what `served_with` starts, and fixtures by their names."""
+
+    def made(body):
+        def test(tmp_path, **fixtures):
+            run(tmp_path, partial(body, **fixtures), **how)
+
+        _, *asked = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature([*list(inspect.signature(test).parameters.values())[:1], *asked])
+        return test
+
+    return made

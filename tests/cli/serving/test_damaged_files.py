@@ -12,7 +12,7 @@ import pytest
 
 from rllib_srl.cli.serving import training
 from rllib_srl.cli.serving.serve import _until_stopped
-from tests.cli.serving.small_engine import run
+from tests.cli.serving.small_engine import gateway
 
 
 async def paused(parts):
@@ -47,25 +47,19 @@ def trainer_that(writes, says):
         ({"result.json": '{"metrics": {}}'}, None, "result.json is damaged: verdicts"),
     ],
 )
-def test_a_trainer_that_fails_pauses_training_with_the_reason(tmp_path, monkeypatch, writes, says, said):
+@gateway(after=1)
+async def test_a_trainer_that_fails_pauses_training_with_the_reason(parts, monkeypatch, writes, says, said):
     monkeypatch.setattr(training, "POLL_S", 0.01)
     monkeypatch.setattr(training, "start_trainer", trainer_that(writes, says))
-
-    async def body(parts):
-        error, shown = await paused(parts)
-        assert error.startswith("version 1: the trainer failed 3 times, ") and said in error
-        assert shown["error"] == error and shown["slices"] == {"done": 0, "of": None}
-        assert (await parts.db.run(parts.db.store.in_training)).number == 1  # no rating is lost
-
-    run(tmp_path, body, after=1)
+    error, shown = await paused(parts)
+    assert error.startswith("version 1: the trainer failed 3 times, ") and said in error
+    assert shown["error"] == error and shown["slices"] == {"done": 0, "of": None}
+    assert (await parts.db.run(parts.db.store.in_training)).number == 1  # no rating is lost
 
 
-def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(tmp_path, monkeypatch):
+@gateway(after=1)
+async def test_what_nobody_has_thought_of_pauses_training_and_not_the_server(parts, monkeypatch):
     def broken(*_):
         raise KeyError("logps")
-
-    async def body(parts):
-        monkeypatch.setattr(parts.db.store, "rated", broken)
-        assert (await paused(parts))[0] == "training failed: KeyError: 'logps'"
-
-    run(tmp_path, body, after=1)
+    monkeypatch.setattr(parts.db.store, "rated", broken)
+    assert (await paused(parts))[0] == "training failed: KeyError: 'logps'"

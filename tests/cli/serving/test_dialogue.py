@@ -16,7 +16,7 @@ import pytest
 from rllib_srl.cli.serving.dialogue import ServedDialogue, pressed
 from rllib_srl.cli.serving.served_directory import TOKEN, DirectoryError, Running, ServedDirectory, address_in
 from tests.cli.serving import small_engine
-from tests.cli.serving.small_engine import run, served_with
+from tests.cli.serving.small_engine import gateway
 
 
 def talked(served, text):
@@ -25,26 +25,23 @@ def talked(served, text):
     return out.getvalue().splitlines(), notes.getvalue().splitlines()
 
 
-def test_a_conversation_is_sent_whole_and_its_last_answer_is_rated(tmp_path):
-    async def talk():
-        async with served_with(tmp_path) as parts:
-            (parts.served.path / TOKEN).write_text(small_engine.TOKEN)
-            Running(url=f"http://127.0.0.1:{parts.port}/v1", pid=os.getpid()).write(parts.served.path)
-            text = "+\nWhich?\n-\nAnd now?\n+\n=9\n=none\n/reset\nAgain?\n"
-            out, notes = await asyncio.to_thread(talked, parts.served, text)
-            assert out == [" 93"] * 3
-            assert notes == [
-                "(there is no answer to rate yet)", "(bad, reward 0.0)", "(good, reward 1.0)",
-                "(rating = '9'; expected good, bad, 1 to 5, or none (taken back))", "(none, reward None)",
-                "(new conversation)",
-            ]  # fmt: skip
-            said = [[one["role"] for one in body["messages"]] for body in parts.engine.bodies]
-            first = ["system", "user"]
-            assert said == [first, [*first, "assistant", "user"], first] and parts.engine.bodies[0]["max_tokens"] == 8
-            free = await parts.db.run(parts.db.store.free_ratings)
-            assert list(free.values()) == ["bad"]  # of the first answer
-
-    asyncio.run(asyncio.wait_for(talk(), 120))
+@gateway()
+async def test_a_conversation_is_sent_whole_and_its_last_answer_is_rated(parts):
+    (parts.served.path / TOKEN).write_text(small_engine.TOKEN)
+    Running(url=f"http://127.0.0.1:{parts.port}/v1", pid=os.getpid()).write(parts.served.path)
+    text = "+\nWhich?\n-\nAnd now?\n+\n=9\n=none\n/reset\nAgain?\n"
+    out, notes = await asyncio.to_thread(talked, parts.served, text)
+    assert out == [" 93"] * 3
+    assert notes == [
+        "(there is no answer to rate yet)", "(bad, reward 0.0)", "(good, reward 1.0)",
+        "(rating = '9'; expected good, bad, 1 to 5, or none (taken back))", "(none, reward None)",
+        "(new conversation)",
+    ]  # fmt: skip
+    said = [[one["role"] for one in body["messages"]] for body in parts.engine.bodies]
+    first = ["system", "user"]
+    assert said == [first, [*first, "assistant", "user"], first] and parts.engine.bodies[0]["max_tokens"] == 8
+    free = await parts.db.run(parts.db.store.free_ratings)
+    assert list(free.values()) == ["bad"]  # of the first answer
 
 
 def test_without_a_server_there_is_one_line(tmp_path):
@@ -91,7 +88,8 @@ def test_a_key_that_was_typed_before_it_was_asked_for_is_read(typed, key):
 
 
 @pytest.mark.slow
-def test_in_a_terminal_one_key_rates(tmp_path):
+@gateway()
+async def test_in_a_terminal_one_key_rates(parts):
     """The command, at a terminal, with the real gateway."""
 
     def talk(url):
@@ -113,11 +111,7 @@ def test_in_a_terminal_one_key_rates(tmp_path):
                 process.kill()
                 os.close(slave)
                 os.close(master)
-
-    async def body(parts):
-        await asyncio.to_thread(talk, f"http://127.0.0.1:{parts.port}/?token={small_engine.TOKEN}")
-        said = [one["messages"][-1]["content"] for one in parts.engine.bodies]
-        assert said == ["Which?", "É una", "-5?"]
-        assert sorted((await parts.db.run(parts.db.store.free_ratings)).values()) == ["4", "bad"]
-
-    run(tmp_path, body)
+    await asyncio.to_thread(talk, f"http://127.0.0.1:{parts.port}/?token={small_engine.TOKEN}")
+    said = [one["messages"][-1]["content"] for one in parts.engine.bodies]
+    assert said == ["Which?", "É una", "-5?"]
+    assert sorted((await parts.db.run(parts.db.store.free_ratings)).values()) == ["4", "bad"]

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_srl.cli.serving.figures import NEWEST, Meter, percentile
 from rllib_srl.storage.event_file import EventFile
-from tests.cli.serving.small_engine import run
+from tests.cli.serving.small_engine import gateway
 
 
 def test_percentiles_by_hand():
@@ -25,48 +25,44 @@ def test_a_meter_knows_the_newest_answers():
     assert meter.figures() == {"num": NEWEST + 1, "latency_p50_s": 0.5, "latency_p95_s": 0.5, "tokens_per_s": 20.0}
 
 
-def test_a_server_says_what_it_has_measured(tmp_path):
-    async def body(parts):
-        names = [(await parts.ask()).json()["id"] for _ in range(3)]
-        async with parts.stream() as reply:
-            await reply.aread()
-        for name, value in zip(names, ("good", "bad", "none"), strict=True):
-            await parts.rate(name, rating=value)
-        store = parts.db.store
-        verdicts = [{"gate": "kept", "is_passed": True}, {"gate": "drift", "is_passed": False}]
+@gateway()
+async def test_a_server_says_what_it_has_measured(parts):
+    names = [(await parts.ask()).json()["id"] for _ in range(3)]
+    async with parts.stream() as reply:
+        await reply.aread()
+    for name, value in zip(names, ("good", "bad", "none"), strict=True):
+        await parts.rate(name, rating=value)
+    store = parts.db.store
+    verdicts = [{"gate": "kept", "is_passed": True}, {"gate": "drift", "is_passed": False}]
 
-        def train():
-            for uses in ({"a/0": "good"}, {"b/0": "bad", "a/0": "good"}):
-                number = store.begin(uses, {}).number
-                store.finish(number, {}, {"verdicts": verdicts})
-                store.activate(number)
+    def train():
+        for uses in ({"a/0": "good"}, {"b/0": "bad", "a/0": "good"}):
+            number = store.begin(uses, {}).number
+            store.finish(number, {}, {"verdicts": verdicts})
+            store.activate(number)
 
-        await parts.db.run(train)
-        found = (await parts.send("GET", "/v1/figures")).json()
-        answers = found["answers"]
-        assert answers["num"] == 4 and 0 < answers["latency_p50_s"] <= answers["latency_p95_s"]
-        assert answers["tokens_per_s"] > 0
-        assert found["ratings"] == {"num": 2, "in_last_hour": 2, "rewards": {"0": 1, "1": 1}}
-        assert found["versions"] == {
-            "active": 2, "states": {"superseded": 1, "active": 1}, "ratings_until": {"1": 1, "2": 2},
-            "gates": {"kept passed": 2, "drift failed": 2},
-        }  # fmt: skip
-        text = (await parts.send("GET", "/metrics")).text
-        assert 'srl_versions_ratings_until{of="2"} 2.0' in text and "srl_answers_num 4.0" in text
-
-    run(tmp_path, body)
+    await parts.db.run(train)
+    found = (await parts.send("GET", "/v1/figures")).json()
+    answers = found["answers"]
+    assert answers["num"] == 4 and 0 < answers["latency_p50_s"] <= answers["latency_p95_s"]
+    assert answers["tokens_per_s"] > 0
+    assert found["ratings"] == {"num": 2, "in_last_hour": 2, "rewards": {"0": 1, "1": 1}}
+    assert found["versions"] == {
+        "active": 2, "states": {"superseded": 1, "active": 1}, "ratings_until": {"1": 1, "2": 2},
+        "gates": {"kept passed": 2, "drift failed": 2},
+    }  # fmt: skip
+    text = (await parts.send("GET", "/metrics")).text
+    assert 'srl_versions_ratings_until{of="2"} 2.0' in text and "srl_answers_num 4.0" in text
 
 
-def test_tensorboard_reads_what_was_measured(tmp_path):
-    async def body(parts):
-        await parts.rate((await parts.ask()).json()["id"], rating="good")
-        task = asyncio.create_task(parts.gateway.record(EventFile(tmp_path)))
-        while not list(tmp_path.glob("events*")):
-            await asyncio.sleep(0.01)
-        task.cancel()
-        found = EventAccumulator(str(tmp_path)).Reload()
-        names = ("answers/num", "ratings/rewards/1", "answers/latency_p95_s")
-        num, good, p95 = (found.Scalars(name)[0].value for name in names)
-        assert num == good == 1 and p95 > 0
-
-    run(tmp_path, body)
+@gateway()
+async def test_tensorboard_reads_what_was_measured(parts):
+    await parts.rate((await parts.ask()).json()["id"], rating="good")
+    task = asyncio.create_task(parts.gateway.record(EventFile(parts.served.path)))
+    while not list(parts.served.path.glob("events*")):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    found = EventAccumulator(str(parts.served.path)).Reload()
+    names = ("answers/num", "ratings/rewards/1", "answers/latency_p95_s")
+    num, good, p95 = (found.Scalars(name)[0].value for name in names)
+    assert num == good == 1 and p95 > 0

@@ -10,7 +10,7 @@ from rllib_srl.people.conversation import Conversation, Tokens
 from rllib_srl.people.served_store import FILE, ServedStore
 from scripts.page.browser import CHROMIUM
 from scripts.page.hands import PHONE, WIDE, PageHands
-from tests.cli.serving.small_engine import TOKEN, run
+from tests.cli.serving.small_engine import TOKEN, gateway, run
 
 EVIL = "<script>alert(1)</script>"
 ADDRESSES = ("/", "/page.js", "/page.css", "/v1/conversations", "/v1/status", "/metrics", "/nothing")
@@ -50,77 +50,71 @@ async def fill(parts):
 # --- without a browser
 
 
-def test_nothing_is_read_without_the_token_which_sets_a_cookie_that_is_enough(tmp_path):
-    async def body(parts):
-        get = parts.client.get
-        cookie = f"srl_dashboard_{parts.port}"
-        for wrong in ("", f"{cookie}=wrong", f"{cookie}={TOKEN}x", f"srl_dashboard_1={TOKEN}"):
-            for address in ADDRESSES:
-                reply = await get(address, headers={"cookie": wrong})
-                assert reply.status_code == 401 and "small" not in reply.text and "set-cookie" not in reply.headers
-                assert "in a browser the address that srl serve printed" in reply.json()["error"]["message"]
-        assert (await get("/?token=wrong")).status_code == 401
-        for token in ("", TOKEN[:-1], "é"):
-            assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
-        reply = await get(f"/?token={TOKEN}")
-        assert reply.status_code == 200 and "<title>Served model</title>" in reply.text
-        assert reply.headers["set-cookie"] == f"{cookie}={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
-        policy = reply.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
-        assert [(await get(address)).status_code for address in ADDRESSES] == [200, 200, 200, 200, 200, 200, 404]
-
-    run(tmp_path, body)
+@gateway()
+async def test_nothing_is_read_without_the_token_which_sets_a_cookie_that_is_enough(parts):
+    get = parts.client.get
+    cookie = f"srl_dashboard_{parts.port}"
+    for wrong in ("", f"{cookie}=wrong", f"{cookie}={TOKEN}x", f"srl_dashboard_1={TOKEN}"):
+        for address in ADDRESSES:
+            reply = await get(address, headers={"cookie": wrong})
+            assert reply.status_code == 401 and "small" not in reply.text and "set-cookie" not in reply.headers
+            assert "in a browser the address that srl serve printed" in reply.json()["error"]["message"]
+    assert (await get("/?token=wrong")).status_code == 401
+    for token in ("", TOKEN[:-1], "é"):
+        assert (await parts.ask(token=token)).status_code == 401 and parts.engine.bodies == []
+    reply = await get(f"/?token={TOKEN}")
+    assert reply.status_code == 200 and "<title>Served model</title>" in reply.text
+    assert reply.headers["set-cookie"] == f"{cookie}={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+    policy = reply.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
+    assert [(await get(address)).status_code for address in ADDRESSES] == [200, 200, 200, 200, 200, 200, 404]
 
 
-def test_with_the_cookie_other_sites_change_nothing(tmp_path):
-    async def body(parts):
-        await parts.client.get(f"/?token={TOKEN}")
-        for headers, status in (
-            ({"origin": "http://evil.example"}, 403),
-            ({"origin": "null"}, 403),
-            ({"sec-fetch-site": "same-site"}, 403),
-            ({"sec-fetch-site": "same-origin"}, 200),
-            ({"authorization": f"Bearer {TOKEN}", "origin": "http://a.client"}, 200),
-        ):
-            parts.training.pause(False)
-            reply = await parts.client.post("/v1/training", json={"paused": True}, headers=headers)
-            assert reply.status_code == status and parts.training.is_paused == (status == 200)
-
-    run(tmp_path, body)
+@gateway()
+async def test_with_the_cookie_other_sites_change_nothing(parts):
+    await parts.client.get(f"/?token={TOKEN}")
+    for headers, status in (
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"authorization": f"Bearer {TOKEN}", "origin": "http://a.client"}, 200),
+    ):
+        parts.training.pause(False)
+        reply = await parts.client.post("/v1/training", json={"paused": True}, headers=headers)
+        assert reply.status_code == status and parts.training.is_paused == (status == 200)
 
 
-def test_conversations_come_newest_first_with_search_and_pages(tmp_path):
-    async def body(parts):
-        async def found(query=""):
-            return (await parts.send("GET", f"/v1/conversations{query}")).json()
+@gateway()
+async def test_conversations_come_newest_first_with_search_and_pages(parts):
+    async def found(query=""):
+        return (await parts.send("GET", f"/v1/conversations{query}")).json()
 
-        async def ids(query):
-            return [one["id"][-1] for one in (await found(query))["conversations"]]
+    async def ids(query):
+        return [one["id"][-1] for one in (await found(query))["conversations"]]
 
-        assert (await found())["conversations"] == []
-        await fill(parts)
-        assert await ids("?q=") == ["4", "3", "2", "1"]
-        assert [await ids(f"?q={one}") for one in ("NAME", "HAUPTstra", "nosuch")] == [["4", "3", "1"], ["3"], []]
-        newest, *_, oldest = (await found())["conversations"]
-        assert (oldest["rating"], oldest["reward"], oldest["rater"]) == ("good", 1.0, "ann")
-        assert (newest["rating"], newest["reward"], newest["tokens"]) == ("none", None, None)
+    assert (await found())["conversations"] == []
+    await fill(parts)
+    assert await ids("?q=") == ["4", "3", "2", "1"]
+    assert [await ids(f"?q={one}") for one in ("NAME", "HAUPTstra", "nosuch")] == [["4", "3", "1"], ["3"], []]
+    newest, *_, oldest = (await found())["conversations"]
+    assert (oldest["rating"], oldest["reward"], oldest["rater"]) == ("good", 1.0, "ann")
+    assert (newest["rating"], newest["reward"], newest["tokens"]) == ("none", None, None)
 
-        def log():
-            for number in range(100, 150):
-                parts.db.store.log(conversation(number, f"Question {number}"))
+    def log():
+        for number in range(100, 150):
+            parts.db.store.log(conversation(number, f"Question {number}"))
 
-        await parts.db.run(log)
-        seen, query = [], "?q=question"
-        while query:
-            page = await found(query)
-            seen += [int(one["id"][-4:]) for one in page["conversations"]]
-            query = f"?q=question&before={page['before']}" if page["before"] else ""
-        assert seen == list(range(149, 99, -1))
-        for name, value in (("before", "-1"), ("before", "x"), ("q", "x" * 201)):
-            reply = await parts.send("GET", f"/v1/conversations?{name}={value}")
-            assert reply.status_code == 400 and reply.json()["error"]["param"] == name
-
-    run(tmp_path, body)
+    await parts.db.run(log)
+    seen, query = [], "?q=question"
+    while query:
+        page = await found(query)
+        seen += [int(one["id"][-4:]) for one in page["conversations"]]
+        query = f"?q=question&before={page['before']}" if page["before"] else ""
+    assert seen == list(range(149, 99, -1))
+    for name, value in (("before", "-1"), ("before", "x"), ("q", "x" * 201)):
+        reply = await parts.send("GET", f"/v1/conversations?{name}={value}")
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == name
 
 
 # --- in a browser
