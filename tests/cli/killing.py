@@ -1,46 +1,51 @@
-"""Killing a script in the middle, as a machine that goes down would."""
+"""Processes with all that they have started: killed as by a machine that goes down, and whether they are gone."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    """Return the processes below one, none if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill a process and all below it."""
+    for one in [*family(process), process]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(timeout=60)
+
+
+def are_gone(pids: Iterable[int], timeout_s: float = 60.0) -> bool:
+    """Return whether processes end in time; nobody may wait for a zombie, which is gone, too."""
+
+    def is_running(pid: int) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return wait_until(lambda: not any(map(is_running, pids)), timeout_s)
+
+
 def killed_when(arguments: list[str], is_time: Callable[[], bool], patience_s: float) -> None:
-    """Run a script in a process, and kill it and what it has started as soon as it is time.
-
-    Args:
-        arguments: the script, relative to the repository, and its arguments.
-        is_time: asked again and again.
-        patience_s: until when it must be time.
-
-    Raises:
-        AssertionError: it ended before it was time, or it never was.
-    """
-    command = [sys.executable, *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + patience_s
+    """Run Python with some arguments, and kill it and what it has started as soon as it is time."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT)
     try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if is_time():
-                return
-            time.sleep(0.05)
-        output = process.communicate(timeout=60)[0] if process.poll() is not None else "it is still running"
-        raise AssertionError(f"it was never time to kill {' '.join(arguments)}:\n{output}")
+        wait_until(lambda: process.poll() is not None or is_time(), patience_s)
+        assert process.poll() is None and is_time(), f"it was never time to kill {' '.join(arguments)}"
     finally:
-        if process.poll() is None:
-            script = psutil.Process(process.pid)
-            family = [*script.children(recursive=True), script]
-            for one in family:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(family[:-1], timeout=60)
-        process.wait(timeout=60)
+        end(process)

@@ -9,14 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.cli.killing import ROOT, end
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -47,6 +45,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
 def cluster(tmp_path):
     """Start a head on this machine; return the dashboard's address and the environment of its clients."""
@@ -62,34 +65,12 @@ def cluster(tmp_path):
         head = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path, start_new_session=True)
     address = f"http://127.0.0.1:{ports['dashboard-port']}"
     try:
-        wait_for(ports["dashboard-port"], head, tmp_path / "head.log")
+        assert wait_until(lambda: head.poll() is not None or listens(ports["dashboard-port"]), 120)
+        assert head.poll() is None, (tmp_path / "head.log").read_text()
         yield address, environment
     finally:
         end(head)
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def end(head: subprocess.Popen) -> None:
-    """End a head and everything it started, and nothing else of Ray on this machine."""
-    family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=60)
-
-
-def wait_for(port: int, head: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert head.poll() is None, log.read_text()
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.5)
-    raise AssertionError(f"no dashboard within 120 s: {log.read_text()}")
 
 
 @pytest.mark.smoke

@@ -80,22 +80,6 @@ def test_flags_go_before_the_file_and_dashes_are_underscores(tmp_path: Path) -> 
     assert train.main.parse(["--lr", "-1e-5", "--seed", "3"]).lr == "-1e-5"  # a value, and not a flag
 
 
-def refused(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
-    with pytest.raises(SystemExit) as stop:
-        given(*argv)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.splitlines()
-
-
-@pytest.mark.parametrize(("argv", "line"), [
-    (["--beta", "-1"], "--beta: use --kl_coeff"),
-    (["actor_rollout_ref.rollout.n=8"], "actor_rollout_ref.rollout.n: use --group_size"),
-    (["--zzz"], "--zzz: --help lists them all"),
-])  # fmt: skip
-def test_unknown_flags_are_refused_with_what_to_use(capsys: pytest.CaptureFixture, argv: list[str], line: str) -> None:
-    assert refused(capsys, *argv) == ["error: unknown arguments:", f"  {line}"]
-
-
 def test_the_document_of_settings_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_doc.main(["--check"]) == 0, "run python scripts/settings_doc.py"
     names = {line.split("`")[1] for line in settings_doc.document().splitlines() if line.startswith("| `")}

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from rllib_srl.cli.shared.stopping import ended_by_sigterm, spared_from_sigterm, stop_between_iterations
-from tests.conftest import ROOT
+from tests.cli.killing import ROOT, are_gone, end, family
 
 LAST = 10  # iteration: a second or two of a stopped process must not be the whole run
 FINISHED = rf"iteration \d+/{LAST}  reward"
@@ -42,20 +41,8 @@ def running(command: list[str], home: Path, **options: object) -> Iterator[subpr
     try:
         yield process
     finally:
-        for left in [*family(process), process.pid]:
-            try:
-                os.kill(left, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait(timeout=60)
+        end(process)
         process.stdout.close()
-
-
-def family(process: subprocess.Popen) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def read_until(process: subprocess.Popen, text: str) -> str:
@@ -79,17 +66,6 @@ def rest_of(process: subprocess.Popen, timeout_s: float) -> str:
         killer.cancel()
 
 
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while not all(map(is_gone, pids)):
-        assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in pids if not is_gone(pid)]
-        time.sleep(0.1)
-
-
 SCRIPT = f"""
 import subprocess, sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -111,7 +87,7 @@ def test_sigterm_ends_a_script_and_what_it_started(tmp_path):
         process.send_signal(signal.SIGTERM)  # a second one changes nothing
         output = process.communicate(timeout=80)[0]
         assert (process.returncode, output) == (143, "\nstopped by SIGTERM\ncontinue with: X\n")
-        assert_gone([child])
+        assert are_gone([child])
 
 
 def test_a_request_is_made_once_and_says_how_the_script_ends() -> None:
@@ -184,12 +160,12 @@ def test_a_run_ended_by_sigterm_keeps_to_itself_and_goes_on_by_the_command_that_
     """That a resumed run is the unbroken one, bit for bit, is in tests/algorithm/test_resume.py."""
     with running(train(*TINY, "--out", "run", "--export", "model"), tmp_path) as process:
         said = read_until(process, f"iteration 1/{LAST}  reward")
-        started = family(process)
+        started = [one.pid for one in family(process)]
         assert listeners_beyond_this_machine([process.pid, *started]) == []
         os.killpg(process.pid, signal.SIGTERM)  # as Slurm and systemd do
         said += rest_of(process, 120)
     assert process.returncode == 143 and "Traceback" not in said, said
-    assert_gone(started)
+    assert are_gone(started)
     before, after = said.split("stopping after this iteration")
     done, finished = len(re.findall(FINISHED, before)), len(re.findall(FINISHED, after))
     assert 1 <= done < LAST - 1 and finished <= 1  # none where the signal came between two iterations
@@ -211,7 +187,7 @@ def test_sigterm_while_starting_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         with running(train(*TINY, "--out", "run"), tmp_path) as process:
             read_until(process, "starting engine and learner ...")
-            started = family(process)
+            started = [one.pid for one in family(process)]
             process.send_signal(signal.SIGTERM)
             said = rest_of(process, 80)
         if "iteration 1/" not in said:
@@ -219,5 +195,5 @@ def test_sigterm_while_starting_leaves_nothing(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "run")  # this process had to wait, and the start was over: once more
     said = re.sub(r"starting .*\n", "", said)  # every ten seconds of a slow start, and where this process had to wait
     assert (process.returncode, said.strip()) == (143, "stopped by SIGTERM")
-    assert_gone(started)
+    assert are_gone(started)
     assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -146,30 +145,6 @@ def test_a_signal_to_the_parent_reaches_the_child_once_and_nothing_is_started_af
     assert process.stdout.readline() == "ready\n"
     (os.killpg if to_the_group else os.kill)(process.pid, number)
     assert ended(process) == (1, f"seen {number}\na line\n", []) and log_of(tmp_path) == [""]
-
-
-def test_ctrl_c_in_a_terminal_reaches_the_child_once(start):
-    terminal, own = pty.openpty()
-    streams = {"stdin": own, "stdout": own, "stderr": own, "text": False}
-    process = start({**DONE, "counts": True, "end": 130}, start_new_session=True, preexec_fn=_take_terminal, **streams)
-    os.close(own)
-    said = b""
-    while b"ready" not in said:
-        said += os.read(terminal, 1000)
-    os.write(terminal, b"\x03")
-    assert process.wait(PATIENCE_S) == 130
-    said = b""
-    while b"a line" not in said:
-        said += os.read(terminal, 1000)
-    os.close(terminal)
-    assert b"seen 2\r\n" in said
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_the_child_dies_with_a_parent_that_is_killed(start):

@@ -7,6 +7,10 @@ import signal
 import subprocess
 import sys
 
+import psutil
+import pytest
+
+from tests.cli.killing import are_gone
 from tests.waiting import wait_until
 
 OWNER = """
@@ -35,37 +39,22 @@ time.sleep(60)
 """
 
 
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:  # it has ended, perhaps between two calls
-        return False
-
-
-def test_a_killed_owner_takes_the_whole_group_along(tmp_path):
+def owned(code, tmp_path, argument):
+    """Start an owner; return it, and the ids of the processes that it has started."""
     pids = tmp_path / "pids"
-    environment = {**os.environ, "PIDS": str(pids)}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, PROGRAM], env=environment)
-    assert wait_until(lambda: pids.exists() and pids.read_text().endswith("."))
-    started = [int(word) for word in pids.read_text().split()[:2]]
-    assert all(map(is_running, started))
-    owner.kill()
-    owner.wait()
-    assert wait_until(lambda: not any(map(is_running, started)))
-
-
-def test_a_trainer_that_is_stopped_ends_with_its_owner(tmp_path):
-    pids = tmp_path / "pids"
-    environment = {**os.environ, "PIDS": str(pids)}
-    owner = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], env=environment)
+    owner = subprocess.Popen([sys.executable, "-c", code, argument], env={**os.environ, "PIDS": str(pids)})
     assert wait_until(lambda: pids.exists() and pids.read_text().endswith("."), 120)
-    trainer = int(pids.read_text().split()[0])
+    return owner, [int(word) for word in pids.read_text().split()[:-1]]
+
+
+@pytest.mark.parametrize("is_trainer", [False, True], ids=["group", "stopped trainer"])
+def test_what_a_killed_owner_has_started_ends(tmp_path, is_trainer):
+    owner, started = owned(TRAINER, tmp_path, str(tmp_path)) if is_trainer else owned(OWNER, tmp_path, PROGRAM)
     try:
-        assert is_running(trainer)
+        assert all(map(psutil.pid_exists, started)) and len(started) == (1 if is_trainer else 2)
         owner.kill()
         owner.wait()
-        assert wait_until(lambda: not is_running(trainer))
+        assert are_gone(started)
     finally:
-        if is_running(trainer):
-            os.kill(trainer, signal.SIGKILL)
+        for pid in filter(psutil.pid_exists, started):
+            os.kill(pid, signal.SIGKILL)
