@@ -44,17 +44,11 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def test_nothing_is_read_without_the_token(run: Path) -> None:
-    """What else the guard of a page does is in tests/cli/serving/test_page.py."""
-    with TestClient(application(run, Access(TOKEN, port=7))) as client:
-        for address in ("/", "/page.css", "/?token=wrong"):
-            answer = client.get(address)
-            assert answer.status_code == 401 and answer.text.startswith("401: expected the address with its token")
-        assert client.get(f"/?token={TOKEN}").status_code == client.get("/page.css").status_code == 200
-
-
 def test_the_page_follows_the_run(run: Path) -> None:
-    with TestClient(application(run, Access(TOKEN)), headers={"authorization": f"Bearer {TOKEN}"}) as client:
+    """Who may read it is in tests/cli/serving/test_page.py."""
+    with TestClient(application(run, Access(TOKEN))) as client:
+        assert client.get("/").text.startswith("401: expected the address with its token")
+        assert client.get(f"/?token={TOKEN}").status_code == client.get("/page.css").status_code == 200
         first = client.get("/").text
         assert EVIL in unescape(first) and "<script" not in first and ", <b>env" not in first and "\x1b" not in first
         assert "tiny on sums: 4 of 9 iterations" in first

@@ -78,7 +78,6 @@ def test_a_scheme_is_set_once_and_its_rewards_are_shown(run):
     assert run("--scheme", "hybrid", "--set", "1.0/1", "good 4") == "rated 1.0/1 good 4 (it was none), reward 0.8\n"
     assert run("--set", "1.0/1", "bad 2") == "rated 1.0/1 bad 2 (it was good 4), reward -0.4\n"
     assert run("--list").splitlines()[1].startswith("1.0/1  bad 2   -0.4")
-    assert "rating = 'good'; expected good 1 to good 5" in run("--set", "1.0/1", "good", status=1)
     assert "has scheme 'hybrid' already; leave the scheme out" in run("--scheme", "binary", "--list", status=1)
 
 
@@ -98,15 +97,12 @@ def test_ratings_are_exported_with_their_texts(run, tmp_path):
 
 @pytest.mark.parametrize(("argv", "message"), [
     (["--set", "9.9/0", "good"], "id = '9.9/0' is not in the memory of the run; expected the id"),
-    (["--set", "1.0/7", "good"], "id = '1.0/7' is not in the memory"),
     (["--set", "1.0/0", "6"], "rating = '6'; expected good, bad, 1 to 5, or none (taken back)"),
     (["--list"], "has no ratings yet; rate some answers first: srl rate"),
-    (["--export", "x.jsonl"], "has no ratings yet"),
 ])  # fmt: skip
-def test_bad_input_is_one_clear_error(run, tmp_path, argv, message):
+def test_bad_input_is_one_clear_error(run, argv, message):
     error = run(*argv, status=1)
     assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "x.jsonl").exists()
 
 
 @pytest.mark.slow
