@@ -106,8 +106,7 @@ def started(
 
 
 def rows_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    low, high = figures["accuracy_low"], figures["accuracy_high"]
-    yield "greedy accuracy, 95 % interval", with_interval(figures["accuracy"], low, high)
+    yield "greedy accuracy, 95 % interval", with_interval(figures)
     if len(figures["by_domain"]) > 1:
         for domain, found in figures["by_domain"].items():
             yield f"  {domain}", f"{found['accuracy']:.3f}"

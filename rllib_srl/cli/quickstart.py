@@ -114,7 +114,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     """Yield what was learned, and what happened in training: rewards, revisits and time."""
     played = outcome.iterations
     yield f"held-out accuracy, greedy, {outcome.after['num_prompts']} prompts, 95 % interval"
-    measured_ones = [("before", accuracy(outcome.before)), ("after", accuracy(outcome.after))]
+    measured_ones = [("before", with_interval(outcome.before)), ("after", with_interval(outcome.after))]
     yield table([*measured_ones, *baselines.rows_of(outcome.baselines)])
     yield f"reward by iteration  {' '.join(rounded(iteration.reward) for iteration in played)}"
     if memory := played[-1].memory:
@@ -126,10 +126,6 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     tokens, rollout_s = sum(i.num_tokens for i in played), sum(i.seconds_by_part["rollout"] for i in played)
     spent = f"start {duration(outcome.start_s)}, training and evaluation {duration(outcome.training_s)}"
     yield f"time  {spent}; {tokens / rollout_s:.0f} generated tokens per second of rollout"
-
-
-def accuracy(results: dict[str, Any]) -> str:
-    return with_interval(results["accuracy"], results["accuracy_low"], results["accuracy_high"])
 
 
 main = Program(__doc__, add_flags, quickstart, verbose=LIBRARIES)

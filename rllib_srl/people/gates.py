@@ -79,11 +79,7 @@ def paired_change(before: Mapping[Key, bool], after: Mapping[Key, bool], confide
 def paired_interval(num: int, num_lost: int, num_gained: int, confidence: float) -> tuple[float, float]:
     """Return the interval of (gained - lost) / num: the differences that `paired_score` does not reject.
 
-    Args:
-        num: pairs, at least 1.
-        num_lost: right before, wrong after.
-        num_gained: wrong before, right after.
-        confidence: two-sided, in (0, 1); each bound alone holds with (1 + confidence) / 2.
+    Each bound alone holds with (1 + confidence) / 2.
 
     Raises:
         ValueError: the counts are inconsistent or the confidence is out of range.
@@ -120,14 +116,7 @@ def paired_score(num: int, num_lost: int, num_gained: int, difference: float) ->
     d: the larger root of 2 n q^2 + ((2 n + lost - gained) d - lost - gained) q - lost d (1 - d) = 0.
     With d = 0 it is McNemar's (gained - lost) / sqrt(gained + lost).
 
-    Args:
-        num: n, number of pairs.
-        num_lost: right before, wrong after.
-        num_gained: wrong before, right after.
-        difference: d, in (-1, 1).
-
-    Returns:
-        z; 0 if nothing changed and d is 0.
+    n is the number of pairs, and d the difference, in (-1, 1); z is 0 if nothing changed and d is 0.
 
     Source: Tango 1998, equations 7 and 8, with losses and gains in the places of his two discordant cells.
     """

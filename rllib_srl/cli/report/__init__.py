@@ -13,7 +13,6 @@ come from finished ones.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
@@ -24,7 +23,7 @@ from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.storage.disk import writing
 from rllib_srl.studies.records import STUDY_FILE, read_results
-from rllib_srl.studies.report.page import Notice, Page, to_html
+from rllib_srl.studies.report.page import Notice, to_html
 from rllib_srl.studies.report.study_page import page_of
 
 NAME = "report.html"
@@ -37,18 +36,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transcripts", type=integer_from(0), default=6, metavar="N", help=text)
 
 
-def page_in(directory: Path, num_transcripts: int) -> Page:
-    if (directory / STUDY_FILE).is_file():
-        return page_of(read_results(directory))
-    if (directory / METRICS).is_file():
-        return page_of_run(RunFacts.read(directory), num_transcripts)
-    there = "has neither" if directory.is_dir() else missing(directory)
-    raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
-
-
 def run(arguments: argparse.Namespace) -> int:
-    page = page_in(arguments.results, arguments.transcripts)
-    directory = arguments.out or arguments.results
+    results = arguments.results
+    if (results / STUDY_FILE).is_file():
+        page = page_of(read_results(results))
+    elif (results / METRICS).is_file():
+        page = page_of_run(RunFacts.read(results), arguments.transcripts)
+    else:
+        there = "has neither" if results.is_dir() else missing(results)
+        raise RunError(f"{results} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
+    directory = arguments.out or results
     directory.mkdir(parents=True, exist_ok=True)
     with writing(directory / NAME):
         (directory / NAME).write_text(to_html(page), encoding="utf-8")

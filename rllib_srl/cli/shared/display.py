@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -167,9 +167,9 @@ def rounded(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.2f}"
 
 
-def with_interval(accuracy: float, low: float, high: float) -> str:
-    """Return accuracy and 95 % interval as "0.530  [0.470, 0.590]"."""
-    return f"{accuracy:.3f}  [{low:.3f}, {high:.3f}]"
+def with_interval(found: Mapping[str, float]) -> str:
+    """Return the accuracy of an evaluation and its 95 % interval as "0.530  [0.470, 0.590]"."""
+    return f"{found['accuracy']:.3f}  [{found['accuracy_low']:.3f}, {found['accuracy_high']:.3f}]"
 
 
 def counted(number: float, unit: str) -> str:

@@ -192,18 +192,11 @@ def source_of(
     trains: bool = False,
     needs_settings: bool = True,
 ) -> Source:
-    """Return the checkpoint at a path with the settings of its run, or the model of a name.
-
-    Args:
-        what: a checkpoint, the directory of a run, or a model.
-        trust: accept any code that the settings name; for a command that runs none of it.
-        key_file: as `settings_of`.
-        trains: as `settings_of`.
-        needs_settings: refuse a checkpoint whose directory has no settings.
+    """Return the checkpoint at a path with its settings, as `settings_of`, or the model of a name.
 
     Raises:
         CheckpointError: the path is the directory of a run without a checkpoint, or a mistyped or another directory.
-        RunError: there are no settings, or they name code that is not trusted.
+        RunError: there are no settings, which are needed, or they name code that is not trusted.
     """
     path = Path(what).expanduser().absolute()
     if is_checkpoint(path) or (path / SETTINGS_FILE).is_file() or (path.is_dir() and checkpoints_in(path)):
@@ -229,7 +222,7 @@ def settings_of(
 
     Args:
         checkpoint: of the run.
-        trust: accept functions that are not listed.
+        trust: accept functions that are not listed; right for a command that runs none of them.
         key_file: the setting `seal_key_file`.
         trains: False leaves out a user's own rules, which only training needs.
 

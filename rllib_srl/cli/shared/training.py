@@ -103,8 +103,7 @@ def train_until(
             if iteration.number == 1:
                 progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
             if evaluation := result.get("evaluation"):
-                accuracy = with_interval(*(evaluation[name] for name in ("accuracy", "accuracy_low", "accuracy_high")))
-                progress.note(f"iteration {iteration.number}: held-out accuracy {accuracy}")
+                progress.note(f"iteration {iteration.number}: held-out accuracy {with_interval(evaluation)}")
     finally:
         algo.result_logs = others
     return done
