@@ -40,8 +40,8 @@ if __name__ == "__main__":
 
 from rllib_srl.cli.serving.figures import percentile
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.flags import help_of
 from scripts.page.hands import PageHands
 
 _WORDS = """

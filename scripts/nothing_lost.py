@@ -41,8 +41,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not scripts/, whose files would hide packages
 
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import help_of
 from rllib_srl.cli.shared.display import table
+from rllib_srl.cli.shared.flags import help_of
 from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.served_store import FILE
 from rllib_srl.replay.admission import redact

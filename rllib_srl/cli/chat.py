@@ -30,9 +30,8 @@ from rllib_srl.algorithm.checkpointing import policy_of
 from rllib_srl.cli.serving.dialogue import Dialogue, ServedDialogue
 from rllib_srl.cli.serving.served_directory import ServedDirectory, address_in
 from rllib_srl.cli.shared.cluster import hushed_stderr
-from rllib_srl.cli.shared.command_line import integer_from
 from rllib_srl.cli.shared.display import showing_progress
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, integer_from
 from rllib_srl.cli.shared.runs import Source, source_of
 from rllib_srl.cli.shared.settings import (
     SettingsError,

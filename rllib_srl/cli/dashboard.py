@@ -26,10 +26,9 @@ from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.shared.access import Access, Guard
-from rllib_srl.cli.shared.command_line import local_directory, missing
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.run_log import METRICS
-from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError
+from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError, missing
 from rllib_srl.envs.agents.web import Server, listen
 from rllib_srl.studies.records import STUDY_FILE
 from rllib_srl.studies.report.page import STYLES, Notice, Page, to_html

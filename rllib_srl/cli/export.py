@@ -22,9 +22,8 @@ import yaml
 
 from rllib_srl.algorithm.checkpointing import export_checkpoint, refuse_not_empty
 from rllib_srl.cli.shared import runs
-from rllib_srl.cli.shared.command_line import local_directory
 from rllib_srl.cli.shared.display import counted
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.run_log import METRICS, json_lines
 from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
 from rllib_srl.engine.models import SMOLLM2, TINY

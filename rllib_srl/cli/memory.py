@@ -20,9 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rllib_srl.cli.shared.command_line import integer_from
 from rllib_srl.cli.shared.display import counted, figure, printable, rounded, table
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, integer_from
 from rllib_srl.common.decoder import decoder_of
 from rllib_srl.replay.admission import Decode, turns_of
 from rllib_srl.replay.metrics import by_domain

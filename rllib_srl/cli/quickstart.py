@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared import baselines, runs
 from rllib_srl.cli.shared.cluster import command, tensorboard
-from rllib_srl.cli.shared.command_line import integer_from, local_directory
 from rllib_srl.cli.shared.display import duration, rounded, table, with_interval
-from rllib_srl.cli.shared.flags import LIBRARIES, Program
+from rllib_srl.cli.shared.flags import LIBRARIES, Program, integer_from, local_directory
 from rllib_srl.cli.shared.run_log import Iteration, RunLog
 from rllib_srl.cli.shared.settings import build_config, check
 from rllib_srl.cli.shared.stopping import stop_between_iterations

@@ -17,8 +17,7 @@ import argparse
 from pathlib import Path
 
 from rllib_srl.cli.shared.cluster import command, tensorboard
-from rllib_srl.cli.shared.command_line import local_directory
-from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust
+from rllib_srl.cli.shared.flags import LIBRARIES, Program, add_trust, local_directory
 from rllib_srl.cli.shared.settings import build_config, check, given_settings, run_settings
 from rllib_srl.cli.shared.stopping import stop_between_iterations
 

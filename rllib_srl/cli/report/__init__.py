@@ -16,11 +16,10 @@ import argparse
 
 from rllib_srl.cli.report.run_facts import RunFacts
 from rllib_srl.cli.report.run_page import page_of_run
-from rllib_srl.cli.shared.command_line import integer_from, local_directory, missing
 from rllib_srl.cli.shared.display import text_of
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
 from rllib_srl.cli.shared.run_log import METRICS
-from rllib_srl.cli.shared.runs import RunError
+from rllib_srl.cli.shared.runs import RunError, missing
 from rllib_srl.storage.disk import writing
 from rllib_srl.studies.records import STUDY_FILE, read_results
 from rllib_srl.studies.report.page import Notice, to_html

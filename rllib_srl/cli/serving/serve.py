@@ -38,8 +38,7 @@ from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.access import Access
-from rllib_srl.cli.shared.command_line import local_directory
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.tuning.stream import world_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of

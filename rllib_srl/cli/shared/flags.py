@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rllib_srl.cli.shared.cluster import run_cleanly
-from rllib_srl.cli.shared.command_line import NUMBER, help_of
 from rllib_srl.cli.shared.settings import (
     ALL_PARTS,
     NOT_A_FLAG,
+    NUMBER,
     WORDS,
     SettingsError,
     flag_settings,
@@ -30,6 +30,7 @@ from rllib_srl.cli.shared.settings import (
     shown,
 )
 from rllib_srl.common.foreign_names import in_place_of
+from rllib_srl.storage.local_paths import local_path
 
 LIBRARIES = "Ray, RLlib, vLLM and transformers"
 # The settings in `--help`; `--help-all` also shows the rest.
@@ -111,6 +112,16 @@ def add_trust(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--trust-checkpoint", "--trust_checkpoint", action="store_true", help=text)
 
 
+def help_of(doc: str | None) -> dict[str, Any]:
+    """Return the arguments of a parser whose help is a module's docstring: its first paragraph, the flags, the rest.
+
+    Flags cannot be abbreviated.
+    """
+    summary, _, rest = (doc or "").partition("\n\n")
+    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    return {"description": summary, "epilog": rest, **how}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports errors as one message without the usage, with exit status 2.
 
@@ -166,3 +177,22 @@ def with_underscores(argv: Iterable[str]) -> list[str]:
         else:
             words.append(word)
     return words
+
+
+def integer_from(least: int) -> Callable[[str], int]:
+    """Return an argparse type: integers of at least `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least {least}")
+        return int(text)
+
+    return read
+
+
+def local_directory(text: str) -> Path:
+    """Return `text` as a local path; an argparse type, which refuses a URI."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

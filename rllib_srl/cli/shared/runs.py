@@ -23,7 +23,6 @@ import yaml
 from rllib_srl.algorithm.metrics import TRANSCRIPTS
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.command_line import missing
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.settings import (
     SHORTHANDS,
@@ -36,6 +35,7 @@ from rllib_srl.cli.shared.settings import (
     shown,
 )
 from rllib_srl.cli.shared.stopping import ENDING
+from rllib_srl.common.foreign_names import nearest
 from rllib_srl.common.import_paths import functions_in, with_file_names, without_users_rules
 from rllib_srl.common.setting_model import PRESET
 from rllib_srl.storage.checkpoints import (
@@ -175,6 +175,13 @@ def find_checkpoint(path: Path) -> Path:
         reason = "has no finished checkpoint" if path.is_dir() else "is a file" if path.exists() else missing(path)
         raise CheckpointError(f"{path} {reason}; expected a checkpoint, or the directory of a run with one")
     return finished[-1]
+
+
+def missing(path: Path) -> str:
+    """Return "does not exist", and the nearest name in the same directory if there is one."""
+    parent = path.absolute().parent
+    near = nearest(path.name, [one.name for one in parent.iterdir()]) if parent.is_dir() else ""
+    return "does not exist" + (f"; did you mean {path.with_name(near)}?" if near else "")
 
 
 class Source(NamedTuple):

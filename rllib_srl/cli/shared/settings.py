@@ -24,7 +24,6 @@ import yaml
 
 from rllib_srl.algorithm.named import ALGORITHMS, MEMORIES, without_names
 from rllib_srl.algorithm.settings import PARTS, Part, errors_of
-from rllib_srl.cli.shared.command_line import NUMBER
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.common.import_paths import with_whole_rules
 from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
@@ -32,6 +31,7 @@ from rllib_srl.common.setting_model import PRESET, Setting, Settings, setting
 if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig
 
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 OWN_DATA = "question_file"  # the environment that `data` and `reward` stand for
 
 

@@ -24,8 +24,7 @@ from typing import Any
 from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.algorithm.own_data import data_settings
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.command_line import integer_from, local_directory
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
 from rllib_srl.cli.shared.runs import RunError, new_directory
 from rllib_srl.cli.shared.settings import build_config, given_settings, plain
 from rllib_srl.cli.tuning import study as study_run

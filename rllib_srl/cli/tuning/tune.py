@@ -22,9 +22,8 @@ from typing import Any
 
 from rllib_srl import tune_configs
 from rllib_srl.cli.shared.cluster import command
-from rllib_srl.cli.shared.command_line import local_directory
 from rllib_srl.cli.shared.display import table
-from rllib_srl.cli.shared.flags import Program
+from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.shared.settings import given_settings
 from rllib_srl.cli.tuning import study as study_run
