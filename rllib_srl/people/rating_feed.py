@@ -45,11 +45,7 @@ class RatingFeed:
         self._again |= self._known.intersection(group_ids) if self._known else set()
 
     def apply(self, memory: ReplayClient, now: int) -> dict[str, int]:
-        """Apply new ratings; return the counts of `SRLReplayBuffer.rate_answers`, {} if nothing is new.
-
-        Raises:
-            RatingsError: the file cannot be read; nothing was applied, and a later call applies it.
-        """
+        """Apply new ratings; return counts, as `rate_answers`. RatingsError: a later call applies them."""
         store = self._opened()
         if store is None:
             return {}

@@ -78,12 +78,9 @@ def gap_of(expected: Sequence[Continuation], served: Sequence[ServedContinuation
 def check(
     expected: Sequence[Continuation], served: Sequence[ServedContinuation], version: int, dtype: str = "float32"
 ) -> CanaryGap:
-    """Check that the server computes the version that was trained; return the gap.
+    """Check that the server computes the version that was trained; return the gap, or raise a WeightSyncError with it.
 
     In bfloat16 the bound is that of rounding, which hides a small adapter.
-
-    Raises:
-        WeightSyncError: it does not; the message has version and gap.
     """
     gap = gap_of(expected, served)
     check_canary(gap, None, dtype, version)

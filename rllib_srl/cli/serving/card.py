@@ -25,11 +25,7 @@ MOST = 0.9  # share of a card that vLLM reserves, at most
 
 
 def card_share(job: Job, card_bytes: float | None, is_trained: bool = True) -> float:
-    """Return the share of the card that vLLM reserves for a model; 0: there is no card, it is served on the CPU.
-
-    Raises:
-        PlacementError: server and trainer do not fit; the message says what each needs.
-    """
+    """Return the share of the card that vLLM reserves for a model, 0 without one; PlacementError: it is too small."""
     if card_bytes is None:
         return 0.0
     server, trainer = needs_of(job)

@@ -77,7 +77,6 @@ def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
 
 
 def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a table: baseline, accuracy."""
     named = ", ".join(repr(answer) for answer in found.majority_answers.values())
     majority = f"majority answer{f' ({named})' if named and len(named) < 30 else ''}"
     for name, accuracy in ((majority, found.majority), ("chance", found.chance)):

@@ -65,7 +65,6 @@ class Findings:
 
 
 def of_machine() -> Iterator[Line]:
-    """Report the resources of this machine."""
     memory, shm = psutil.virtual_memory(), os.statvfs("/dev/shm")
     free, size = memory.available / GIB, shm.f_blocks * shm.f_frsize / GIB
     yield Line(OK, "cores", str(os.cpu_count()))

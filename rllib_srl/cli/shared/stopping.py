@@ -70,7 +70,6 @@ def leave(status: int, clean_up: Callable[[], object] = bool) -> None:
 
 
 def kill_descendants() -> int:
-    """Kill all processes below this one; return their number."""
     found = psutil.Process().children(recursive=True)
     for process in found:
         with suppress(psutil.Error):

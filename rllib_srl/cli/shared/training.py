@@ -42,9 +42,6 @@ def started(
 
     An error says how to resume the run, with additional `words`; a run that fails before an iteration has finished
     leaves no files.
-
-    Raises:
-        SealKeyError: the key that seals checkpoints cannot be used.
     """
     with showing_progress(last) as progress, runs.gone_if_it_fails(plan.directory, supervisor.starts_again):
         make_key(config.seal_key_file)  # of the checkpoint at the end or at Ctrl-C, even with checkpoint_every = 0

@@ -62,12 +62,9 @@ def planned(
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Plan:
-    """Return the plan of a study, validated as far as possible without starting anything.
+    """Return the plan of a study, validated as far as possible; RunError: all errors, one per line.
 
     The settings `given` override those of all arms; without `arms` or `seeds` all are run.
-
-    Raises:
-        RunError: all errors, one per line.
     """
     study = with_settings(study, given)
     faults = study.faults()
@@ -116,7 +113,6 @@ def shortened(study: Study) -> Study:
 
 
 def faults_of_trials(study: Study) -> list[str]:
-    """Return the errors in the arms' settings."""
     faults: dict[str, list[str]] = {}
     for arm in study.arms:
         try:
@@ -139,11 +135,7 @@ def config_of(plan: Plan, arm: str, seed: int) -> dict[str, Any]:
 
 
 def run(plan: Plan, max_failures: int, how_to_resume: str, *, is_resumed: bool, verbose: bool) -> int:
-    """Run a study; return the exit status: 1 if a requested trial is not finished.
-
-    Raises:
-        RunError: the directory is in use, or has nothing to resume.
-    """
+    """Run a study; return 1 if a requested trial is not finished. RunError: the directory is in use or has no study."""
     has_study = (plan.directory / STUDY_FILE).is_file()
     if is_resumed and not has_study:
         raise RunError(f"{plan.directory} has no study to resume; omit --resume to start it")
