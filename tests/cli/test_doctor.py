@@ -70,62 +70,39 @@ def test_the_page_has_the_computed_table():
 
 
 class Asked(Even):
-    """Pays 1 for "yes", and says that `gold` is right; an empty answer earns `empty`."""
+    """Pays 1 for "yes"; its settings say what is right, what an empty answer earns, and which prompts there are."""
 
-    gold, empty = "yes", 0.0
+    def __init__(self, env_config):
+        super().__init__()
+        usual = {"gold": "yes", "empty": 0.0, "is_for_training": True}
+        self.gold, self.empty, self.is_for_training = {**usual, **env_config}.values()
 
     def gold_turns(self, prompt_id: str) -> list[str]:
         return [self.gold]
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        return "", float(action == "yes") if action else self.empty, True, False, {}
-
-
-class WrongGold(Asked):
-    """Says that a wrong answer is right."""
-
-    gold = "no"
-
-
-class Empty(Asked):
-    """Has held-out prompts only."""
-
-    def prompt_ids(self, split, seed):
-        return super().prompt_ids(split, seed) if split == "heldout" else iter(())
-
-
-class PaysSilence(Asked):
-    """Pays an empty answer."""
-
-    empty = 1.0
-
-
-class Crashes(Asked):
-    """Cannot grade."""
+    def prompt_ids(self, split: str, seed: int):
+        return super().prompt_ids(split, seed) if self.is_for_training or split == "heldout" else iter(())
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        raise RuntimeError("no grader")
-
-
-def config_of(world: type, **model) -> SRLConfig:
-    config = SRLConfig().environment(f"tests.cli.test_doctor:{world.__name__}")
-    return config.rl_module(model_config={"model": "tiny", **model}).env_runners(max_episode_tokens=256)
+        return "", float(action == "yes") if action else float(self.empty), True, False, {}
 
 
 def said(lines) -> list[tuple[str, str]]:
     return [(line.status, line.text) for line in lines]
 
 
-@pytest.mark.parametrize(("world", "expected"), [
-    (Asked, [(OK, "grades right answers to 3 prompts as right"), (OK, "pays 0 for an empty answer")]),
-    (WrongGold, [(FAILURE, "pays 0 for the right answer 'no' of prompt"), (OK, "pays 0 for an empty answer")]),
-    (PaysSilence, [(OK, "grades right"), (FAILURE, "pays 1 for an empty answer; expected 0")]),
-    (Crashes, [(FAILURE, "no grader")]),
-    (Empty, [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]),
-    (Even, [(WARNING, "has no gold_turns for prompt"), (OK, "pays 0 for an empty answer")]),
+@pytest.mark.parametrize(("world", "settings", "expected"), [
+    (Asked, {}, [(OK, "grades right answers to 3 prompts as right"), (OK, "pays 0 for an empty answer")]),
+    (Asked, {"gold": "no"}, [(FAILURE, "pays 0 for the right answer 'no' of"), (OK, "pays 0 for an empty answer")]),
+    (Asked, {"empty": 1}, [(OK, "grades right"), (FAILURE, "pays 1 for an empty answer; expected 0")]),
+    (Asked, {"empty": "no grader"}, [(FAILURE, "no grader")]),  # it raises
+    (Asked, {"is_for_training": False}, [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]),
+    (Even, {}, [(WARNING, "has no gold_turns for prompt"), (OK, "pays 0 for an empty answer")]),
 ])  # fmt: skip
-def test_environments(world, expected):
-    found = said(of_environments(config_of(world)))
+def test_environments(world, settings, expected):
+    config = SRLConfig().environment(f"{world.__module__}:{world.__name__}", env_config=settings)
+    config.rl_module(model_config={"model": "tiny"}).env_runners(max_episode_tokens=256)
+    found = said(of_environments(config))
     assert [status for status, _ in found] == [status for status, _ in expected]
     assert all(part in text for (_, text), (_, part) in zip(found, expected, strict=True)), found
 

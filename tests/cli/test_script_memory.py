@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -84,45 +81,6 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     assert "2, first met in iteration 1" in shown
     head = said(capsys, "stats", tmp_path).splitlines()[0]
     assert head == "iteration 5; spacing none; selection uniform, reuse uniform"
-
-
-def write_on(directory: str, started: Event, ended: Event) -> None:
-    """Play the run: commit, and move the WAL into the file, as fast as it goes."""
-    buffer = by_hand(Path(directory), groups_per_item=1)
-    now = 0
-    while not ended.is_set():
-        now += 1
-        buffer.add(
-            [a_group(n, (1, 0), now, [9 + now % 90, now % 70, 3]) for n in range(now % 7, 40, 7)], now, f"{now}.add"
-        )
-        if now % 5 == 0:
-            buffer.store._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        if now == 20:
-            started.set()
-    check_valid(buffer)
-    buffer.close()
-
-
-@pytest.mark.slow
-def test_a_live_memory_is_read_whole_and_left_alone(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    started, ended = context.Event(), context.Event()
-    writer = context.Process(target=write_on, args=(str(tmp_path), started, ended))
-    writer.start()
-    try:
-        assert started.wait(60)
-        positions = []
-        end = time.monotonic() + 60
-        while len(positions) < 4 or (positions[-1] == positions[0] and time.monotonic() < end):
-            with reading(tmp_path) as one:
-                positions.append(one.store.position)
-                assert (len(one.tables), one.tables.num_groups) == (40, 40)
-                check_tables(one.tables, one.store)
-        assert positions == sorted(positions) and positions[-1] > positions[0] >= 20
-    finally:
-        ended.set()
-        writer.join(60)
-    assert writer.exitcode == 0
 
 
 def test_a_copy_is_of_one_moment_and_no_commit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
