@@ -1,7 +1,5 @@
 """Fixtures that several rooms share."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,7 +1,5 @@
 """Buffers by hand for tests of what looks into them, and what its script says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

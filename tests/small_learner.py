@@ -1,7 +1,5 @@
 """Groups of random tokens, and a learner that keeps its gradients, for tests of the update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

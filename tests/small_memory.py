@@ -1,7 +1,5 @@
 """Runs with a memory, watched: what was played, what the memory said, and what the learner was given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Worlds for end-to-end tests, so small that a random model learns them, and an `SRLConfig` that plays them fast."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -14,7 +12,6 @@ import gymnasium as gym
 from rllib_srl import SRLConfig
 
 MEETING_S = 150.0  # for the start of the other process on a busy machine
-HOLD_S = 150.0  # longest time that a step is held
 
 
 def meet(directory: Path) -> None:
@@ -39,13 +36,12 @@ class Even(gym.Env):
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         """Take `num_prompts` of each split, `pay` (what every answer gets, if set) and `slow_s` (of a step).
 
-        With `meeting`, a directory, no step ends before two processes have begun one. With `hold`, a directory, the
-        step of a prompt does not end while the directory has a file with the prompt's id.
+        With `meeting`, a directory, no step ends before two processes have begun one.
         """
-        usual = {"num_prompts": 40, "pay": None, "slow_s": 0.0, "meeting": None, "hold": None}
+        usual = {"num_prompts": 40, "pay": None, "slow_s": 0.0, "meeting": None}
         settings = {**usual, **(env_config or {})}
         self.num_prompts, self.pay, self.slow_s = settings["num_prompts"], settings["pay"], settings["slow_s"]
-        self.meeting, self.hold = settings["meeting"], settings["hold"]
+        self.meeting = settings["meeting"]
 
     def prompt_ids(self, split: str, seed: int) -> Iterator[str]:
         """Yield each prompt of a split once, in the order of the seed."""
@@ -61,9 +57,6 @@ class Even(gym.Env):
         time.sleep(self.slow_s)
         if self.meeting:
             meet(Path(self.meeting))
-        deadline = time.monotonic() + HOLD_S
-        while self.hold and (Path(self.hold) / self.prompt_id).exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
         reward = float(bool(action) and ord(action[0]) % 2 == 0) if self.pay is None else self.pay
         return "", reward, True, False, {}
 

@@ -1,7 +1,5 @@
 """The files in deploy/: they name flags, paths and versions that exist, and the Slurm script resumes a stopped run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

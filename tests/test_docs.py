@@ -1,7 +1,5 @@
 """Every Python block of the documentation runs as it stands, every link leads somewhere, and the website builds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -88,9 +86,6 @@ def test_blocks_carry_the_rule_above_them() -> None:
 def test_a_broken_document_is_named(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         docs_check.blocks_of(text, "x.md")
-
-
-# --- links, paths, pages
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -1,7 +1,5 @@
 """Every program of docs/examples/ runs as it stands, and does what its docstring promises."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -33,10 +31,11 @@ def printed(name: str, *arguments: str, cwd: Path) -> str:
 
     Ray keeps its own temporary directory: names of its sockets must be short.
     """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))  # it may not be installed
     result = subprocess.run(
         [sys.executable, "-m", "tests.quick_workers", str(EXAMPLES / name), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": paths(), "TMPDIR": str(cwd), "RAY_TMPDIR": tempfile.gettempdir()},
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(cwd), "RAY_TMPDIR": tempfile.gettempdir()},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -46,19 +45,9 @@ def printed(name: str, *arguments: str, cwd: Path) -> str:
     return result.stdout
 
 
-def paths() -> str:
-    """Return a PYTHONPATH with this checkout, so that one that is not installed works too."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-
-
-def rewards(text: str) -> list[float]:
-    """Return the rewards of the iterations, in their order."""
-    return [float(found) for found in re.findall(r"^iteration +\d+  reward (\d\.\d+)", text, re.MULTILINE)]
-
-
 def rises(text: str, num_iterations: int) -> bool:
     """Say whether the mean reward of the last three iterations is above that of the first two."""
-    found = rewards(text)
+    found = [float(one) for one in re.findall(r"^iteration +\d+  reward (\d\.\d+)", text, re.MULTILINE)]
     assert len(found) == num_iterations, text
     return sum(found[-3:]) / 3 > sum(found[:2]) / 2 + 0.1
 
@@ -150,9 +139,6 @@ def test_a_job_trains_on_a_cluster(cluster, tmp_path: Path) -> None:  # noqa: F8
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1, 2]
     assert all(line["env_runners/num_groups"] == 16 for line in lines)
-
-
-# --- the memory in TRL
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ Folders are layers, in the order of `LAYERS`. A folder imports itself and the fo
 its own line. docs/architecture.md has the same list with what each folder is for.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

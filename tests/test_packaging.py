@@ -1,7 +1,5 @@
 """The package is what setup.cfg says, light to import, pinned completely, and free of what the house style forbids."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import importlib.metadata
@@ -180,13 +178,8 @@ def test_the_same_torch_is_pinned_for_cpu_and_gpu() -> None:
 
 def missing_requirements(pins: dict[str, str], python: str) -> Iterator[str]:
     """Yield what an installed package of `pins` needs under `python` and `pins` lacks or pins to another version."""
-    markers = {
-        "python_version": python,
-        "python_full_version": f"{python}.5",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-    }
+    markers = {"python_version": python, "python_full_version": f"{python}.5"}
+    markers |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
     todo = [(name, "") for name in pins]
     done = set(todo)
     while todo:

@@ -1,7 +1,5 @@
 """Each message of scripts/preflight.py and each early stop of scripts/setup.sh, driven by facts made up here."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
@@ -16,20 +14,10 @@ from scripts.preflight import Facts, check, choose_set
 
 REPO = Path(__file__).resolve().parent.parent
 GOOD = Facts(
-    python=(3, 12, 1),
-    python_path="/usr/bin/python3.12",
-    has_ensurepip=True,
-    has_compiler=True,
-    has_libnuma=True,
-    system="Linux",
-    machine="x86_64",
-    cpu_flags=frozenset({"avx2", "avx512_bf16"}),
-    num_cores=2,
-    memory_gib=24.0,
-    disk_gib=50.0,
-    shm_gib=12.0,
-    gpu="",
-)
+    python=(3, 12, 1), python_path="/usr/bin/python3.12", has_ensurepip=True, has_compiler=True, has_libnuma=True,
+    system="Linux", machine="x86_64", cpu_flags=frozenset({"avx2", "avx512_bf16"}), num_cores=2, memory_gib=24.0,
+    disk_gib=50.0, shm_gib=12.0, gpu="",
+)  # fmt: skip
 
 
 def by_level(facts: Facts, level: str, package_set: str = "") -> list[str]:

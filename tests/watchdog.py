@@ -5,8 +5,6 @@ exception, and while it waits in other native code no signal is handled. The end
 for xdist, which runs the other tests in a new process.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

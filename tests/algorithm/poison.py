@@ -1,7 +1,5 @@
 """Pickles that show when they are opened, in every place of a checkpoint that RLlib or Tune reads one from."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Admission on the real path: a refused episode is not stored, and the weights are those without its loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

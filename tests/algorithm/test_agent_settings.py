@@ -1,7 +1,5 @@
 """Settings of agents: what `.environment(agent=...)` makes of them, and what is refused before an engine starts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Runners that play on while the learner trains (`max_lag`): what is trained on, when, and what is never lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,8 +1,7 @@
 """Bad input and slips of people who call SRL from Python end in one clear message."""
 
-from __future__ import annotations
-
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,23 +46,21 @@ def test_more_than_the_cluster_has_is_refused_at_once(config):
     assert "one run needs 2.25 CPU (the cluster has 2); expected less" in refused(config, PlacementError)
 
 
-class Batch:
-    def __init__(self, num_groups, *errors):
-        self.groups, self.errors = [None] * num_groups, list(errors)
-
-
 def test_only_iterations_without_any_group_count_as_lost():
+    def batch(num_groups, *errors):
+        return SimpleNamespace(groups=[None] * num_groups, errors=list(errors))
+
     watch = LossWatch()
     for _ in range(MOST_LOST_ITERATIONS - 1):
-        watch.check([Batch(0, "a"), Batch(0, "b")])
-    watch.check([Batch(0, "a"), Batch(1, "b")])
+        watch.check([batch(0, "a"), batch(0, "b")])
+    watch.check([batch(0, "a"), batch(1, "b")])
     assert watch.num_lost == 0
-    watch.check([Batch(0), Batch(0)])  # nothing was played
+    watch.check([batch(0), batch(0)])  # nothing was played
     assert watch.num_lost == 0
     for _ in range(MOST_LOST_ITERATIONS - 1):
-        watch.check([Batch(0, "a")])
+        watch.check([batch(0, "a")])
     with pytest.raises(EpisodesLost, match=r"^every episode of the last 5 iterations was lost; the last one: b$"):
-        watch.check([Batch(0, "a"), Batch(0, "b")])
+        watch.check([batch(0, "a"), batch(0, "b")])
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A checkpoint is data unless its user sealed it: weights are read without a pickle, all else only with trust."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

@@ -1,7 +1,5 @@
 """Checks before anything starts: what settings name is looked at, quickly, once, and all faults come together."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """SRLConfig: faults have lines and come at once, nothing unknown or unused passes, round trips change nothing."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle
@@ -50,7 +48,7 @@ FAULTS = [
     ("worlds", {"compare": {}}, "env = 'compare' and worlds = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
     ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),
-    ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass': module 'json' has no 'NoSuchClass'"),
+    ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass' cannot be imported (json has no 'NoSuchClass';"),
     ("env", len, "expected a name, 'package.module:Class' or a class"),
     ("env_config", [1], "env_config = [1]; expected a mapping"),
     ("mixture", {"lookup": 1}, "mixture = {'lookup': 1}; expected weights of some of ['compare']"),

@@ -1,7 +1,5 @@
 """Counts per domain on the real path: what is played, drawn and stored of two domains, and where it is shown."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The driver sees metadata only: what it receives in an iteration does not grow with the length of episodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import ray

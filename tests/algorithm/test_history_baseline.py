@@ -1,7 +1,5 @@
 """The baseline from history through `algo.train()`: values that reach the learner, groups of one, resuming."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ ends the run with one error that says how to resume.
 Stated times on an idle machine of 2 cores: a runner is back within 30 s, a lost learner is noticed within 20 s.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

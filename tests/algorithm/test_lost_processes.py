@@ -1,7 +1,5 @@
 """What a run says when a process is gone that it cannot replace; without processes."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from types import SimpleNamespace

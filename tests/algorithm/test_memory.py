@@ -1,7 +1,5 @@
 """The memory on the real path, all in one process: what is revisited and reused is what is said, stored and trained."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,8 +1,6 @@
 """The memory as an actor: killed, silent; nothing acknowledged is missing and nothing is trained twice.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A run with a memory that is saved and restored goes on draw for draw; what does not fit is refused whole."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """docs/metrics.md against runs: every name in it is written by one, and every name that a run writes is in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

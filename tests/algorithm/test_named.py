@@ -1,7 +1,5 @@
 """Named algorithms and memories: what they set, what wins over them, and every way to name them."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl import SRLConfig

@@ -1,7 +1,5 @@
 """`.data()` and `.reward()`: what they make of files, objects and functions, and a run that a reward function ends."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

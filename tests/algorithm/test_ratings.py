@@ -1,7 +1,5 @@
 """People's ratings on the real path: what the learner is given, what a resumed run has, and what a kill cannot lose."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The whole path once with what a stranger runs: RLlib, a remote vLLM engine, and a real model of 135M parameters."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Regularisers through `algo.train()`: ends of stages, weights that are held, runs without them, exact resumes."""
+"""Regularisers through `algo.train()`: ends of stages, weights that are held, and, with retention, exact resumes."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,8 @@ def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tm
     for algo in (free, held):
         go_on(algo, 2)  # another domain
     assert distance(state, weights_of(held)) < 0.8 * distance(state, weights_of(free))
-    algo = build(config, regularisers=ALL)
+    retain = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
+    algo = build(config.copy(copy_frozen=False).replay(**retain), regularisers=ALL, num_epochs=2)
     results = [algo.train() for _ in range(3)]
     learned = [result["learners"]["default_policy"] for result in results]
     assert [result.get("num_importance_episodes", 0) for result in results] == [0, 8, 8]  # two whole groups of four

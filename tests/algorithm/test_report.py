@@ -1,7 +1,5 @@
 """Reports: batches that earn nothing, transcripts without secrets, one event file."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -63,55 +61,55 @@ def test_what_could_not_be_parsed_is_counted():
     assert not is_unparsed(an_episode(reason=StopReason.ENV_CRASHED, parsed="", expected="8"))
 
 
-def reported(tmp_path, caplog, *batches, first=1):
-    """Report one iteration for each list of rewards; return the warnings."""
-    report = Report(MetricsLogger(root=True), tmp_path)
-    with caplog.at_level(logging.WARNING, "rllib_srl"):
-        for iteration, rewards in enumerate(batches, first):
-            meta = GroupMeta.of(a_group(1, rewards=rewards), None)
-            answers = [{"answer": f"so {n}", **READ} for n in range(2)] if max(rewards) <= 0 else []
-            runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [], unpaid=answers)] * 2
-            report.iteration(iteration, runs, [meta], [np.zeros(len(rewards))])
-    return [record.getMessage() for record in caplog.records]
+@pytest.fixture
+def report(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "rllib_srl")
+    return Report(MetricsLogger(root=True), tmp_path)
 
 
-def test_the_first_losses_of_an_iteration_are_shown_and_the_rest_counted(tmp_path, caplog):
-    report = Report(MetricsLogger(root=True), tmp_path)
+def reported(report, *batches, first=1):
+    """Report one iteration for each list of rewards."""
+    for iteration, rewards in enumerate(batches, first):
+        meta = GroupMeta.of(a_group(1, rewards=rewards), None)
+        answers = [{"answer": f"so {n}", **READ} for n in range(2)] if max(rewards) <= 0 else []
+        runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [], unpaid=answers)] * 2
+        report.iteration(iteration, runs, [meta], [np.zeros(len(rewards))])
+
+
+def test_the_first_losses_of_an_iteration_are_shown_and_the_rest_counted(report, caplog):
     meta = GroupMeta.of(a_group(1), None)
-    with caplog.at_level(logging.WARNING, "rllib_srl"):
-        for num in (4, 7):
-            runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [f"loss {n}" for n in own]) for own in ((0,), range(1, num))]
-            report.iteration(3, runs, [meta], [np.zeros(len(meta.rewards_G))])
+    for num in (4, 7):
+        runs = [RunnerBatch(0, [meta], 0, {}, 1, [], [f"loss {n}" for n in own]) for own in ((0,), range(1, num))]
+        report.iteration(3, runs, [meta], [np.zeros(len(meta.rewards_G))])
     shown = [f"an episode was lost: loss {n}" for n in range(4)]
     more = "3 more episodes of this iteration were lost; num_episodes_lost counts them"
-    assert [record.getMessage() for record in caplog.records] == [*shown, *shown, more]
+    assert caplog.messages == [*shown, *shown, more]
 
 
 @pytest.mark.parametrize(("late", "reuses"), [("drop", True), ("memory", True), ("memory", False)])
-def test_late_groups_are_dropped_or_stored_and_what_never_trains_is_counted(tmp_path, caplog, late, reuses):
+def test_late_groups_are_dropped_or_stored_and_what_never_trains_is_counted(report, caplog, late, reuses):
     """At version 5 with `max_lag` 1 a group that began at 3 is late, and one of 4 is not."""
     metas = [GroupMeta.of(a_group(n, place=n, versions_G2=np.full((4, 2), n + 3)), None) for n in (0, 1)]
     config = SimpleNamespace(max_lag=1, late=late, may_draw=lambda kind: reuses)
-    report = Report(MetricsLogger(root=True), tmp_path)
     algo = SimpleNamespace(version=5, rollouts=SimpleNamespace(ahead=True), config=config, report=report)
-    with caplog.at_level(logging.WARNING, "rllib_srl"):
-        for _ in range(2):
-            groups, names = SRL._kept(algo, [RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])
+    for _ in range(2):
+        groups, names = SRL._kept(algo, [RunnerBatch(5, metas[::-1], 0, {}, 1, [], [])])
     is_lost = late == "drop" or not reuses
     wanted = (["1.1"], set()) if late == "drop" else (["1.0", "1.1"], {"1.0"})
     assert ([one.group_id for one in groups], set(names)) == wanted
     found = report._metrics.reduce(compile=True)
     assert found["rollout"]["late_share"] == 0.5
     assert found["num_tokens_dropped_late"] == 2 * is_lost * metas[0].num_loss_tokens_G.sum()
-    warned = [record.getMessage() for record in caplog.records]
-    assert [line.startswith("late groups (1 so far) lag more than max_lag") for line in warned] == [True] * (not reuses)
+    warned = [line.startswith("late groups (1 so far) lag more than max_lag") for line in caplog.messages]
+    assert warned == [True] * (not reuses)
 
 
 NOTHING = (0.0, 0.0)
 
 
-def test_two_first_batches_without_a_reward_are_warned_of_once(tmp_path, caplog):
-    (warning,) = reported(tmp_path, caplog, NOTHING, NOTHING, NOTHING)
+def test_two_first_batches_without_a_reward_are_warned_of_once(report, caplog):
+    reported(report, NOTHING, NOTHING, NOTHING)
+    (warning,) = caplog.messages
     assert warning.startswith("all rewards of the first 2 iterations are 0, so nothing is learned. 3 sam")
     assert warning.count("answer 'so 0': parsed '7', expected '8'") == 2 and warning.count("answer 'so 1'") == 1
 
@@ -120,44 +118,31 @@ def test_two_first_batches_without_a_reward_are_warned_of_once(tmp_path, caplog)
     ([NOTHING], 1), ([NOTHING, (0.0, 1.0), NOTHING], 1), ([(0.1, 0.1), NOTHING, NOTHING], 1),
     ([NOTHING, NOTHING, NOTHING], 2),  # a resumed run does not begin again
 ])  # fmt: skip
-def test_batches_that_earn_something_or_come_later_are_not_warned_of(tmp_path, caplog, batches, first):
-    assert reported(tmp_path, caplog, *batches, first=first) == []
-
-
-def warned_of(tmp_path, caplog, *parts, rule="group"):
-    """Report groups of (number, rewards); return the warnings about the pool."""
-    report = Report(MetricsLogger(root=True), tmp_path)
-    with caplog.at_level(logging.WARNING, "rllib_srl"):
-        for num, rewards in parts:
-            groups = [GroupMeta.of(a_group(1, rewards=rewards), None)] * num
-            report.pool(groups, 0.9, rule)
-    return [record.getMessage() for record in caplog.records]
+def test_batches_that_earn_something_or_come_later_are_not_warned_of(report, caplog, batches, first):
+    reported(report, *batches, first=first)
+    assert caplog.messages == []
 
 
 RIGHT, MIXED = (1.0, 1.0), (1.0, 0.0)
 
 
-def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(tmp_path, caplog):
-    warnings = warned_of(tmp_path, caplog, (192, RIGHT), (32, MIXED), (32, NOTHING), (500, RIGHT))
-    assert [line.split(" GRPO")[0] for line in warnings] == [
-        "88% of the first 256 groups had equal rewards (75% all right, 12% all wrong)."
-    ]
-    assert warnings[0].endswith(
-        " GRPO learns nothing from equal rewards: use harder prompts. See docs/does-memory-help.md."
-    )
+LITTLE = "88% of the first 256 groups had equal rewards (75% all right, 12% all wrong). GRPO learns nothing from"
 
 
 @pytest.mark.parametrize(("parts", "told"), [
-    ([(255, NOTHING), (1, MIXED)], "use easier prompts"),
+    ([(192, RIGHT), (32, MIXED), (32, NOTHING), (500, RIGHT)], [LITTLE, "rewards: use harder prompts. See docs/does-"]),
+    ([(255, NOTHING), (1, MIXED)], ["use easier prompts"]),
     ([(191, RIGHT), (65, MIXED)], None),  # 74.6 %
     ([(255, (1.0,)), (255, NOTHING)], None),  # too few yet: groups of one are not counted
 ])  # fmt: skip
-def test_when_a_pool_is_warned_of(tmp_path, caplog, parts, told):
-    warnings = warned_of(tmp_path, caplog, *parts)
-    assert len(warnings) == (told is not None) and (told is None or told in warnings[0])
+def test_a_pool_with_little_to_learn_is_warned_of_once_with_numbers(report, caplog, parts, told):
+    for num, rewards in parts:
+        report.pool([GroupMeta.of(a_group(1, rewards=rewards), None)] * num, 0.9, "group")
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or all(words in caplog.messages[0] for words in told)
 
 
-def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
+def test_surprise_is_of_paid_groups_with_a_visit(report):
     """A group whose environment pays nothing has no reward to predict."""
     paid, unpaid, unseen = (
         GroupMeta.of(a_group(place, place=place, rewards=rewards), None)
@@ -166,7 +151,6 @@ def test_surprise_is_of_paid_groups_with_a_visit(tmp_path):
     unpaid = replace(unpaid, has_reward_G=np.zeros(2, bool))
     visits = {one.group_id: Visit(one.group_id, one.prompt.key) for one in (paid, unpaid)}
     estimator, batch = AdvantageEstimator(LossSettings.made()), AdvantageBatch([paid], [], [], {})
-    report = Report(MetricsLogger(root=True), tmp_path)
     report.signal([paid, unpaid, unseen], batch, visits, estimator)
     found = report._metrics.reduce(compile=True)
     assert found["replay"]["surprise_mean"] == 0.25  # 0 and .5 from the .5 that is predicted

@@ -1,7 +1,5 @@
 """Names of settings: each is flat, stands in one place, and has an effect or is refused or warned of."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 

@@ -1,7 +1,5 @@
 """SRL end to end, all in one process on a small random model: it counts, learns, evaluates, reports and exports."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runners and learners that do not start: the run says so within `start_timeout_s`."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -20,12 +18,8 @@ pytestmark = pytest.mark.slow
 START_S = 20.0
 
 
-def note(config) -> None:
-    (Path(config.log_directory) / "process").write_text(str(os.getpid()))
-
-
 def hang(config) -> None:
-    note(config)
+    (Path(config.log_directory) / "process").write_text(str(os.getpid()))
     time.sleep(250)
 
 
@@ -40,28 +34,20 @@ class NoLearner(GRPOTorchLearner):
         hang(self.config)
 
 
-class SlowToLearn(SRLConfig):
-    def get_default_learner_class(self):
-        return NoLearner
-
-
-def config_of(kind, random_llama_dir, directory, **learners):
-    """Return `small_config` as a config of another class, with a runner in a process of its own."""
-    directory.mkdir()
-    config = kind.from_dict(small_config(random_llama_dir, directory).to_dict())
-    return config.env_runners(num_env_runners=1).learners(**learners).training(start_timeout_s=START_S)
+def started(config) -> None:
+    config.env_runners(num_env_runners=1).training(start_timeout_s=START_S).build_algo()
 
 
 def test_a_runner_without_an_engine_ends_the_start_by_name(random_llama_dir, tmp_path, ray_here):
-    config = config_of(NoEngine, random_llama_dir, tmp_path / "log")
+    config = NoEngine.from_dict(small_config(random_llama_dir, tmp_path).to_dict())
     with pytest.raises(RunnerFailure, match=r"^runner 1 gave no answer within 20 s while starting$"):
-        config.build_algo()
-    process = int((tmp_path / "log" / "process").read_text())
+        started(config)
+    process = int((tmp_path / "process").read_text())
     assert wait_until(lambda: not psutil.pid_exists(process))
 
 
 def test_learners_that_do_not_start_end_the_start_by_name(random_llama_dir, tmp_path, ray_here):
-    config = config_of(SlowToLearn, random_llama_dir, tmp_path / "log", num_learners=1)
+    config = small_config(random_llama_dir, tmp_path).learners(num_learners=1, learner_class=NoLearner)
     with pytest.raises(LearnerFailure, match=r"^1 learner did not start within start_timeout_s = 20$"):
-        config.build_algo()
-    os.kill(int((tmp_path / "log" / "process").read_text()), 9)
+        started(config)
+    os.kill(int((tmp_path / "process").read_text()), 9)

@@ -1,7 +1,5 @@
 """What a user names is found in the current directory, kept as an absolute file, and belongs to the sealed code."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -66,14 +64,8 @@ def test_settings_keep_the_absolute_file(here: Path) -> None:
         "replay_selection": "math:sqrt",
         "seed": 1,
     }
-    expected = {
-        "clip_rule": whole,
-        "correction": whole,
-        "regularisers": {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0},
-        "replay_admit": ["secrets", whole],
-        "replay_selection": "math:sqrt",
-        "seed": 1,
-    }
+    expected = {**given, "clip_rule": whole, "correction": whole, "replay_admit": ["secrets", whole]}
+    expected["regularisers"] = {whole: {"coeff": 1.0}, "l2": 0.1, "contrib.greso:x": 1.0}
     assert with_whole_rules(given) == expected == with_whole_paths(given)
     assert functions_in(expected) == [whole, "math:sqrt"]
     assert with_whole_paths({"reward": "my_rule:double"}) == {"reward": whole}

@@ -1,7 +1,5 @@
 """A call names a method of the remote class and runs the target's own; proxies keep timeouts, order and messages."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

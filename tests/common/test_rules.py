@@ -1,7 +1,5 @@
 """Rules by name: those of `contrib` are found by file, and what goes wrong names the rule, or the files there are."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

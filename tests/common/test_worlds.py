@@ -1,7 +1,5 @@
 """Worlds by name, path, class and registry; what is said when that fails; prompts of foreign environments."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import EntryPoint
 from itertools import islice

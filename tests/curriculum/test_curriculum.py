@@ -1,7 +1,5 @@
 """How a batch is filled, how domains are weighted, and what is warned of."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

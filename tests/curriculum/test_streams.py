@@ -1,7 +1,5 @@
 """Streams of domains: weights worked by hand, prompts that follow them, and runs that stop and go on exactly."""
 
-from __future__ import annotations
-
 import importlib
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Gates: the arithmetic by hand, against brute force, and every verdict at its boundary."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

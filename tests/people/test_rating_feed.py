@@ -1,14 +1,11 @@
 """The way of ratings from the file into a memory: once, in time, and again after what a restart has undone."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.people.rating import Answer
 from rllib_srl.people.rating_feed import RatingFeed
 from rllib_srl.people.rating_store import RATINGS, RatingsError, RatingStore
 from rllib_srl.people.stored_answers import NotARun, StoredAnswers
-from rllib_srl.replay import payloads
 from rllib_srl.replay.client import ReplayClient
 from rllib_srl.replay.ratings import fingerprint
 from rllib_srl.replay.settings import ReplaySettings
@@ -41,13 +38,6 @@ def memory(tmp_path):
 def store(tmp_path):
     with RatingStore(tmp_path / RATINGS) as store:
         yield store
-
-
-def rewards(memory: ReplayClient, group: Group) -> list[float]:
-    buffer = memory.process.actor
-    stored = [payloads.decode(buffer.store.payload(int(row["seq"]))) for row in buffer.tables.groups if row["size"]]
-    (found,) = [one.rewards_G.tolist() for one in stored if one.group_id == group.group_id]
-    return found
 
 
 def test_a_new_process_feeds_again_what_was_unused(tmp_path, memory, store):

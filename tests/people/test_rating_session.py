@@ -1,7 +1,5 @@
 """A sitting of a rater: what is shown, in which order, and what the replies do."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.people.rating_session import NO_MORE, RatingSession, shown

@@ -1,7 +1,5 @@
 """The file of ratings: what was acknowledged is there, whoever writes beside, and what is no such file is named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

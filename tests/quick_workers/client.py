@@ -1,6 +1,5 @@
 """What Ray runs in place of its `setup_worker.py`: ask a server for a worker, and end when the worker ends."""
 
-import array
 import fcntl
 import hashlib
 import json
@@ -19,8 +18,7 @@ def connected(name):
 
 def ask(connection, request):
     said = json.dumps(request).encode()
-    files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-    connection.sendmsg([len(said).to_bytes(8, "big")], files)
+    socket.send_fds(connection, [len(said).to_bytes(8, "big")], [0, 1, 2])
     connection.sendall(said)
     connection.recv(1)  # nothing is sent: this returns when the other process closes its end, or is over
 

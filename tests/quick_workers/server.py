@@ -7,7 +7,6 @@ everything but Ray, and forks a server for each set of them, which imports Ray t
 from __future__ import annotations
 
 import argparse
-import array
 import gc
 import importlib
 import json
@@ -22,34 +21,22 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = (
-    "aiohttp",
-    "gymnasium",
-    "numpy",
-    "pandas",
-    "pyarrow.fs",
-    "scipy.sparse",
-    "torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
+    "aiohttp", "gymnasium", "numpy", "pandas", "pyarrow.fs", "scipy.sparse", "torch",
+    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
-)
+)  # fmt: skip
 ON_RAY = (
-    "ray.rllib.algorithms.algorithm",
-    "ray.train.torch",
-    "rllib_srl.learner.learner",
-    "rllib_srl.replay.rllib",
+    "ray.rllib.algorithms.algorithm", "ray.train.torch", "rllib_srl.learner.learner", "rllib_srl.replay.rllib",
     "rllib_srl.rollout.env_runner",
-)
+)  # fmt: skip
 
 
-def received(connection: socket.socket) -> tuple[dict[str, Any], array.array[int]]:
+def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return the client's request and its standard input, output and error."""
-    head, control, _, _ = connection.recvmsg(8, socket.CMSG_LEN(3 * 4))
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
     size, said = int.from_bytes(head, "big"), b""
     while len(said) < size:
         said += connection.recv(size - len(said))
-    files = array.array("i")
-    files.frombytes(control[0][2])
     return json.loads(said), files
 
 
@@ -97,7 +84,7 @@ def follow_python_path() -> None:
     sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
 
 
-def become_worker(request: dict[str, Any], files: array.array[int]) -> None:
+def become_worker(request: dict[str, Any], files: list[int]) -> None:
     """Do what Ray's `setup_worker.py` does, and run the script that it would execute."""
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs

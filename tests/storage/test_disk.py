@@ -1,13 +1,16 @@
 """A full disk at the start of the memory, in a commit, a checkpoint or a transcript: one error, and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import json
+import os
 import re
+import resource
 import sqlite3
 import struct
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,9 +27,71 @@ from rllib_srl.storage.event_file import EventFile
 from scripts.memory_laws import check_valid
 from tests.cli.conftest import TINY
 from tests.replay.groups import a_group
-from tests.storage.small_disk import Limited, Tmpfs, used
 
 MESSAGE = r"^disk full: cannot write [^\n]*{} \(\d+ MiB free\)[^\n]*; free some space[^\n]*resume[^\n]*$"
+
+
+class Tmpfs:
+    """A file system in memory, which can be filled up and emptied again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    @contextmanager
+    def mounted(cls, path: Path, size: str) -> Iterator["Tmpfs"]:
+        path.mkdir()
+        _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path))
+        try:
+            yield cls(path)
+        finally:
+            _run("umount", "-l", str(path))
+
+    @staticmethod
+    def is_allowed(scratch: Path) -> bool:
+        try:
+            with Tmpfs.mounted(scratch / "may_i", "64k"):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
+
+    def resize(self, size: str) -> None:
+        _run("mount", "-o", f"remount,size={size}", str(self.path))
+
+    def fill(self) -> None:
+        with (self.path / "filler").open("wb", buffering=0) as stream:
+            try:
+                while True:
+                    stream.write(bytes(4096))
+            except OSError:
+                pass
+
+    def free(self) -> None:
+        (self.path / "filler").unlink()
+
+
+class Limited:
+    """Any file system, with a limit to the size of the files that this process writes. Python ignores the signal."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, self._before[1]))
+
+    def free(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def used(path: Path) -> set[str]:
+    """Return the names of the files below a directory, but for the filler."""
+    found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    return {str(file.relative_to(path)) for file in found} - {"filler"}
 
 
 @pytest.fixture(params=["tmpfs", "limit"])
@@ -55,9 +120,6 @@ def fails_on_a_full(disk: Tmpfs | Limited, name: str, action) -> DiskFull:
 
 def a_buffer(directory: Path) -> SRLReplayBuffer:
     return SRLReplayBuffer(capacity=50, admit=None, directory=directory, run="one", seed=1)
-
-
-# --- the memory -----------------------------------------------------------------------------------
 
 
 def test_a_memory_without_room_does_not_start_and_later_does(disk):
@@ -108,9 +170,6 @@ def test_a_snapshot_without_room_leaves_nothing_and_a_restore_changes_nothing(di
     buffer.close()
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def test_lines_are_appended_whole_or_not_at_all(disk):
     path = disk.path / "transcripts.jsonl"
     append(path, "ä first\n" * 30)
@@ -149,9 +208,6 @@ def test_an_event_file_on_a_full_disk_neither_hangs_nor_is_torn(disk):
     assert rest[0].summary.value[0].tag == "loss" and rest[0].summary.value[0].simple_value == 0.5
 
 
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
 def write_checkpoint(place: Path, num_bytes: int = 100_000) -> None:
     with checkpoints.written_whole(place):
         (place / "learner").mkdir(parents=True, exist_ok=True)
@@ -167,9 +223,6 @@ def test_a_checkpoint_without_room_is_gone_and_the_earlier_ones_stand(disk):
     checkpoints.verify_sealed(disk.path / "checkpoint_000001")
     write_checkpoint(disk.path / "checkpoint_000002")
     assert len(checkpoints.checkpoints_in(disk.path)) == 2
-
-
-# --- what is a full disk, and what is not -----------------------------------------------------------
 
 
 def chained() -> ValueError:
@@ -199,9 +252,6 @@ def test_a_full_disk_is_told_from_other_faults(error, is_so, tmp_path):
     assert is_full(error) is is_so
     with pytest.raises(DiskFull if is_so else type(error)), writing(tmp_path / "file"):
         raise error
-
-
-# --- whole runs -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

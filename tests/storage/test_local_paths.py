@@ -1,7 +1,5 @@
 """Where a run may write: a path of this machine, never a folder named like a URI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

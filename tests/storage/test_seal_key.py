@@ -1,7 +1,5 @@
 """The key that checkpoints are sealed with: made once, for its owner's eyes only, or refused with a remedy."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import stat

@@ -1,7 +1,5 @@
 """A made-up study with the shape of a real one: domains are learned in turn, decay, and are kept better by replay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Online accuracy: what counts as the first answer to a prompt, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rllib_srl.studies.online import FirstAnswers

@@ -1,7 +1,5 @@
 """Studies as they are written down: every one can be run, says what differs, and refuses what does not fit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

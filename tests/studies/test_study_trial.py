@@ -1,8 +1,6 @@
 """A trial of a study: evaluations at the right moments, a budget it stops at, the same held-out prompts for every arm,
 exact resume after a kill."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

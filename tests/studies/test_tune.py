@@ -1,7 +1,5 @@
 """Tune: two trials at once on two CPUs, each in its own placement group; a trial that cannot fit says so at once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights in real runs: an engine that does not take them stops `train` by name, and adapters are sent alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
