@@ -61,13 +61,6 @@ class Even(gym.Env):
         return "", reward, True, False, {}
 
 
-class Failing(Even):
-    """Loses every episode in its step."""
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
-        raise FileNotFoundError("no such file: data.json")
-
-
 class Mixed(Even):
     """Pays 1 for an answer whose code points have an even sum, so that nearly every group has both rewards."""
 

@@ -53,9 +53,6 @@ def pins_of(name: str) -> dict[str, str]:
     return pins
 
 
-# --- metadata
-
-
 def test_metadata(config: configparser.ConfigParser) -> None:
     assert config["metadata"]["name"] == "rllib_srl"
     assert config["options"]["python_requires"] == ">=3.11,<3.14"
@@ -105,8 +102,6 @@ def third_party_imports(source: str) -> set[str]:
     return names - set(sys.stdlib_module_names)
 
 
-# --- beside a user's own packages
-
 PLAYS_BOTH = """
 import envs, tune_configs
 from rllib_srl.common.environments import resolve
@@ -152,9 +147,6 @@ def test_a_project_with_folders_of_the_same_names_plays_ours(unpacked: Path, tmp
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Which is largest: 17, 93 or 40?" in done.stdout and done.stdout.splitlines()[-1].startswith(paths[1])
-
-
-# --- pins
 
 
 @pytest.mark.parametrize(("extra", "pinned_in"), [("cpu", "cpu"), ("gpu", "gpu"), ("dev", "dev"), (None, "cpu")])
@@ -215,17 +207,11 @@ def _is_installed(name: str, version: str) -> bool:
         return False
 
 
-# --- a light import
-
-
 def test_import_is_light() -> None:
     heavy = {"torch", "ray", "vllm", "transformers", "gymnasium", "numpy", "pydantic"}
     program = f"import sys, rllib_srl; print(*sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (0, "\n", "")
-
-
-# --- what the house style forbids
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rllib_srl.batch.shard import fetched
-from rllib_srl.common.rules import RuleError
 from rllib_srl.replay.admission import Refusal
 from rllib_srl.types import GroupMeta
 from tests.small_memory import go, memory_config, weights_of
@@ -22,10 +21,6 @@ def of_table(group, decode):
 def trained_on(group, decode):
     found = of_table(group, decode)
     return replace(found, train=True) if found else None
-
-
-def failing(group, decode):
-    raise KeyError("x")
 
 
 @pytest.fixture
@@ -73,10 +68,3 @@ def test_weights_are_those_of_a_run_in_which_the_refused_episodes_had_no_loss(co
     plain = build(admitting(config, None))
     go(plain, 2)
     np.testing.assert_array_equal(weights_of(whole), weights_of(plain))
-
-
-@pytest.mark.slow
-def test_a_hook_that_fails_ends_the_run_with_its_name(config, build):
-    algo = build(admitting(config, f"{__name__}:failing"))
-    with pytest.raises(RuleError, match=f"replay_admit = '{__name__}:failing' raised KeyError: 'x'"):
-        algo.train()

@@ -64,16 +64,6 @@ def test_only_iterations_without_any_group_count_as_lost():
 
 
 @pytest.mark.slow
-def test_a_run_that_loses_every_episode_ends_with_the_reason(random_llama_dir, tmp_path, ray_here):
-    algo = small_config(random_llama_dir, tmp_path, env="Failing").build_algo()
-    for _ in range(MOST_LOST_ITERATIONS - 1):
-        algo.train()
-    with pytest.raises(EpisodesLost, match="no such file"):
-        algo.train()
-    algo.stop()
-
-
-@pytest.mark.slow
 def test_relative_paths_and_blanks_name_checkpoints_and_a_stopped_run_says_so(
     random_llama_dir, tmp_path, monkeypatch, ray_here
 ):

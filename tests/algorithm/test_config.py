@@ -31,8 +31,6 @@ def test_the_defaults_are_without_fault(config):
     assert config.compute_dtype in ("float32", "bfloat16") and config.engine in ("vllm", "transformers")
 
 
-# --- faults ---------------------------------------------------------------------------------------
-
 FAULTS = [
     ("max_turns", 0, "max_turns = 0; expected an integer of at least 1"),
     ("group_size", True, "group_size = True; expected an integer of at least 2"),
@@ -112,9 +110,6 @@ def test_late_groups_need_no_memory_if_they_are_dropped(config):
     assert faults_of(config.update_from_dict({**AHEAD, **OFF, "late": "drop", "in_flight": 20, "slice_s": 2})) == []
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
 def test_unknown_names_are_refused_however_they_come(config):
     config.max_turn_token = 5
     config._my_note = "anything"
@@ -151,8 +146,6 @@ def test_several_agents_are_refused(config):
     assert "policies = several; expected one: SRL trains a single policy" in faults_of(config)
 
 
-# --- the grouped methods --------------------------------------------------------------------------
-
 METHODS = ("environment", "env_runners", "training", "evaluation")
 
 
@@ -172,9 +165,6 @@ def test_help_and_completion_know_the_settings_of_a_method():
         row = tables.SETTINGS[f"replay_{name}" if method == "replay" else name]
         assert inspect.signature(function).parameters[name].default == row.initial
         assert f"    {name}: {row.meaning}" in inspect.getdoc(function)
-
-
-# --- every setting acts ---------------------------------------------------------------------------
 
 
 def test_every_setting_is_read_somewhere():
@@ -199,9 +189,6 @@ def test_the_engine_gets_its_settings(config):
     expected |= {"tensor_parallel_size": 2, "memory_utilization": 0.4, "kv_cache_gib": 0.5, "num_threads": 3}
     assert settings == {**expected, "can_sleep": False}
     assert set(settings) - {"kind"} <= set(inspect.signature(VLLMEngine.__init__).parameters)
-
-
-# --- round trips and registration -----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -32,9 +32,6 @@ class Holder:
         return 0.0
 
 
-# --- data
-
-
 @pytest.mark.parametrize(("given", "settings", "expected"), [
     ("my.jsonl", {"heldout": "b.jsonl", "num_shots": 2}, {"path": "my.jsonl", "heldout_path": "b.jsonl"}),
     (Path("a.csv"), {"question": "q"}, {"path": "a.csv", "question_field": "q"}),
@@ -67,9 +64,6 @@ def test_data_that_cannot_be_used_is_named(given, settings, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         data_settings(given, **settings)
     assert fault in str(caught.value)
-
-
-# --- rewards
 
 
 def test_functions_become_import_paths() -> None:
@@ -142,9 +136,6 @@ def test_a_reward_must_end_before_the_step(tmp_path: Path) -> None:
     config.env_runners(env_timeout_s=40.0, max_episode_tokens=96).validate()
 
 
-# --- the command line
-
-
 def given(*argv: str) -> dict:
     return given_settings(train.main.parse(list(argv)))
 
@@ -174,8 +165,6 @@ def test_a_settings_file_of_someone_else_names_no_code(tmp_path: Path) -> None:
     (tmp_path / runs.SETTINGS_FILE).write_text(yaml.safe_dump(settings))
     assert runs.settings_of(checkpoint)["env_config"] == settings["env_config"]
 
-
-# --- real runs
 
 REWARDS = """
 def right(prompt, answer, row):

@@ -91,13 +91,6 @@ def test_shards_know_the_whole_batch_and_reuse_moves_no_played_group():
         assert [g.group_id for g in b.groups() if g.group_id != "g11"] == [g.group_id for g in a.groups()]
 
 
-@pytest.mark.parametrize("played, reused", [([], STORED), (GROUPS, []), ([], [])])
-def test_either_side_may_be_empty(played, reused):
-    shards = shards_of(played, reused, 3)
-    assert sum(len(shard.groups()) for shard in shards) == len(played) + len(reused)
-    assert all(np.isfinite(shard.scales).all() for shard in shards)
-
-
 @pytest.fixture(scope="module")
 def learners(random_llama_dir, ray_here):
     group = learner_group(learner_config(random_llama_dir).training(optimizer_name="sgd", lr=0.0, grad_clip=None))

@@ -10,6 +10,7 @@ import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllib_srl.batch.advantages import group as group_rule
+from rllib_srl.batch.advantages import has_signal
 from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
 from tests.small_worlds import small_config, watch
@@ -87,10 +88,9 @@ def test_the_kl_in_the_reward_changes_what_is_trained_on(config, build):
         for parameter in learner.model.parameters():
             parameter.mul_(1.1)  # away from the reference
     algo._sync_weights()
-    captured = []
-    algo._learn = lambda shards: captured.extend(shards) or False
+    shards = captured(algo)
     result = algo.train()
-    (shard,) = captured
+    (shard,) = shards
     assert 0 < played(result, "num_groups_with_signal") == len(shard.group_refs)
     for group, advantages, sums in zip(shard.groups(), shard.advantages, learner.episode_kl(shard)):
         assert np.ptp(group.rewards_G) > 0 and np.ptp(sums) > 0.01
@@ -204,3 +204,34 @@ def test_engine_and_export_hold_the_weights_of_the_learner(config, build, tmp_pa
         assert torch.equal(model(ids).logits, algo.learner_group._learner.model(ids).logits)
     with pytest.raises(FileExistsError, match=r"export directory .* is not empty; expected a new one"):
         algo.export_to_huggingface(tmp_path / "export")
+
+
+def captured(algo):
+    """Return a list that the shards of every iteration are added to; nothing is learned."""
+    seen = []
+    algo._learn = lambda shards: seen.extend(shards) or False
+    return seen
+
+
+def test_dynamic_sampling_plays_until_every_slot_has_a_signal(config, build):
+    """About a third of all groups have none."""
+    algo = build(config, group_size=2, num_prompts_per_batch=6, dynamic_sampling_tries=20)
+    seen, shards = watch(algo), captured(algo)
+    result = algo.train()
+    groups = [group for batch in seen for group in batch.groups]
+    with_signal = sum(has_signal(group.rewards_G) for group in groups)
+    assert with_signal == 6 == len(shards[0].group_refs)  # of two answers half agree: 6 would have about 3
+    assert result["num_prompts_resampled"] == len(groups) - 6 > 0
+    assert len({group.group_id for group in groups}) == len(groups)
+    assert len({group.prompt.key for group in groups}) == len(groups)
+    runs = result["env_runners"]
+    assert (runs["num_groups_with_signal"], runs["num_groups"]) == (6, len(groups))
+
+
+def test_a_preset_reaches_shards_and_learner(config, build):
+    algo = build(config, loss="dr_grpo")
+    shards = captured(algo)
+    algo.train()
+    num = sum(group.size for group in shards[0].groups())
+    assert shards[0].scales == [pytest.approx(1 / (num * 3))] * len(shards[0].scales)  # one turn of 3 tokens
+    assert algo.learner_group._learner.config.loss_settings().aggregation == "constant"

@@ -1,4 +1,4 @@
-"""How a batch is filled, how domains are weighted, and what is warned of."""
+"""How domains are weighted, and what is warned of."""
 
 import itertools
 from types import SimpleNamespace
@@ -6,38 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from rllib_srl.batch.advantages import AdvantageBatch
-from rllib_srl.curriculum.curriculum import Curriculum, Plan, unknown_domains, weighted
+from rllib_srl.curriculum.curriculum import Curriculum, unknown_domains, weighted
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
 from tests.small_worlds import Even, Odd
-
-
-class Source:
-    def draw(self, num, shares=None):
-        return [Prompt("w", f"fresh {i}") for i in range(num)]
-
-
-class Memory:
-    is_on, settings = True, ReplaySettings()
-
-    def set_fractions(self, revisit, reuse):
-        self.fractions = (revisit, reuse)
-
-    def draw_prompts(self, num, now, in_play):
-        assert list(in_play) == []
-        return [Prompt("w", "old 0"), Prompt("w", "old 1")]
-
-
-def curriculum_of(memory, source) -> Curriculum:
-    return Curriculum(source, memory, None)
-
-
-def test_a_batch_is_filled_up_with_fresh_prompts():
-    memory = Memory()
-    batch = curriculum_of(memory, Source()).fill(5, 3, Plan(reuse_fraction=0.1))
-    assert memory.fractions == (None, 0.1) and batch.num_revisits == 2
-    assert [prompt.prompt_id for prompt in batch.prompts] == ["old 0", "old 1", "fresh 0", "fresh 1", "fresh 2"]
 
 
 def test_weights_multiply_the_advantages_of_their_domain():
@@ -79,10 +52,9 @@ def test_settings_of_domains_without_prompts_are_warned_of():
 
 
 def test_the_warning_is_logged_when_a_run_starts(caplog):
-    memory = Memory()
-    memory.settings = ReplaySettings(domains=["evem"])
+    memory = SimpleNamespace(is_on=True, settings=ReplaySettings(domains=["evem"]))
     with caplog.at_level("WARNING", "rllib_srl"):
-        curriculum_of(memory, source_of(even=Even))
+        Curriculum(source_of(even=Even), memory, None)
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "replay_domains has 'evem', but no training prompt is of this domain"
     ]

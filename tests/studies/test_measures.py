@@ -1,4 +1,4 @@
-"""Curves and measures of a trial, worked by hand on a stream of two domains."""
+"""Curves and measures of a trial, worked by hand on a stream of two domains, and the accuracy of first answers."""
 
 import math
 from pathlib import Path
@@ -8,8 +8,10 @@ import pytest
 
 from rllib_srl.studies.contrasts import curve_of
 from rllib_srl.studies.measures import COSTS, MEASURES, measure
+from rllib_srl.studies.online import FirstAnswers
 from rllib_srl.studies.records import Evaluation, Trial
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
+from rllib_srl.types import GroupMeta, Prompt, StopReason
 
 STUDY = Study(
     "two", "Which is better?", "a", (Arm("a", "A", ""), Arm("b", "B", "")), (Domain("x", 0), Domain("y", 1)), 2, (1,),
@@ -71,3 +73,22 @@ def test_without_a_first_evaluation_what_needs_it_is_unknown():
 def test_a_stage_without_an_evaluation_is_named():
     with pytest.raises(ValueError, match=r"a--1\.jsonl: no evaluation of the stages \[1\]"):
         curve_of(trial_of(POINTS[:3]), STUDY)
+
+
+def meta(prompt_id: str, rewards: list[float], domain: str = "a", origin: str = "fresh", **fields) -> GroupMeta:
+    num = len(rewards)
+    ones, versions = np.ones(num, np.int64), np.zeros((num, 2), np.int64)
+    reasons = (StopReason.TERMINATED,) * num
+    prompt = Prompt("world", prompt_id, domain)
+    rewards_G = np.array(rewards, np.float32)
+    return GroupMeta(prompt_id, prompt, rewards_G, ones, ones, versions, reasons, 0, origin, None, **fields)
+
+
+def test_the_answers_of_a_prompt_count_as_one_and_only_at_its_first_play() -> None:
+    first = FirstAnswers()
+    first.add([meta("1", [1, 1, 0, 0]), meta("2", [1, 1, 1, 1])])
+    first.add([meta("1", [1, 1, 1, 1]), meta("3", [0, 0, 0, 0.5])])  # 1 again: a later pass
+    first.add([meta("9", [1, 1], origin="revisit"), meta("7", [0], "b", has_reward_G=np.zeros(1, bool))])
+    first.add([meta("8", [1], "b")])
+    of_a = {"online_accuracy": (0.5 + 1 + 0) / 3, "online_prompts": 3.0}
+    assert first.measures() == {"a": of_a, "b": {"online_accuracy": 1.0, "online_prompts": 1.0}}
