@@ -332,7 +332,7 @@ def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
         if {TESTED, "srl"} <= set(found):
             is_level = is_not_worse(gain_of(found["srl"], found[TESTED]), MARGIN)
-            yield f"{kind:9} srl is {'not ' if is_level else ''}worse than {TESTED} by {MARGIN}"
+            yield f"{kind:9} srl is {'' if is_level else 'not '}shown to be no worse than {TESTED} by {MARGIN}"
 
 
 def rows_of(
