@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -17,7 +16,6 @@ from rllib_srl.algorithm.gpu_memory import GIB
 from rllib_srl.algorithm.model_shape import SHAPES
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.cli.serving import card
-from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, check
 from rllib_srl.cli.serving.card import card_share, needs_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, ServedSettings
 from rllib_srl.cli.serving.trainer.process import TURN, UP, TrainerProcess, take_turns
@@ -25,7 +23,6 @@ from rllib_srl.cli.serving.trainer.rated_run import rated_config
 from rllib_srl.cli.serving.vllm_server import VLLMServer
 from rllib_srl.cli.shared.diagnosis import FAILURE, OK
 from rllib_srl.engine.models import local_model
-from rllib_srl.engine.sync import WeightSyncError
 from tests.waiting import wait_until
 
 
@@ -45,9 +42,6 @@ def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):
     assert card_share(job, 24 * GIB, is_trained=False) == 0.9 and card_share(job, None) == 0
     with pytest.raises(PlacementError, match=r"on a card of 16 GiB: its server needs .*its trainer .*--train-after 0"):
         card_share(job, 16 * GIB)
-
-
-def test_a_model_of_unknown_sizes_is_refused_on_a_card(job, monkeypatch):
     monkeypatch.setattr(card.ModelShape, "of", lambda _: None)
     with pytest.raises(PlacementError, match="expected a config.json with a Llama-like model's sizes"):
         card_share(job, 80 * GIB)
@@ -86,19 +80,6 @@ def test_vllm_reads_the_flags_as_they_are_meant(job, tmp_path):
     assert str(on_card.model_config.dtype) == str(on_card.lora_config.lora_dtype) == "torch.bfloat16"
     assert on_card.cache_config.gpu_memory_utilization == 0.55 and on_card.lora_config.max_lora_rank == 16
     assert str(found["float32"].lora_config.lora_dtype) == "torch.float32"
-
-
-@pytest.mark.parametrize(("gap", "is_taken"), [(0.15, True), (0.3, False)])
-def test_the_bound_of_the_canary_follows_the_format(gap, is_taken):
-    expected = [Continuation([1], list(range(16)), [-0.5] * 16)]
-    served = [ServedContinuation(list(range(16)), [-0.5 - gap] * 16, [{at: -0.5 - gap} for at in range(16)])]
-    with pytest.raises(WeightSyncError, match="max <= 0.001"):
-        check(expected, served, 1, "float32")
-    if is_taken:
-        assert np.isclose(check(expected, served, 1, "bfloat16").mean, gap)
-    else:
-        with pytest.raises(WeightSyncError, match="mean <= 0.2"):
-            check(expected, served, 1, "bfloat16")
 
 
 @pytest.fixture
