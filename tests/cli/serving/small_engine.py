@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from rllib_srl.cli.serving.canary import ServedContinuation
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, ServedSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
@@ -51,14 +52,10 @@ class SmallEngine(VLLMServer):
         self.path, self.fault, self.loaded, self.http = str(path), "", [], None
         self.bodies, self.canary_shift, self.is_dead, self.num_starts = [], 0.0, False, 0
         self.load_fault = ""
-        self.num_failing_starts = 0
         self.texts = []  # of the next answers that are no streams
 
     async def start(self):
         self.num_starts += 1
-        if self.num_starts > 1 and self.num_failing_starts:
-            self.num_failing_starts -= 1
-            raise ServerError("vLLM's server did not start")
         self.is_dead = False
         listening = socket.socket(socket.AF_UNIX)
         Path(self.path).unlink(missing_ok=True)
@@ -86,8 +83,6 @@ class SmallEngine(VLLMServer):
         self.loaded.remove(name)
 
     async def continuations(self, name, expected):
-        from rllib_srl.cli.serving.canary import ServedContinuation
-
         shift = self.canary_shift
         tops = [[{t: p + shift} for t, p in zip(one.ids, one.logps, strict=True)] for one in expected]
         return [ServedContinuation(one.ids, one.logps, top) for one, top in zip(expected, tops, strict=True)]
@@ -130,9 +125,8 @@ class SmallEngine(VLLMServer):
 class Parts:
     """What `served_with` starts."""
 
-    def __init__(self, engine, db, serving, training, served, gateway, port, client):
-        self.engine, self.db, self.serving, self.training = engine, db, serving, training
-        self.served, self.gateway, self.port, self.client = served, gateway, port, client
+    def __init__(self, **parts):
+        vars(self).update(parts)
 
     def ask(self, question="Which?", token=TOKEN, **more):
         return self.send("POST", "/v1/chat/completions", token, json=chat_of(question, **more))
@@ -165,7 +159,8 @@ async def served_with(directory, after=0, shows_tools=False, scheme=""):
     try:
         async with Server(gateway.app, listening) as http, httpx.AsyncClient(base_url=url, timeout=200) as client:
             await serving.start()
-            yield Parts(engine, db, serving, training, served, gateway, http.port, client)
+            of_server = {"gateway": gateway, "port": http.port, "client": client}
+            yield Parts(engine=engine, db=db, serving=serving, training=training, served=served, **of_server)
     finally:
         await engine.stop()
         db.close()
