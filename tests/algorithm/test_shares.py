@@ -1,7 +1,5 @@
 """Shares as they came to be, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rllib_srl.algorithm.metrics import counts_of, shares_of

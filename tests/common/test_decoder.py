@@ -1,7 +1,5 @@
 """Tokens as text: the library tokenizers alone decodes as transformers does, or is not used."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Quotas by hand, exact in total under any input, and exact in the long run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Whether counts of draws fit exact probabilities: one bar for every rule's test."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Small valid groups, buffers for them, a world that plays itself, and all that a buffer is, to compare two of them."""
 
-from __future__ import annotations
-
 import copy
 import zlib
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ python -m tests.replay.stored hold DIR               opens it, says so, waits to
 python -m tests.replay.stored restore SNAPSHOT DIR STEP
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Admission: every reason by a group made for it, the edges of every bound, what is stored of a group with secrets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -5,8 +5,6 @@ shorten, batches that are short, numbers that are never refreshed and state that
 each shown impossible: below where "the source" is named, in test_neighbours and test_recall.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Settings of the memory: domains by all their names, and bad values."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl.replay.buffer import SRLReplayBuffer

@@ -5,8 +5,6 @@ a shadow        another buffer that nothing ever happens to: every answer and th
 a dictionary    what must be there, and which draws are allowed
 """
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The driver's end of the memory: exact shares, requests never mixed up, failures that are named."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """What is embedded, and n-grams against a naive twin."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The history of prompts and domains: by hand, beside a naive twin, and after faults."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What becomes of a played group: refused with a counted reason, graded, stored, or grown."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The tables of items and groups, and the pools that are drawn from them: by hand, samples, and what is broken."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The k nearest: by hand, beside a search by sorting, and the same by numpy and by faiss."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Item statistics of recorded operations, against those of the former buffer (commit 13dc98b) with the same draws."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

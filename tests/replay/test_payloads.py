@@ -1,7 +1,5 @@
 """Groups and their bytes: nothing lost, nothing changed unnoticed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """People's ratings of stored answers: rewards, grades, history and records by hand; nothing twice, nothing lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest import mock
 

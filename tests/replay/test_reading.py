@@ -1,7 +1,5 @@
 """What is dropped from a run is in none of its files, and a resumed run goes on with the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

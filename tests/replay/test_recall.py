@@ -1,7 +1,5 @@
 """Grades by hand; due dates and the way into the schedule, through the buffer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The buffer with RLlib's interface: its contract, what it fetches and hands out, and why it could not start."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import platform

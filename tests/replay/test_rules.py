@@ -1,7 +1,5 @@
 """Rules of a user's own: by registered name or import path, named where they are wrong, and never run by a reader."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

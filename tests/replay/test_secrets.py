@@ -1,7 +1,5 @@
 """Secrets: what is one and what only looks like one, which tokens it takes out of the loss, and how long that takes."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

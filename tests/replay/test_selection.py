@@ -1,7 +1,5 @@
 """The rules by hand, draws against exact probabilities, and the contract that every rule is held to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

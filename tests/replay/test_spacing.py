@@ -1,7 +1,5 @@
 """The laws of every spacing rule, how rules are made, and the fixed one by hand."""
 
-from __future__ import annotations
-
 import itertools
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """FSRS-6 against py-fsrs under random reviews, and by hand."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from unittest.mock import patch
 

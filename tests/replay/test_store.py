@@ -1,7 +1,5 @@
 """The store: what was acknowledged is there, whatever happened after; what failed changed nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Targets of right answers in a buffer, and items that leave without a byte."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
