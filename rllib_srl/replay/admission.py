@@ -60,10 +60,6 @@ class Refusal:
     episodes: tuple[int, ...] = ()  # those to which the reason applies
     train: bool = False  # whether they are trained on nevertheless
 
-    @property
-    def without_loss(self) -> tuple[int, ...]:
-        return () if self.train else self.episodes
-
 
 def admit(group: Group, checks: Any, decode: Decode | None = None) -> Refusal | None:
     """Run the checks of `ReplaySettings` on a well-formed group, those that keep episodes out of the loss first.

@@ -310,16 +310,10 @@ class SRLReplayBuffer:
     ) -> dict[str, int]:
         """Apply ratings of stored answers: rewards of their groups and grades of their items; see `replay/ratings.py`.
 
-        Args:
-            groups: rated groups of distinct ids, each with all of its ratings. Those of unstored groups are noted.
-            source: id of the ratings file.
-            position: position of its newest change among these; `rated` remembers both.
-            now: the last finished training iteration.
-
-        Returns:
-            The numbers of new ratings (`num_applied`), of those that replaced or took back an earlier one
-            (`num_changed`), of items graded (`num_graded`), and of groups beyond `max_age` at the next draw
-            (`num_too_old`).
+        Groups have distinct ids and all of their ratings; those that are not stored are noted. `source` is the id of
+        the ratings file, and `position` that of its newest change among these. Returned are the numbers of new ratings
+        (`num_applied`), of those that replaced or took back an earlier one (`num_changed`), of items graded
+        (`num_graded`), and of groups beyond `max_age` at the next draw (`num_too_old`).
         """
 
         def work() -> dict[str, int]:
@@ -345,8 +339,6 @@ class SRLReplayBuffer:
             }
 
         return self._once(request, work)
-
-    # --- removing --------------------------------------------------------------------------------
 
     def drop(self, group_ids: Sequence[str], request: str = "") -> int:
         """Remove groups that the learner found too far from its policy; return their number."""

@@ -50,11 +50,9 @@ class Slots:
     """
 
     def __init__(self, fraction: float, is_added: bool = False) -> None:
-        """Start with nothing carried.
+        """Start with nothing carried; the fraction is taken as a decimal, so that .2 is exactly 1/5.
 
-        Args:
-            fraction: in [0, 1], below 1 for slots that are added; taken as a decimal, so that .2 is exactly 1/5.
-            is_added: whether the slots R come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
+        Slots R that are added come on top of a batch of P, so that R / (P + R) is the fraction, not R / P.
         """
         self._is_added, self.carry = is_added, Fraction(0)
         self.change(fraction)
@@ -92,9 +90,7 @@ class BufferProcess:
     ) -> BufferProcess:
         """Start a buffer with further `arguments` of `SRLReplayBuffer`; return once it has opened its database.
 
-        Raises:
-            ActorFailure: the actor did not start within `timeout_s`.
-            Exception: raised by the buffer's constructor.
+        Raise what its constructor raises, or an `ActorFailure` if it did not start within `timeout_s`.
         """
         given = {"directory": directory, "run": run, **arguments}
         if is_local:
@@ -117,13 +113,10 @@ class BufferProcess:
         return process
 
     def call(self, call: Call[Result], timeout_s: float = 0.0) -> Result:
-        """Run a call; repeat it once the buffer that died or timed out is back.
+        """Run a call; repeat it once the buffer that died or timed out is back. Raise what the buffer raises.
 
-        `timeout_s` limits the first attempt and, separately, a restart with the repeated call; 0: the usual limit.
-
-        Raises:
-            ActorFailure: no answer came in time; the message names the call.
-            Exception: raised by the buffer.
+        `timeout_s` limits the first attempt and, separately, a restart with the repeated call; 0: the usual limit. An
+        `ActorFailure` names the call that got no answer in time.
         """
         result: Result = self._returned(call, 1, timeout_s)[0]
         return result

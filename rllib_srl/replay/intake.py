@@ -134,9 +134,9 @@ class Intake:
             entry.visit.num_grown = self._grow(entry.group, now)
 
     def _refuse(self, visit: Visit, refusal: Refusal) -> None:
-        visit.refused, visit.without_loss = refusal.reason, refusal.without_loss
+        visit.refused, visit.without_loss = refusal.reason, () if refusal.train else refusal.episodes
         self.counts[f"num_refused_{refusal.reason}"] += 1
-        self.counts["num_episodes_without_loss"] += len(refusal.without_loss)
+        self.counts["num_episodes_without_loss"] += len(visit.without_loss)
 
     def _enter(self, entry: Entry, now: int) -> None:
         refusal, slot = admit(entry.group, self.settings, self.decode), entry.slot

@@ -116,13 +116,8 @@ class Tables:
     ) -> None:
         """Create tables with the content of a store, empty ones by default.
 
-        Args:
-            slots_N: of the items, ascending, with their rows and prompts.
-            groups_N: rows of the groups, in the order of seq, with their ids.
-            targets: seq and episode -> bytes.
-            vectors_KD: of the items that have one, in the order of their slots.
-            domains: an item's `domain` is a position here; positions are final.
-            newest_domain: domain of the item added last.
+        Slots are ascending, and groups in the order of seq; `targets` are bytes by seq and episode, `vectors_KD` of the
+        items that have one. An item's `domain` is a position in `domains`, which is final.
         """
         self.next_seq, self.next_group_seq = next_seq, next_group_seq
         self.domains, self.newest_domain = list(domains), newest_domain

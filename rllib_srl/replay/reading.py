@@ -116,16 +116,11 @@ def reading(path: Path) -> Iterator[Reading]:
         yield Reading(path, store, *store.read())
 
 
-# --- removing items -------------------------------------------------------------------------------
-
-
 def drop(directory: Path, names: Collection[str], **which: Any) -> dict[Path, int]:
     """Remove items with their groups, answers and targets; return their number in each database.
 
-    Args:
-        directory: directory of a run, with its checkpoints, of one checkpoint, or of a buffer.
-        names: prompt ids, or prefixes of keys.
-        which: further items, as in `SRLReplayBuffer.remove`.
+    The directory is that of a run, with its checkpoints, of one checkpoint, or of a buffer. Items are named by prompt
+    ids or prefixes of keys; `which` names further ones, as in `SRLReplayBuffer.remove`.
 
     Raises:
         ValueError: a name matches no item, or several.

@@ -59,7 +59,6 @@ def _fault_of_hooks(value: Any) -> str:
 
 
 _BY_NAME = "parameters by name"
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ReplaySettings(Settings):
@@ -67,7 +66,7 @@ class ReplaySettings(Settings):
 
     prefix = "replay_"
 
-    revisit_fraction: Share = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]")
+    revisit_fraction: float = setting(0.25, "share of played prompts drawn from the memory, in [0, 1]", ge=0, le=1)
     reuse_fraction: float = setting(0.0, "share of trained groups drawn from the memory, in [0, 1)", ge=0, lt=1)
     retain: float = setting(
         0.0, "weight of the KL that holds stored right answers at the policy that gave them; 0: nothing is held", ge=0

@@ -315,9 +315,6 @@ def _num_groups(db: sqlite3.Connection) -> int:
     return int(json.loads(found[0])["next_group_seq"]) if found else 0
 
 
-# --- the lock ------------------------------------------------------------------------------------------
-
-
 def _lock(path: Path) -> int:
     """Lock a database for this process; return the open file, which the operating system unlocks when it is closed."""
     with Store.explained(path, "locking"):

@@ -63,13 +63,8 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of the k most similar vectors and their cosine similarities, most similar first.
 
-    Both are [Q, k]; if fewer than k vectors are stored, the rest is -1 and nan. Zero vectors have cosine 0.
-
-    Args:
-        vectors_QD: queries, of norm 1 or 0, as are the stored vectors.
-        ids_N: of the stored vectors, ascending.
-        exclude_Q: one id per query that is left out, such as its own; -1 leaves nothing out.
-        device: "cpu" or "gpu".
+    Both are [Q, k]; if fewer than k vectors are stored, the rest is -1 and nan. Vectors have norm 1 or 0, of cosine 0;
+    the ids of the stored ones are ascending. One id per query is left out, such as its own; -1 leaves nothing out.
     """
     ids_QK, similarity_QK = np.full((len(vectors_QD), k), -1), np.full((len(vectors_QD), k), np.nan)
     if not len(ids_N):
@@ -112,9 +107,6 @@ def _by_faiss(vectors_QD: np.ndarray, vectors_ND: np.ndarray, num: int, device: 
         search = partial(faiss.knn_gpu, _resources[0], vectorsMemoryLimit=_PART_BYTES)
     rows_QM: np.ndarray = search(vectors_QD, vectors_ND, num, metric=faiss.METRIC_INNER_PRODUCT)[1]
     return rows_QM
-
-
-# --- measures of diversity ------------------------------------------------------------------------
 
 
 class Measured(NamedTuple):

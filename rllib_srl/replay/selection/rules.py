@@ -2,15 +2,11 @@
 
     Candidates (N items, or N groups), num, a generator ──rule──> at most min(num, N) distinct indices into the N
 
-A rule is a function without parameters, or a class of `Settings` whose fields are its parameters:
+A rule is a function, or a class of `Settings` whose fields are its parameters (docs/memory.md has an example):
 
     def unsolved(candidates, num, generator):                  SELECTIONS["unsolved"] = unsolved
         left = np.flatnonzero(candidates.reward < 0.9)
         return left[uniform(candidates.take(left), num, generator)]
-
-    class Mine(Settings):                                      SELECTIONS["mine"] = Mine
-        floor: float = setting(0.1, "least weight")            replay_selection_config = {"floor": 0.2}
-        def __call__(self, candidates, num, generator) -> indices: ...
 
 The rules here return all min(num, N); one that returns fewer leaves the slots to fresh prompts.
 
@@ -211,11 +207,8 @@ class PER(Settings):
 def high_reward(candidates: Candidates, num: int, generator: np.random.Generator) -> np.ndarray:
     """Draw uniformly among the 2 num candidates of the highest mean reward of the last visit.
 
-    Differences from the source: equal rewards are ordered at random, not by age; the source fills each domain's slots
-    apart.
-
-    Source: the strategy "high_reward" of AGentCL (GRPO with experience replay on the domains of tau2), its
-    `TrajectoryBuffer.sample`.
+    Source: `TrajectoryBuffer.sample` of AGentCL (GRPO with experience replay on the domains of tau2), which orders
+    equal rewards by age and fills each domain's slots apart.
     """
     return generator.permutation(first(2 * num, generator, -candidates.reward))[:num]
 
