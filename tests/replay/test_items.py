@@ -105,19 +105,6 @@ def test_a_sample_is_drawn_as_ranks_of_a_sort():
 # Tables
 
 
-def test_the_oldest_groups_go():
-    tables = Tables()
-    slot = add(tables, 0)
-    groups = [add_group(tables, slot, born=0, size=2)[0] for _ in range(2)]
-    assert tables.groups_of(slot) == groups
-    newest, evicted = add_group(tables, slot, born=1, size=2)
-    assert evicted == 1 and tables.groups_of(slot) == [groups[1], newest]
-    tables.remove_group(groups[1])
-    assert add_group(tables, slot, born=1, size=2)[1] == 0 and tables.num_by_domain() == {"sums": (1, 2)}
-    tables.remove_item(slot)
-    assert tables.removed_groups == [0, 1, 2, 3] and tables.num_groups == 0
-
-
 def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():
     tables = Tables()
     assert [add(tables, number) for number in range(70)] == list(range(70))  # beyond the first 64 rows

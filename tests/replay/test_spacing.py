@@ -114,8 +114,6 @@ def test_hundreds_of_successes_stay_finite_and_below_the_maximum() -> None:
 def test_errors_are_named_all_at_once() -> None:
     with pytest.raises(ValueError, match=r"spacing = 'anki'; expected one of 'fixed', 'fsrs', 'none'"):
         make_spacing("anki")
-    with pytest.raises(ValueError, match=r"spacing 'fsrs' has no parameters \['boxes', 'w'\]; expected some of"):
-        make_spacing("fsrs", w=(), boxes=())
     error = r"desired_retention = 1\.0; expected a number in \(0, 1\); interval = 0; expected a number in"
     with pytest.raises(ValueError, match=error):
         make_spacing("fixed", 1.0, interval=0)
