@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,13 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
         changed = {}
         for name, value in settings.items():
             if name == REWARD or (name in (AGENT, LOAD) and isinstance(value, str)):  # "agent" is also an environment
-                changed[name] = _with_reward_paths(value, change)
+                changed[name] = _changed(value, "function", partial(_with_function_path, change=change))
             elif name in _RULES:
                 changed[name] = _with_paths(_with_rule_paths(value, change), change)
             elif name == COMMAND and isinstance(value, list | tuple):
                 changed[name] = [change(one) if isinstance(one, str) and Path(one).is_file() else one for one in value]
             elif name == FILES:
-                changed[name] = _with_file_paths(value, change)
+                changed[name] = _changed(value, "data", change)
             elif isinstance(value, str) and value and not is_on_hub and _NAMES_A_PATH.fullmatch(str(name)):
                 changed[name] = change(value)
             else:
@@ -128,14 +129,13 @@ def _with_paths(settings: Any, change: Callable[[str], str]) -> Any:
     return settings
 
 
-def _with_reward_paths(given: Any, change: Callable[[str], str]) -> Any:
+def _changed(given: Any, key: str, change: Callable[[str], str]) -> Any:
+    """Return a text changed, alone, in a list or under `key` of a mapping; anything else as it is."""
     if isinstance(given, list | tuple):
-        return [_with_reward_paths(one, change) for one in given]
-    if isinstance(given, Mapping) and "function" in given:
-        return {**given, "function": _with_reward_paths(given["function"], change)}
-    if not isinstance(given, str):
-        return given
-    return _with_function_path(given, change)
+        return [_changed(one, key, change) for one in given]
+    if isinstance(given, Mapping) and key in given:
+        return {**given, key: _changed(given[key], key, change)}
+    return change(given) if isinstance(given, str) and given else given
 
 
 def _with_function_path(given: str, change: Callable[[str], str]) -> str:
@@ -164,14 +164,6 @@ def _rules_in(given: Any) -> Iterator[str]:
         yield from _rules_in(list(given))
     elif isinstance(given, str) and ":" in given and not given.startswith(_CONTRIB):
         yield given
-
-
-def _with_file_paths(given: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(given, list | tuple):
-        return [_with_file_paths(one, change) for one in given]
-    if isinstance(given, Mapping) and isinstance(given.get("data"), str):
-        return {**given, "data": change(given["data"])}
-    return change(given) if isinstance(given, str) and given else given
 
 
 def functions_in(settings: Any) -> list[str]:
