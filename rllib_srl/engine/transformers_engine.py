@@ -101,22 +101,12 @@ class TransformersEngine:
         *,
         dtype: str = "float32",
         seed: int = 0,
-        context_length: int,
-        max_num_seqs: int = 256,
-        device: str | None = None,
-        adapter: AdapterSpec | None = None,
+        context_length: int,  # maximum number of tokens of prompt and turn together
+        max_num_seqs: int = 256,  # concurrent requests; the others wait
+        device: str | None = None,  # None uses the GPU if there is one
+        adapter: AdapterSpec | None = None,  # `load_weights` receives such adapters in place of all weights
     ) -> None:
-        """Load the model.
-
-        Args:
-            model_dir: a local Hugging Face directory with weights and tokenizer.
-            dtype: "float32" or "bfloat16".
-            seed: seed of the sampling generators.
-            context_length: maximum number of tokens of prompt and turn together.
-            max_num_seqs: maximum number of concurrent requests; the others wait.
-            device: a torch device; None uses the GPU if there is one.
-            adapter: the form of the adapters that `load_weights` receives, applied as the learner applies them;
-                None: it receives all weights.
+        """Load the model from a local Hugging Face directory of weights and tokenizer.
 
         Raises:
             ValueError: as `checked_dir`.

@@ -238,29 +238,16 @@ class VLLMEngine:
         *,
         dtype: str = "float32",
         seed: int = 0,
-        context_length: int,
-        tensor_parallel_size: int = 1,
-        memory_utilization: float = 0.9,
-        kv_cache_gib: float = 1.0,
-        max_num_seqs: int = 256,
-        num_threads: int | None = None,
-        can_sleep: bool = False,
-        adapter: AdapterSpec | None = None,
+        context_length: int,  # maximum number of tokens of prompt and turn together
+        tensor_parallel_size: int = 1,  # workers that each layer is split over; above 1 they are separate processes
+        memory_utilization: float = 0.9,  # share of the GPU's memory to use
+        kv_cache_gib: float = 1.0,  # on a CPU
+        max_num_seqs: int = 256,  # concurrent requests; the others wait
+        num_threads: int | None = None,  # torch's threads in this process; None leaves them unchanged
+        can_sleep: bool = False,  # on a GPU: will `sleep` be called? Its allocator serves one engine per process
+        adapter: AdapterSpec | None = None,  # `load_weights` receives such adapters in place of all weights
     ) -> None:
-        """Start vLLM.
-
-        Args:
-            model_dir: a local Hugging Face directory with weights and tokenizer.
-            dtype: "float32" or "bfloat16".
-            seed: seed of sampling.
-            context_length: maximum number of tokens of prompt and turn together.
-            tensor_parallel_size: number of workers each layer is split over; above 1 they are separate processes.
-            memory_utilization: share of the GPU's memory to use; unused on a CPU.
-            kv_cache_gib: size of the KV cache on a CPU.
-            max_num_seqs: maximum number of concurrent requests; the others wait.
-            num_threads: torch's threads in this process; None leaves them unchanged.
-            can_sleep: on a GPU, whether `sleep` will be called; its allocator serves one engine per process.
-            adapter: form of the adapters that `load_weights` receives in place of all weights; vLLM applies them.
+        """Start vLLM with a local Hugging Face directory of weights and tokenizer.
 
         Raises:
             ValueError: as `checked_dir`.
