@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from rllib_srl.cli import memory as script
+from tests.algorithm.test_retention import EVEN, ODD
 from tests.small_memory import go, memory_config
 
-STAGES = [
-    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 3},
-    {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 3},
-    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}},
-]
+STAGES = [{**EVEN, "iterations": 3}, {**ODD, "iterations": 3}, EVEN]
 
 
 @pytest.fixture

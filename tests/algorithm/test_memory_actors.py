@@ -38,12 +38,6 @@ def pid_of(algo) -> int:
             time.sleep(0.2)
 
 
-def kill(pid: int) -> None:
-    process = psutil.Process(pid)
-    process.kill()
-    process.wait(60)
-
-
 def same(one, other) -> None:
     """Two runs drew, played and learnt the same."""
     for a, b in zip(one, other, strict=True):
@@ -127,7 +121,9 @@ def test_drawn_groups_outlive_the_actor_that_drew_them(config, tmp_path):
 
         def doomed(*args):
             groups = sample(*args)
-            kill(first_life)
+            process = psutil.Process(first_life)
+            process.kill()
+            process.wait(60)
             time.sleep(1)  # for Ray to notice; its next life does not know these objects
             return groups
 

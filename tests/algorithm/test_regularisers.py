@@ -5,15 +5,12 @@ import pytest
 
 from rllib_srl.learner.regularisers.weights import L2
 from tests.algorithm.test_resume import assert_same, go_on
+from tests.algorithm.test_retention import EVEN, ODD, RETAIN
 from tests.small_memory import memory_config
 
 OWN = "tests.algorithm.test_regularisers:Own"
 ALL = {"ewc": {"coeff": 1.0, "episodes": 6}, "l2": 1e-3, "lwf": 0.5, OWN: 1e-3}
-STAGES = [
-    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}, "iterations": 2},
-    {"world": "tests.small_worlds:Odd", "env_config": {"num_prompts": 400}, "iterations": 2},
-    {"world": "tests.small_worlds:Even", "env_config": {"num_prompts": 400}},
-]
+STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 2}, EVEN]
 
 
 class Own(L2):
@@ -49,8 +46,7 @@ def test_stages_end_weights_are_held_and_a_run_resumes_exactly(config, build, tm
     for algo in (free, held):
         go_on(algo, 2)  # another domain
     assert distance(state, weights_of(held)) < 0.8 * distance(state, weights_of(free))
-    retain = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
-    algo = build(config.copy(copy_frozen=False).replay(**retain), regularisers=ALL, num_epochs=2)
+    algo = build(config.copy(copy_frozen=False).replay(**RETAIN), regularisers=ALL, num_epochs=2)
     results = [algo.train() for _ in range(3)]
     learned = [result["learners"]["default_policy"] for result in results]
     assert [result.get("num_importance_episodes", 0) for result in results] == [0, 8, 8]  # two whole groups of four

@@ -21,10 +21,6 @@ EPISODE = torch.tensor([4, 4, 7, 7, 7, 7])
 ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 
 
-def settings(**given):
-    return LossSettings.made(**given)
-
-
 def by_hand(config, max_logp_gap=None, objective=reused_loss):
     batch = {
         "is_reused": objective is reused_loss, "token_ids": torch.zeros(1, 9), "advantage": ADVANTAGE,
@@ -41,7 +37,7 @@ def test_loss_gradient_and_statistics_by_hand():
     # A weight is what -A grad(logp) is multiplied by, 0 where the clip bites: with A > 0 at a ratio to the stored
     # log-probs above 1.28, with A < 0 below 0.8.
     total, weights = 3.063453, [0, 0, 1.105171, 0, 2.718282, 1]
-    loss, gradient, stats = by_hand(settings())
+    loss, gradient, stats = by_hand(LossSettings.made())
     assert loss == pytest.approx(0.5 * total, abs=1e-6)
     torch.testing.assert_close(gradient, -0.5 * ADVANTAGE * torch.tensor(weights), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx(total / 6, abs=1e-6)  # a mean over tokens, whatever the scale
@@ -57,21 +53,21 @@ def test_loss_gradient_and_statistics_by_hand():
 def test_an_episode_beyond_the_drift_weighs_nothing():
     # mean |OLD - ENGINE|: episode 4 (0 + .9) / 2 = .45, episode 7 (0 + 0 + 1.5 + 0) / 4 = .375
     torch.testing.assert_close(episode_drift(OLD, ENGINE, EPISODE), torch.tensor([0.45] * 2 + [0.375] * 4))
-    _, gradient, stats = by_hand(settings(), max_logp_gap=0.4)
+    _, gradient, stats = by_hand(LossSettings.made(), max_logp_gap=0.4)
     torch.testing.assert_close(gradient, 0.5 * torch.tensor([0, 0, 1.105171, 0, 2.718282, 1]), atol=1e-6, rtol=0)
     assert stats["reuse/loss"] == pytest.approx((1.105171 + 0.8 + 2.718282 + 1) / 6, abs=1e-6)  # still over all six
     assert (stats["reuse/num_left_out"], stats["reuse/left_out"]) == (1, 0.5)
     assert stats["reuse/ratio"] == pytest.approx((1.105171 + 0.606531 + 2.718282 + 1) / 4, abs=1e-6)
     assert stats["reuse/clip_fraction"] == 0.25
-    none = by_hand(settings(), max_logp_gap=0.3)
+    none = by_hand(LossSettings.made(), max_logp_gap=0.3)
     assert none[0] == none[2]["reuse/ess"] == 0 and none[2]["reuse/left_out"] == 1
 
 
 def test_reused_tokens_have_no_kl_term_and_played_ones_do():
     """A reused micro-batch carries no `ref_logp` at all, as a played one then must."""
-    assert by_hand(settings(kl_coeff=1.0))[0] == by_hand(settings())[0]
+    assert by_hand(LossSettings.made(kl_coeff=1.0))[0] == by_hand(LossSettings.made())[0]
     with pytest.raises(KeyError, match="ref_logp"):
-        by_hand(settings(kl_coeff=1.0), objective=played_loss)
+        by_hand(LossSettings.made(kl_coeff=1.0), objective=played_loss)
 
 
 def metas(played, reused):
@@ -111,10 +107,6 @@ def gradient(learners, played, reused=(), **arguments):
     return update(learners, played, reused, **arguments)[0][0]
 
 
-def minus(a, b):
-    return {name: a[name] - b[name] for name in a}
-
-
 def length(tree):
     return np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in tree.values()))
 
@@ -138,8 +130,8 @@ def test_more_reused_groups_leave_the_played_gradient_as_it_is(learners, learner
     learner.config.replay_max_logp_gap = None
     plain = gradient(learners, GROUPS)
     for stored in (STORED[:1], STORED):
-        rest = minus(gradient(learners, GROUPS, stored), gradient(learners, [], stored))
-        assert relative_gap(rest, plain) < 1e-5
+        both, alone = gradient(learners, GROUPS, stored), gradient(learners, [], stored)
+        assert relative_gap({name: both[name] - alone[name] for name in both}, plain) < 1e-5
     once, twice = gradient(learners, GROUPS, STORED), gradient(learners, GROUPS, STORED * 2)
     assert relative_gap(twice, once) < 1e-5  # the same groups twice have the same mean
 

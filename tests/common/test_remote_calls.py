@@ -70,12 +70,6 @@ def arrived(monkeypatch):
     return timeouts
 
 
-def test_a_call_runs_the_override_of_a_subclass():
-    call = Call.of(Counter.add, 3, times=2)
-    assert (call.method, call.args, call.kwargs) == ("add", (3,), {"times": 2})
-    assert call.run(Counter()) == 6 and call.run(Doubling()) == 12
-
-
 @pytest.mark.slow
 def test_a_broken_process_is_a_failure_and_must_be_killed(ray_here):
     actor = ray.remote(Broken).options(num_cpus=0).remote()

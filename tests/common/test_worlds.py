@@ -68,10 +68,7 @@ def test_the_registry_is_asked_last(installed):
 
 
 @pytest.mark.parametrize(("spec", "message"), [
-    (
-        "chian_sum",
-        r"environment 'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class",
-    ),
+    ("chian_sum", r"'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class"),
     ("stale", r"'stale' cannot be imported \(there is no module 'envs.gone', neither in"),
     ("no_such.module:World", r"cannot be imported \(there is no module 'no_such.module', neither in"),
     ("rllib_srl.envs.math.compare:Contrast", r"imported \(rllib_srl.envs.math.compare has no 'Contrast'; it has"),

@@ -10,18 +10,8 @@ from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.cli.tuning import tune
 from rllib_srl.cli.tuning.study import config_of, faults_of_trials, planned, shortened
 from rllib_srl.studies.records import read_study, write_study
-from rllib_srl.tune_configs.arms import ARMS
 
 COMPARISONS = {name: tune.load(name) for name in tune.studies()}
-
-
-def test_the_studies_are_all_there():
-    held = {f"retention_{name}" for name in ("skills", "facts", "pretrained", "pretrained_shared")}
-    assert set(COMPARISONS) == {"replay", "replay_rate", *held}
-    assert {arm.name for arm in COMPARISONS["replay"].arms} == set(ARMS)
-    for name in set(ARMS) - {"no_replay"}:
-        settings = ARMS[name].settings
-        assert (settings["replay_revisit_fraction"], settings.get("replay_selection", "uniform")) == (0.25, name)
 
 
 @pytest.mark.slow
