@@ -53,7 +53,7 @@ def test_turns_are_runs_of_written_tokens():
     assert replace(group, loss_mask_N=np.zeros_like(mask_N)).num_turns_G().tolist() == [0, 0]
 
 
-def test_groups_without_signal_are_left_out_unless_all_are_trained_on():
+def test_what_is_left_out_is_decided_without_the_kl():
     groups = [meta_of([1, 0], "a"), meta_of([1, 1], "b")]
     compared = compare(groups, advantage="mean_only")
     assert [g.prompt.prompt_id for g in compared.groups] == ["a"]
@@ -61,9 +61,6 @@ def test_groups_without_signal_are_left_out_unless_all_are_trained_on():
     taught = AdvantageEstimator(LossSettings.made(advantage="none"), trains_all=True)
     beyond = taught.estimate(groups, taught.shaped_rewards(groups), None, [])
     assert [a.tolist() for a in beyond.advantages] == [[0, 0], [0, 0]]
-
-
-def test_the_kl_is_taken_off_but_decides_nothing():
     groups = [meta_of([1, 0], "a"), meta_of([1, 1], "b")]
     compared = compare(groups, advantage="mean_only", kl=[np.array([0.5, 0.0]), np.array([0.1, 0.0])])
     assert [g.prompt.prompt_id for g in compared.groups] == ["a"]

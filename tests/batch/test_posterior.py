@@ -88,7 +88,7 @@ def estimate(groups, histories, reused=(), kl=None, **given):
 FORGOTTEN, KNOWN = History(7.6, 8.0, 0.5), History(8.0, 8.0, 1.0)
 
 
-def test_a_silent_group_trains_if_it_is_a_surprise():
+def test_which_surprises_train():
     groups = [meta_of([0, 0], "forgotten"), meta_of([1, 1], "known"), meta_of([1], "new")]
     batch = estimate(groups, [FORGOTTEN, KNOWN, NO_HISTORY], surprise_scale="none")
     # forgotten: b = (1 + 7.6 + 0) / (2 + 8 + 1); known: 1; new: .5, from one episode
@@ -96,9 +96,6 @@ def test_a_silent_group_trains_if_it_is_a_surprise():
     assert as_lists(batch.advantages) == [[-8.6 / 11] * 2, [0.5]]
     assert as_lists(batch.played) == [[-8.6 / 11] * 2, [0.0] * 2, [0.5]]
     assert batch.counts["num_groups_unsurprising"] == 1
-
-
-def test_the_least_surprise_is_that_of_the_largest_advantage():
     groups = [meta_of([1, 0], "a"), meta_of([1, 1], "b")]
     histories = [NO_HISTORY, History(7.5, 8.0, 1.0)]  # b = (2 + 7.5 + 1) / 11, so r - b = .5 / 11
     for least, num in ((0.04, 2), (0.05, 1), (2.0, 0)):

@@ -24,8 +24,11 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return write(tmp_path / "train.jsonl", SUMS + repeats), write(tmp_path / "test.jsonl", HELDOUT)
 
 
-def test_tokens_by_hand() -> None:
+def test_pairs_share_tokens_that_few_rows_have() -> None:
     assert tokens_of("Tom’s  2,500 Apples − and 3.50?") == ("tom", "s", "2500", "apples", "-", "and", "3.5")
+    start = "read the following question with care and answer it with one number only"
+    rows = [Row("a", str(n), f"{start} what is word{n}") for n in range(40)]
+    assert find_hits(rows, [Row("b", "1", f"{start} what is wordx")]) == []
 
 
 @pytest.mark.parametrize(("train", "evaluation", "score"), [
@@ -41,12 +44,6 @@ def test_tokens_by_hand() -> None:
 def test_a_pair_by_hand(train: tuple[str, str], evaluation: tuple[str, str], score: float | None) -> None:
     hits = find_hits([Row("a", "1", *train)], [Row("b", "1", *evaluation)])
     assert [hit.score for hit in hits] == ([] if score is None else [score])
-
-
-def test_what_many_rows_share_does_not_count() -> None:
-    start = "read the following question with care and answer it with one number only"
-    rows = [Row("a", str(n), f"{start} what is word{n}") for n in range(40)]
-    assert find_hits(rows, [Row("b", "1", f"{start} what is wordx")]) == []
 
 
 @pytest.mark.slow

@@ -99,13 +99,10 @@ def test_a_new_engine_is_the_base_and_a_loaded_one_the_learner(started, learner,
     assert moved.mean > 10 * max(gap.mean, rounding.mean)
 
 
-def test_the_self_test_passes_and_restores_the_adapter(engine, learner) -> None:
+def test_the_self_test_passes_and_every_matrix_is_in_the_fingerprint(engine, learner) -> None:
     before = engine.score(learner.sequences)
     run_self_test(engine, learner)
     assert CanaryGap.between(engine.score(learner.sequences), before).max == 0
-
-
-def test_every_matrix_of_the_adapter_is_in_the_fingerprint(engine, learner) -> None:
     before = engine.fingerprint()
     assert len(before) == 2 * 2 * len(SPEC.targets)  # A and B, two layers
     engine.load_weights(learner.pack(1, scale=0.05))

@@ -147,7 +147,7 @@ def test_aborted_requests_never_come_back(engine: Engine) -> None:
     assert [len(turn.token_ids) for turn in to_the_end(engine)] == [2]
 
 
-def test_reseed_repeats_the_tokens_and_another_seed_does_not(engine: Engine) -> None:
+def test_seeds_decide_the_tokens_and_no_global_generator_does(engine: Engine) -> None:
     sampling = Sampling(max_tokens=16)
     runs = []
     for seed in (5, 5, 6):
@@ -155,9 +155,6 @@ def test_reseed_repeats_the_tokens_and_another_seed_does_not(engine: Engine) -> 
         runs.append([turn.token_ids.tolist() for turn in engine.generate(PROMPTS, sampling)])
     assert runs[0] == runs[1] != runs[2]
     assert [t.token_ids.tolist() for t in engine.generate(PROMPTS, sampling)] != runs[2]
-
-
-def test_sampling_neither_reads_nor_moves_global_generators(engine: Engine) -> None:
     import random
 
     import torch

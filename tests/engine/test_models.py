@@ -26,21 +26,7 @@ def one_line(caught) -> str:
     return text
 
 
-def test_without_a_network_a_hub_id_is_one_clear_line(monkeypatch):
-    import huggingface_hub
-
-    def offline(hub_id, **kwargs):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot\nand more lines")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    for is_offline, reason in ((False, "Cannot find"), (True, "HF_HUB_OFFLINE is set, and the model is not in")):
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(ModelError, match=rf"'some/model' is not a .* not be downloaded .*\({reason}") as caught:
-            local_model("some/model")
-        assert one_line(caught).endswith("or a hub id that can be downloaded")
-
-
-def test_a_hub_id_is_downloaded_and_checked(monkeypatch, tmp_path):
+def test_hub_ids_are_downloaded_and_checked_or_one_clear_line(monkeypatch, tmp_path):
     import huggingface_hub
 
     asked = []
@@ -55,6 +41,17 @@ def test_a_hub_id_is_downloaded_and_checked(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="has no tokenizer"):
         local_model("gpt2")
     assert asked == ["some/model-1.5", "gpt2"]
+    import huggingface_hub
+
+    def offline(hub_id, **kwargs):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot\nand more lines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    for is_offline, reason in ((False, "Cannot find"), (True, "HF_HUB_OFFLINE is set, and the model is not in")):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+        with pytest.raises(ModelError, match=rf"'some/model' is not a .* not be downloaded .*\({reason}") as caught:
+            local_model("some/model")
+        assert one_line(caught).endswith("or a hub id that can be downloaded")
 
 
 def test_the_tiny_model_comes_with_the_package():

@@ -64,7 +64,7 @@ def test_an_episode_by_hand():
     assert world.step("Answer: moved\n")[0].startswith("User: Perform a detailed search using grep")
 
 
-def test_state_and_results_both_count():
+def test_state_and_results_count_and_missing_functions_are_waited_for():
     world, _ = started(reward="turns")
     gold = world.gold_turns(FILES)  # calls, done, calls, done, calls, done, calls, done
     assert len(gold) == 8
@@ -77,9 +77,6 @@ def test_state_and_results_both_count():
     assert played(world, FILES, touched) == 0.0
     # Looking around changes no state, and results may come in any order and with others between.
     assert played(world, FILES, ["[ls()]\n", *gold]) == 1.0
-
-
-def test_a_request_whose_functions_are_missing_needs_no_call_until_they_come():
     world, prompt = started(category="miss_func")
     prompt_id = "multi_turn_miss_func_0"
     assert "\nsort(" not in prompt

@@ -30,7 +30,7 @@ def test_bm25_finds_rare_words_and_orders_ties_by_position():
     assert corpus.search("", 3) == corpus.search("unicorn", 3) == corpus.search("?!", 3) == []
 
 
-def test_the_facts_of_a_seed_are_the_same_and_hold_together():
+def test_the_facts_of_a_seed_hold_together_and_a_person_is_in_one_split():
     one = facts(0)
     assert one.facts == facts.__wrapped__(0).facts != facts(1).facts
     assert len(one.documents()) == len(one.facts) == 900 + 150 + 90 + 18
@@ -39,9 +39,6 @@ def test_the_facts_of_a_seed_are_the_same_and_hold_together():
         texts = {document.title: document.text for document in one.documents()}
         for title, told in zip(chain.looked_up, named, strict=True):
             assert told in texts[title]
-
-
-def test_a_person_is_in_one_split():
     world = Retrieval({})
     subjects = {
         split: {world._chains[prompt_id].subject for prompt_id in world.prompt_ids(split, 0)}

@@ -35,7 +35,7 @@ def test_what_code_reads_prints_and_is_worth(sandbox):
     assert result.stdout == "one two ä\n ['a', 'c']\n"  # open() reads \r\n as \n
 
 
-def test_an_exception_is_told_as_python_tells_it(sandbox):
+def test_exceptions_and_calls_are_told_as_python_tells_them(sandbox):
     result = sandbox.run("def f():\n    return 1 / 0\nprint('before')\nf()")
     assert (result.stop, result.stdout, result.exit_code) == ("error", "before\n", 1)
     assert result.error == "ZeroDivisionError: division by zero"
@@ -45,9 +45,6 @@ def test_an_exception_is_told_as_python_tells_it(sandbox):
     assert "    return 1 / 0" in lines and lines[-1] == result.error
     assert sandbox.run("x = (").error.startswith("SyntaxError")
     assert (sandbox.run("import sys; sys.exit(3)").stop, sandbox.run("import sys; sys.exit(0)").stop) == ("error", "ok")
-
-
-def test_calls_return_values_or_errors(sandbox):
     code = "import math\ndef f(x): return {'a': (x, None, True, math.inf)}\ndef g(x): return 1 / x\nh = {1, 2}"
     result = sandbox.run(code, calls=[Call("f", [1.5]), Call("g", [0]), Call("g", [4]), Call("h"), Call("none")])
     assert result.returned == (

@@ -79,7 +79,7 @@ def test_word_problems_are_solved_by_reading_them(num_steps):
     assert len(templates) == len(TEMPLATES[num_steps]) and min(templates.values()) > 40
 
 
-def test_an_episode_with_a_call_by_hand():
+def test_episodes_with_a_call_and_without_by_hand():
     world, prompt_id = WordProblem({"num_shots": 0}), "2.0 4 12 7 Mia pencils"
     observation, _ = world.reset(options={"prompt_id": prompt_id})
     asked = "Mia has 4 boxes of 12 pencils and 7 more pencils. How many pencils does Mia have?"
@@ -91,9 +91,6 @@ def test_an_episode_with_a_call_by_hand():
         assert world.step("Answer: 55\n")[:4] == ("", 1.0, True, False)
     assert play(world, ["Answer: 54\n"], prompt_id)[1:3] == ([0.0], True)
     assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-
-
-def test_an_answer_without_a_call_earns_its_share():
     world, prompt_id = WordProblem({"num_shots": 0, "reward_without_call": 0.25}), "1.0 4 12 Mia pencils"
     assert play(world, ["Answer: 16\n"], prompt_id)[1] == [0.25]
     assert play(world, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]

@@ -42,16 +42,6 @@ def test_a_preset_is_its_row_and_has_no_fault(config, loss):
     assert config.loss_settings() == settings
 
 
-def test_what_only_some_presets_set(config):
-    dapo = config.copy(copy_frozen=False).training(loss="dapo").loss_settings()
-    assert (dapo.dynamic_sampling_tries, dapo.overlong_penalty) == (10, 1.0)
-    cispo = config.copy(copy_frozen=False).training(loss="cispo").loss_settings()
-    assert cispo.cispo_bounds == (0.0, 5.0)  # the bound itself, not 1 + 5
-    mis_po = config.training(loss="mis_po").loss_settings()
-    assert (mis_po.correction_window, mis_po.sequence_window) == ((0.5, 2.0), (0.996, 1.001))
-    assert (mis_po.kl_coeff, mis_po.kl_estimator) == (1e-3, "k3")
-
-
 def test_an_explicit_setting_wins_whatever_the_order(config):
     for order in ({"loss": "gspo", "clip_low": 0.2}, {"clip_low": 0.2, "loss": "gspo"}):
         settings = config.copy(copy_frozen=False).training(**order).loss_settings()
@@ -61,10 +51,17 @@ def test_an_explicit_setting_wins_whatever_the_order(config):
     assert again.loss_settings().ratio_level == "token"  # a checked config has not turned its preset into settings
 
 
-def test_left_alone_every_setting_has_its_default(config):
+def test_presets_fill_in_what_is_left_alone(config):
     settings = config.loss_settings()
     beside = {"kl_in_reward": False, "longest_answer": 512}  # worked out from others
     assert {name: getattr(settings, name) for name in TABLE} == {n: row.default for n, row in TABLE.items()} | beside
+    dapo = config.copy(copy_frozen=False).training(loss="dapo").loss_settings()
+    assert (dapo.dynamic_sampling_tries, dapo.overlong_penalty) == (10, 1.0)
+    cispo = config.copy(copy_frozen=False).training(loss="cispo").loss_settings()
+    assert cispo.cispo_bounds == (0.0, 5.0)  # the bound itself, not 1 + 5
+    mis_po = config.training(loss="mis_po").loss_settings()
+    assert (mis_po.correction_window, mis_po.sequence_window) == ((0.5, 2.0), (0.996, 1.001))
+    assert (mis_po.kl_coeff, mis_po.kl_estimator) == (1e-3, "k3")
 
 
 def test_every_preset_sets_settings_that_are_left_to_it():

@@ -27,15 +27,12 @@ def test_l2_pulls_by_the_distance_and_ewc_by_importance_too():
     assert torch.equal(torch.autograd.grad(by_torch, value)[0], gradient)
 
 
-def test_importance_decays_at_each_stage():
+def test_importance_is_fisher_information_that_decays():
     squares = torch.tensor([8.0, 0.0])
     first = decayed(None, squares, 4, 0.5)
     assert first.tolist() == [2.0, 0.0]
     assert decayed(first, torch.tensor([0.0, 6.0]), 2, 0.5).tolist() == [1.0, 3.0]
     assert decayed(first, torch.tensor([0.0, 6.0]), 2, 0.0).tolist() == [0.0, 3.0]  # the last stage alone
-
-
-def test_the_importance_of_a_coin_is_its_fisher_information():
     # pi(heads) = sigmoid(theta) = p: squared gradients (1 - p)^2 and p^2, whose mean under pi is p (1 - p).
     theta = torch.tensor([math.log(3.0)], requires_grad=True)  # p = 3 / 4
     squares = torch.zeros(1)

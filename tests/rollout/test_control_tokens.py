@@ -128,13 +128,10 @@ def test_only_names_are_broken_and_all_that_overlap():
     assert not any(name in piece for piece in controls.pieces("abcabcab") for name in ("abc", "cab", "bca"))
 
 
-def test_a_mark_is_a_character_that_is_not_there():
+def test_marks_and_names_that_cannot_be_are_refused():
     assert unused_character(["a", "\U0010ffff"]) == "\U0010fffe"
     with pytest.raises(ValueError, match="contains all of the last 65536 Unicode code points"):
         unused_character(["".join(map(chr, range(0x100000, 0x110000)))])
-
-
-def test_what_only_a_normaliser_makes_a_control_token_is_refused():
     from tokenizers import AddedToken, normalizers
 
     for template in (None, CHATML):

@@ -137,7 +137,7 @@ def test_other_tools_make_another_conversation():
     assert agent.call(S, U1, tools=tools) != agent.call(S, U1)
 
 
-def test_conversations_interleave_and_are_written_one_after_the_other():
+def test_conversations_interleave_and_hold_only_what_was_heard():
     agent = Agent()
     agent.call(U1)
     agent.answer("a")
@@ -150,9 +150,6 @@ def test_conversations_interleave_and_are_written_one_after_the_other():
     assert [role for role, _ in agent.all.text] == ["environment", "policy"] * 3
     assert [text for role, text in agent.all.text if role == "policy"] == ["a", "c", "b"]
     assert starts == (0, len(streams[0]))
-
-
-def test_an_answer_that_nobody_got_is_not_recorded():
     agent = Agent()
     first = agent.call(U1)
     agent.answer("a", is_heard=False)

@@ -269,12 +269,9 @@ def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     assert [world.num_closed for world in World.made] == [1] * len(World.made)
 
 
-def test_an_unknown_environment_is_refused_at_once(play_with, engine_of):
+def test_unknown_environments_and_prompts_without_room_are_named(play_with, engine_of, calls):
     with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'world'"):
         play_with(unplayed("q1", env_id="mars"), engine_of("x"))
-
-
-def test_a_prompt_without_room_for_a_turn_is_skipped_and_named(play_with, engine_of, calls):
     engine = engine_of("x\n")
     episodes = [*unplayed("q1234"), *unplayed("q1", group_id="other")]
     played = play_with(episodes, engine, limits={"max_episode_tokens": 10})
