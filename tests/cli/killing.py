@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
+from tests.conftest import ROOT
 from tests.waiting import wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:

@@ -26,8 +26,8 @@ from rllib_srl.cli.shared.runs import RunError
 from rllib_srl.studies.records import STUDY_FILE
 from scripts.page.browser import CHROMIUM, PATIENCE_S, opened_tab
 from tests.cli.test_script_report import episode, evaluation, row
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the-token-of-this-test"
 EVIL = "<script>alert(1)</script>"  # the browser must not run it
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rllib_srl import SRLConfig
@@ -18,9 +16,8 @@ from rllib_srl.cli.shared.diagnosis import (
     of_machine,
 )
 from rllib_srl.cli.shared.settings import SettingsError
+from tests.conftest import ROOT
 from tests.small_worlds import Even
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_machine_without_a_gpu_says_so(capsys):

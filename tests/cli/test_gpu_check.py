@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,7 @@ from rllib_srl.algorithm.model_shape import SHAPES
 from scripts.gpu import check
 from scripts.gpu import run as run_checks
 from scripts.gpu.random_model import SHORT
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
 
 
 def gpu_check(*args, out=None):
