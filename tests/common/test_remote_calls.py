@@ -163,6 +163,7 @@ def test_a_worker_is_ended_with_what_it_started_on_its_own_node_only(monkeypatch
 def test_a_dead_learner_is_named_with_what_it_did(arrived):
     workers = [SimpleNamespace(take_saved=Remote(answer)) for answer in (True, DIED)]
     manager = SimpleNamespace(actors=lambda: dict(enumerate(workers)))
-    group = SimpleNamespace(is_local=False, _workers=workers, _worker_manager=manager)
+    config = SimpleNamespace(num_learners=2, fsdp=False)
+    group = SimpleNamespace(is_local=False, _workers=workers, _worker_manager=manager, config=config)
     with pytest.raises(ActorFailure, match=r"^learner 1 died \(killed\) while writing a checkpoint$"):
         Learners(group).take_saved(8.0)

@@ -168,7 +168,7 @@ BAD = [
     ([{"world": "a", "filter": "nowhere:f", "iterations": 1}], r"filter = 'nowhere:f'; expected 'module:function'"),
     ([{"world": "a", "filter": "math:pi", "iterations": 1}], r"expected a function, not a float"),
     ([{"world": "a", "iterations": 1}, {"world": "a", "env_config": {"x": 1}, "iterations": 1}],
-     r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected a 'domain' of its own"),
+     r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected another 'domain'"),
     ({"domains": [{"world": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
     ({"domains": [{"world": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
     ({"domains": [{"world": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
