@@ -73,9 +73,7 @@ def test_ratings_are_the_rewards_of_reused_groups_and_grades(random_llama_dir, t
     assert advantage_G == pytest.approx(relative(0.0, 0.0, 0.75, 0.0), rel=1e-3)
 
 
-def test_answers_too_old_to_train_and_a_file_that_cannot_be_read_are_warned_of(
-    random_llama_dir, tmp_path, ray_here, build, caplog
-):
+def test_a_rated_answer_that_is_too_old_to_train_is_warned_of(random_llama_dir, tmp_path, ray_here, build, caplog):
     config = memory_config(random_llama_dir, tmp_path, reuse_fraction=0.5, max_age=1)
     config.env_config = {"num_prompts": 400, "pay": 0.0}
     algo = build(config)
@@ -84,10 +82,14 @@ def test_answers_too_old_to_train_and_a_file_that_cannot_be_read_are_warned_of(
     (third,) = go(algo, 1)
     assert counts_of(third.result) == [1, 0, 0] and third.trained == []
     assert "answers of 1 rated groups are older than replay_max_age = 1 iterations: their ratings grade" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_ends_no_run(random_llama_dir, tmp_path, ray_here, build, caplog):
+    algo = build(memory_config(random_llama_dir, tmp_path))
+    go(algo, 1)
     (Path(algo.logdir) / RATINGS).write_bytes(b"damaged" * 1000)
-    (fourth,) = go(algo, 1)  # the run goes on
-    assert "new ratings are not applied in this iteration: ratings" in caplog.text
-    assert counts_of(fourth.result)[0] == 1
+    (one,) = go(algo, 1)
+    assert "new ratings are not applied in this iteration: ratings" in caplog.text and counts_of(one.result)[0] == 0
 
 
 @pytest.mark.parametrize("advantage", ["group", "posterior"])
