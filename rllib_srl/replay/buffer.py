@@ -91,7 +91,7 @@ class SRLReplayBuffer:
             decode = decoder_of(model_dir)
         self._decode, self._seed, self._model_dir, self._max_prompt_tokens = decode, seed, model_dir, max_prompt_tokens
         self._on_group = None if settings.on_group is None else ON_GROUP.named(settings.on_group)
-        self._settings_dict = settings.as_dict()
+        self._settings_dict, self._embedding = settings.as_dict(), settings.embedding_used
         self.store = Store(None if directory is None else Path(directory), run)
         try:
             self._load()
@@ -133,7 +133,7 @@ class SRLReplayBuffer:
 
     def _make_embedder(self, state: Mapping[str, Any]) -> Embedder | None:
         """Return an embedder if something needs one; a ValueError says that the items have another embedding."""
-        name, written = self.settings.embedding_used, state.get("embedding")
+        name, written = self._embedding, state.get("embedding")
         if len(self.tables) and name != written:
             raise ValueError(
                 f"this memory was written with embedding {written!r}, these settings need {name!r} (embedding, "
@@ -182,7 +182,7 @@ class SRLReplayBuffer:
             "settings": self._settings_dict,  # so that a store can be read without the run that wrote it
             "seed": self._seed,
             "rated": asdict(self.rated) if self.rated.source else {},
-            "embedding": self.settings.embedding_used,
+            "embedding": self._embedding,
             **({} if self.embedder is None else {"embedder": self.embedder.get_state()}),
         }
 
