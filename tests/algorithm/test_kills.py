@@ -17,6 +17,7 @@ import pytest
 
 from rllib_srl import SRL
 from rllib_srl.common.remote_calls import ActorFailure, ProcessLost
+from rllib_srl.engine.protocol import EngineBrokenError
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.storage.checkpoints import checkpoints_in
@@ -54,6 +55,18 @@ class Troubled(LLMEnvRunner):
         if Path(flag + ".doomed").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().play_groups(*args, **kwargs)
+
+
+class WithBrokenEngine(LLMEnvRunner):
+    """Its engine fails in a step, in the driver's own process."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+
+        def broken_step():
+            raise EngineBrokenError("vLLM failed in a step: Executor failed.")
+
+        self.engine.step = broken_step
 
 
 class DyingLearner(GRPOTorchLearner):
@@ -153,6 +166,12 @@ def test_a_runner_dies_while_it_loads_then_hangs_then_always_dies(config):
         with pytest.raises(ActorFailure, match=r"4 prompts could not be played in 3 attempts: runner 1 died") as caught:
             algo.train()
         assert "\n" not in str(caught.value)
+
+
+def test_a_broken_engine_in_the_main_process_ends_the_run(config):
+    config.env_runners(env_runner_cls=WithBrokenEngine)
+    with running(config, num_env_runners=0) as algo, pytest.raises(ProcessLost, match="Executor failed"):
+        algo.train()
 
 
 @pytest.mark.parametrize("learner_class", [DyingLearner, SilentLearner])

@@ -9,7 +9,7 @@ import pytest
 from rllib_srl.studies.records import read_results, write_study
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.studies.trial import StudyTrial, run_path
-from tests.small_worlds import small_config
+from tests.small_worlds import small_config, watch
 
 pytestmark = pytest.mark.slow
 TOKENS = 150  # of a stage; an iteration writes 4 x 4 answers of 1 to 3 tokens, 16 to 48
@@ -87,6 +87,20 @@ def test_measuring_changes_nothing_that_is_trained(make, tmp_path, monkeypatch):
         trial = make("srl", directory=tmp_path / f"measured_{is_measured}")
         rewards.append([trial.train()["env_runners"]["episode_return_mean"] for _ in range(5)])
     assert rewards[0] == rewards[1]
+
+
+def test_arms_of_a_seed_answer_the_same_heldout_prompts(make):
+    asked = {}
+    for arm, seed in (("srl", 1), ("no_replay", 1), ("no_replay", 2)):
+        trial = make(arm, seed)
+        batches = watch(trial)
+        trial.train()
+        groups = [group for batch in batches for group in batch.groups]
+        asked[arm, seed] = [group.prompt for group in groups if len(group.rewards_G) == 1]
+    assert asked["srl", 1] == asked["no_replay", 1] and len(asked["srl", 1]) == 8
+    assert asked["no_replay", 1] != asked["no_replay", 2]
+    assert {prompt.domain for prompt in asked["srl", 1]} == {"even", "odd"}
+    assert all(int(prompt.prompt_id.split()[1]) % 2 for prompt in asked["srl", 1])  # held-out numbers are odd
 
 
 def test_a_killed_trial_goes_on_and_ends_as_if_it_had_not_been(make, tmp_path):
