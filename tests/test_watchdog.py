@@ -40,7 +40,7 @@ def test_that_passes():
 """
 
 
-def tested(directory, *options):
+def outcome(directory, *options):
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", str(directory)]
     env = {**os.environ, "PYTHONPATH": paths}
@@ -52,7 +52,7 @@ def test_a_process_that_hangs_ends_with_its_stack_and_the_other_tests_run(tmp_pa
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_hangs.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 50\ntimeout_method = signal\n")
-    done = tested(tmp_path, "-v", "-n", "1")
+    done = outcome(tmp_path, "-v", "-n", "1")
     assert done.returncode == 1
     assert "crashed while running 'test_hangs.py::test_that_hangs'" in done.stdout
     assert "PASSED test_hangs.py::test_that_passes" in done.stdout
@@ -65,6 +65,6 @@ def test_when_a_process_dies_the_files_that_are_left_are_tested(tmp_path):
     for number in range(8):
         dying = "def test_dies():\n    import os\n    os._exit(3)\n\n" if number in (1, 4) else ""
         (tmp_path / f"test_{number}.py").write_text(f"{dying}def test_passes():\n    pass\n")
-    done = tested(tmp_path, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    done = outcome(tmp_path, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     assert "2 failed, 8 passed" in done.stdout
     assert {f"crashed while running 'test_{number}.py::test_dies'" in done.stdout for number in (1, 4)} == {True}
