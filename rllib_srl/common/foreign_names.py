@@ -13,13 +13,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-FLAGS = ("--out", "--resume", "--export", "--verbose", "--config")  # targets that are command-line flags
+# Targets that are flags of the command line.
+FLAGS = ("--out", "--resume", "--export", "--verbose", "--config", "--data", "--reward")
 
 # Our settings, after ";" a note: the names of TRL, verl, OpenRLHF and earlier RLlib for them.
 OURS = {
     "lr": "learning_rate optim.lr actor_learning_rate",
     "group_size": "num_generations rollout.n n_samples_per_prompt",
-    "num_prompts_per_batch group_size; prompts per batch, and episodes per prompt": "generation_batch_size",
+    "num_prompts_per_batch group_size; prompts per batch, and episodes per prompt": "generation_batch_size batch_size",
     "kl_coeff": "beta use_kl_loss kl_loss_coef kl_coef kl_ctrl.kl_coef init_kl_coef",
     "clip_low clip_high; the ratio stays within 1 - clip_low and 1 + clip_high": "epsilon",
     "clip_low": "epsilon_low clip_ratio_low",
@@ -62,11 +63,12 @@ OURS = {
     "num_transcripts; metrics are written every iteration": "logging_steps",
     "num_transcripts": "log_completions num_completions_to_print",
     "prompt_format": "chat_template env_to_module_connector module_to_env_connector",
-    "env env_config; env = 'question_file' with env_config path=FILE":
-        "dataset train_dataset data.train_files train_files prompt_data",
-    "env env_config; env = 'question_file' with env_config hub_id and path": "dataset_name",
-    "env env_config; env = 'question_file' has held-out questions": "eval_dataset data.val_files",
-    "env; the environment computes the reward": "reward_funcs clip_rewards",
+    "--data; a file, a folder or a data set of the hub":
+        "dataset train_dataset dataset_name data.train_files train_files prompt_data",
+    "--data; a part of the rows is held out": "eval_dataset data.val_files",
+    "--reward; module:function": "reward_funcs reward_fn",
+    "env; the environment computes the reward": "clip_rewards",
+    "env_config; num_shots=4": "num_shots",
     "seed": "data_seed",
     "lora_rank": "lora_r model.lora_rank",
     "lora_targets": "lora_target_modules target_modules",

@@ -14,6 +14,9 @@ TRL_AND_VERL = [
     ("actor_rollout_ref.rollout.n", "use group_size"),
     ("actor_rollout_ref.rollout.gpu_memory_utilization", "use engine_memory_utilization"),
     ("trainer.default_local_dir", "use --out"),
+    ("batch_size", "use num_prompts_per_batch and group_size (prompts per batch, and episodes per prompt)"),
+    ("reward_funcs", "use --reward (module:function)"),
+    ("data.train_files", "use --data (a file, a folder or a data set of the hub)"),
 ]
 
 

@@ -32,6 +32,7 @@ from rllib_srl.cli.shared.settings import (
 from rllib_srl.common.foreign_names import in_place_of
 from rllib_srl.storage.local_paths import local_path
 
+OF_TRAINING = ("--iterations", "--out", "--resume", "--export", "--verbose")
 LIBRARIES = "Ray, RLlib, vLLM and transformers"
 # The settings in `--help`; `--help-all` also shows the rest.
 USED_MOST = (
@@ -150,10 +151,16 @@ class Parser(argparse.ArgumentParser):
         unknown = [word for word, is_one in zip(extra, is_name, strict=True) if is_one] or extra
         known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--")]
         names = [word.partition("=")[0] for word in unknown]
-        return [f"  {name}: {in_place_of(name, known, '--') or '--help lists them all'}" for name in names]
+        return [f"  {name}: {_hint(name, known)}" for name in names]
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    if name in OF_TRAINING:
+        return "a flag of srl train, not of this command"
+    return in_place_of(name, known, "--") or "--help lists them all"
 
 
 def with_underscores(argv: Iterable[str]) -> list[str]:
