@@ -97,7 +97,7 @@ def train_until(
             if result.get("num_empty_batches", 0) > num_empty:
                 num_empty = result["num_empty_batches"]
                 progress.note(f"iteration {iteration.number}: no update, since no group had anything to learn from")
-            if iteration.number == 1:
+            if iteration.number == 1 and result["env_runners"]["num_unparsed"]:
                 progress.note(f"iteration {iteration.number}: {parsed_share(result)}")
             if evaluation := result.get("evaluation"):
                 progress.note(f"iteration {iteration.number}: held-out accuracy {with_interval(evaluation)}")
