@@ -48,7 +48,7 @@ class QuestionSettings(Settings):
     system_prompt: str = ""  # a chat's system message; in text it stands before everything else
 
 
-class QuestionWorld(gymnasium.Env[str, str]):
+class QuestionEnv(gymnasium.Env[str, str]):
     """A `gymnasium.Env` that asks one question per episode.
 
     Invariant: the same settings and prompt id give the same texts and rewards in every process, and

@@ -62,7 +62,7 @@ class Settings:
         return []
 
 
-def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None, world: str) -> S:
+def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None, env: str) -> S:
     """Return `settings_class` filled from `env_config`.
 
     Raises:
@@ -79,7 +79,7 @@ def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None,
         faults = settings.faults()
         if not faults:
             return settings
-    raise ValueError(f"env_config of {world}: " + "; ".join(faults))
+    raise ValueError(f"env_config of {env}: " + "; ".join(faults))
 
 
 def _fault_of(settings_class: type, name: str, value: Any) -> str:

@@ -45,7 +45,7 @@ class Answer:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-class TurnWorld(gymnasium.Env[str, str]):
+class TurnEnv(gymnasium.Env[str, str]):
     """A `gymnasium.Env` in which an episode takes up to `num_turns` turns of one line each.
 
     Invariant: the same settings, prompt id and turns give the same texts and rewards in every process, and instances

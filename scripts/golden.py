@@ -57,7 +57,7 @@ EXPECTED: tuple[Expected, ...] = (  # at most six
 )
 
 SETTINGS: dict[str, Any] = {
-    "worlds": {"compare": {"num_shots": 0}, "registers": {"num_shots": 0}},
+    "envs": {"compare": {"num_shots": 0}, "registers": {"num_shots": 0}},
     "seed": 1,
     "engine": "transformers",
     "num_env_runners": 0,
@@ -75,8 +75,8 @@ SETTINGS: dict[str, Any] = {
 DRAWN = {"replay_revisit_fraction": 0.4, "replay_min_buffer_size": 4}  # from the second iteration
 REUSED = {**DRAWN, "replay_reuse_fraction": 0.3}
 STREAM = [
-    {"world": "compare", "domain": "one", "env_config": {"num_shots": 0}, "iterations": 2},
-    {"world": "registers", "domain": "two", "env_config": {"num_shots": 0}},
+    {"env": "compare", "domain": "one", "env_config": {"num_shots": 0}, "iterations": 2},
+    {"env": "registers", "domain": "two", "env_config": {"num_shots": 0}},
 ]
 CASES: dict[str, dict[str, Any]] = {
     "default": {"iterations": 6, "replay_revisit_fraction": 0.5, "evaluation_duration": 8, "evaluation_pass_k": 2},
@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     "srl": {"iterations": 5, **DRAWN, "replay_selection": "srl", "replay_spacing": "fsrs"},
     "reuse": {"iterations": 5, **REUSED},
     "full": {"iterations": 4, **DRAWN, "replay_capacity": 10, "replay_eviction": "fifo"},
-    "stage_end": {"iterations": 4, **DRAWN, "worlds": None, "stream": STREAM, "regularisers": {"lwf": 0.5}},
+    "stage_end": {"iterations": 4, **DRAWN, "envs": None, "stream": STREAM, "regularisers": {"lwf": 0.5}},
     "rating": {"iterations": 4, **REUSED, "rate_at": 2},
     "two_learners": {"iterations": 3, **DRAWN, "num_env_runners": 1, "num_learners": 2},
     "resumed": {"iterations": 5, **REUSED, "seed": 2, "resume_at": 3},

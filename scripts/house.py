@@ -149,9 +149,9 @@ def walk(root: Path, directory: Path) -> dict[str, Walk]:
 
     config = SRLConfig().rl_module(model_config={"model": str(TINY)})
     settings = {"num_env_runners": 0, "num_learners": 0, "engine": "transformers", "log_directory": str(directory)}
-    worlds = {"worlds": {"compare": {"num_shots": 0}, "registers": {"num_shots": 0}}, "max_turns": 4}
-    worlds |= {"max_turn_tokens": 14, "max_episode_tokens": 160}
-    algo = config.update_from_dict({**settings, **worlds, "seed": 1, "lr": 3e-4}).build_algo()
+    envs = {"envs": {"compare": {"num_shots": 0}, "registers": {"num_shots": 0}}, "max_turns": 4}
+    envs |= {"max_turn_tokens": 14, "max_episode_tokens": 160}
+    algo = config.update_from_dict({**settings, **envs, "seed": 1, "lr": 3e-4}).build_algo()
     for _ in range(NUM_ITERATIONS):
         algo.train()
     hook.is_on = hook.gradient.is_on = True

@@ -178,7 +178,7 @@ def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
     """Return all settings of a trial."""
     arm, tuned, stream = ARMS[trial.arm], dict(trial.settings), []
     for task in tasks:
-        stage = {"world": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]}
+        stage = {"env": KINDS[task]["env"], "domain": task, "env_config": KINDS[task]["env_config"]}
         stream.append(stage if arm.is_joint else {**stage, "tokens": tokens_of(trial)})
     if "lwf" in tuned:
         tuned["regularisers"] = {"lwf": {"coeff": tuned.pop("lwf")}}

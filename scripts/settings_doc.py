@@ -28,7 +28,7 @@ Written by `python scripts/settings_doc.py`; do not edit.
 
 Each setting has one name: as an attribute of `SRLConfig`, as a flag of `srl train`, and as a key of its YAML file and
 of Tune's `param_space`. In Python
-`.environment(...)` sets `env`, `env_config`, `worlds`, `mixture` and `stream`,
+`.environment(...)` sets `env`, `env_config`, `envs`, `mixture` and `stream`,
 `.rl_module(model_config={"model": ...})` sets `model`, `.data(...)` and `.reward(...)` are methods, and the method of
 its group sets any other setting. Flags and the defaults on this page write `None` as `none`.
 

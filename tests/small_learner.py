@@ -53,7 +53,7 @@ def make_group(seed, prompt_length, answer_lengths):
     return laid_out(
         episodes,
         group_id=f"g{seed}",
-        prompt=Prompt("world", str(seed)),
+        prompt=Prompt("env", str(seed)),
         behaviour_logp_N=np.concatenate(logp).astype(np.float32),
         rewards_G=rng.integers(0, 2, len(episodes)).astype(np.float32),
     )

@@ -17,7 +17,7 @@ from rllib_srl.replay.reading import Reading, reading
 from rllib_srl.replay.store import SNAPSHOT
 from rllib_srl.types import Group, GroupMeta, Prompt
 from scripts.memory_laws import check_tables, check_valid
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 
 
 def memory_config(model_dir: Path, directory: Path, env: str = "Even", **replay: Any) -> SRLConfig:

@@ -31,9 +31,9 @@ from rllib_srl.tune_configs.kinds import KINDS
 STAGE = 10  # iterations
 
 
-def _stage(world: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
+def _stage(env: str, domain: str = "", **env_config: Any) -> dict[str, Any]:
     named = {"domain": domain} if domain else {}
-    return {"world": world, **named, "env_config": {"num_shots": 0, **env_config}, "iterations": STAGE}
+    return {"env": env, **named, "env_config": {"num_shots": 0, **env_config}, "iterations": STAGE}
 
 
 def _kinds(num: int, seed: int) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ STREAMS: dict[str, Any] = {
     ],
     # A linear transition from one domain to another.
     "cpu_blend": {
-        "domains": [{"world": "compare"}, {"world": "lookup"}],
+        "domains": [{"env": "compare"}, {"env": "lookup"}],
         "schedule": [[0, {"compare": 1}], [3 * STAGE, {"lookup": 1}]],
     },
 }

@@ -20,8 +20,8 @@ FIRST, SECOND = 5, 12  # iterations of each task
 LARGEST = {"num_shots": 0, "ask": "largest"}
 SMALLEST = {"num_shots": 0, "ask": "smallest"}
 STREAM = [
-    {"world": "compare", "domain": "largest", "env_config": LARGEST, "iterations": FIRST},
-    {"world": "compare", "domain": "smallest", "env_config": SMALLEST, "iterations": SECOND},
+    {"env": "compare", "domain": "largest", "env_config": LARGEST, "iterations": FIRST},
+    {"env": "compare", "domain": "smallest", "env_config": SMALLEST, "iterations": SECOND},
 ]
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.coding import function_tasks
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings
 from rllib_srl.envs.sandbox.calls import Call, Limits, SandboxResult
 from rllib_srl.envs.sandbox.run import Sandbox
 from rllib_srl.envs.settings import Within
@@ -43,7 +43,7 @@ class CodeTaskSettings(QuestionSettings):
     allow_weak_sandbox: bool = False  # play even where the machine cannot isolate the code
 
 
-class CodeTask(QuestionWorld):
+class CodeTask(QuestionEnv):
     """Functions to write. Invariant: a prompt id names the parts of a task, as in "list 3 22 0"."""
 
     domain = "code_function"

@@ -25,7 +25,7 @@ from rllib_srl.envs.sandbox.run import Sandbox
 from rllib_srl.envs.settings import Within
 from rllib_srl.envs.tools.calls import CallError, ToolCall, ToolTimeoutError
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings
 
 _FENCED = re.compile(r"```(?:python|py)[ \t]*\n(?P<code>.*?)(?:\n```|\Z)", re.DOTALL)
 _FENCE_END = "\n```\n"
@@ -49,7 +49,7 @@ class PythonToolSettings(ToolSettings):
     allow_weak_sandbox: bool = False  # play even where the machine cannot isolate the code
 
 
-class PythonTool(ToolWorld):
+class PythonTool(ToolQuestionEnv):
     """Problems about whole numbers with Python as a tool.
 
     Invariant: a prompt id is a template and its numbers, as in "power_mod 37 20 101".

@@ -32,7 +32,7 @@ from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall
 from rllib_srl.envs.tools.deadline import run_within
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld, presentable
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings, presentable
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class BfclSettings(ToolSettings):
     has_many_arguments = True
 
 
-class Bfcl(Listed, ToolWorld):
+class Bfcl(Listed, ToolQuestionEnv):
     """Requests served by calls into simulators.
 
     Invariant: a prompt id is a task's id in BFCL. Variants of a task in other categories are in the same split.

@@ -27,7 +27,7 @@ from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import Said, ToolCall
 from rllib_srl.envs.tools.matching import do_match
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings
 
 NOTHING = "none"
 
@@ -57,7 +57,7 @@ class FunctionCallSettings(ToolSettings):
         return faults
 
 
-class FunctionCall(ToolWorld):
+class FunctionCall(ToolQuestionEnv):
     """Requests whose calls are compared and not executed.
 
     Invariant: a prompt id is the numbers of its requests, as in "17" or "17, 93"; or the id of its row.

@@ -16,7 +16,7 @@ from math import perm
 from typing import Annotated
 
 from rllib_srl.envs.math.compare import ordered_choice
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings
 from rllib_srl.envs.settings import OneOf, Within
 
 _LISTED = """
@@ -42,7 +42,7 @@ class CopyWordsSettings(QuestionSettings):
     graded: bool = False  # a wrong answer earns the share of words in the right position
 
 
-class CopyWords(QuestionWorld):
+class CopyWords(QuestionEnv):
     """Questions that are answered by repeating them, forwards or backwards.
 
     Invariant: a prompt id is the words in the order asked, as in "lamp, river, cloud".

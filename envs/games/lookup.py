@@ -13,7 +13,7 @@ from string import ascii_lowercase
 from typing import Annotated
 
 from rllib_srl.envs.math.compare import ordered_choice
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings, integer_in
 from rllib_srl.envs.settings import Within
 
 _VALUES = range(10, 100)
@@ -27,7 +27,7 @@ class LookupSettings(QuestionSettings):
     num_pairs: Annotated[int, Within(2, 5)] = 2  # names with a value in a question
 
 
-class Lookup(QuestionWorld):
+class Lookup(QuestionEnv):
     """Questions for one of several values, each with a one-letter name.
 
     Invariant: a prompt id is the text of its question; names and values are distinct.

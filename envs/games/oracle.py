@@ -30,7 +30,7 @@ from typing import Annotated
 
 from rllib_srl.envs.math.compare import combination
 from rllib_srl.envs.settings import Within
-from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
+from rllib_srl.envs.turns import Answer, TurnEnv, TurnSettings
 
 _VALUES = range(10, 100)
 _SIDES = 20  # of a die
@@ -128,7 +128,7 @@ class Case:
         return self.inquiry.reply(query, self.hidden, num_queries in self.lies)
 
 
-class Oracle(TurnWorld):
+class Oracle(TurnEnv):
     """A number to be found by queries whose replies may be lies.
 
     Invariant: over all prompts of the same numbers, the hidden number is uniform, and lies are independent of it and of

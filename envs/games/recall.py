@@ -21,7 +21,7 @@ from string import ascii_uppercase
 from typing import Annotated
 
 from rllib_srl.envs import text
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings, integer_in
 from rllib_srl.envs.settings import Within
 
 _NUMBERS = range(10, 100)  # of items and codes
@@ -51,7 +51,7 @@ class RecallSettings(QuestionSettings):
         return faults
 
 
-class Recall(QuestionWorld):
+class Recall(QuestionEnv):
     """Questions for arbitrary facts.
 
     Invariant: a prompt id is the item with its options in the order asked, as in "K-37: 17, 93, 40".

@@ -27,7 +27,7 @@ from typing import Annotated
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.question import integer_in
 from rllib_srl.envs.settings import OneOf, Within
-from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
+from rllib_srl.envs.turns import Answer, TurnEnv, TurnSettings
 
 TASKS = ("read", "larger", "smaller", "follow")
 # Tasks about two registers -> what picks the answer.
@@ -56,7 +56,7 @@ class RegistersSettings(TurnSettings):
         return [f"num_turns = {self.num_turns}; expected at least {least} for task = {self.task!r}"]
 
 
-class Registers(TurnWorld):
+class Registers(TurnEnv):
     """Questions about numbers that are only visible by reading registers.
 
     Invariant: names and numbers are distinct; a prompt never states a number of its registers.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import comb, perm
 from typing import Annotated, TypeVar
 
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings, integer_in
 from rllib_srl.envs.settings import OneOf, Within
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class CompareSettings(QuestionSettings):
         return []
 
 
-class Compare(QuestionWorld):
+class Compare(QuestionEnv):
     """Questions for the largest, or smallest, of some distinct numbers.
 
     Invariant: a prompt id is the numbers in the order asked, as in "17, 93, 40".

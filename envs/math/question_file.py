@@ -65,7 +65,7 @@ from rllib_srl.envs.math.question_rows import (
     Problem,
     problem_of,
 )
-from rllib_srl.envs.question import Listed, Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.question import Listed, Question, QuestionEnv, QuestionSettings
 from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.rewards.settings import ON_ERROR, read_rewards
 from rllib_srl.envs.settings import OneOf, Within
@@ -151,7 +151,7 @@ class QuestionFileSettings(QuestionSettings):
         ]
 
 
-class QuestionFile(Listed, QuestionWorld):
+class QuestionFile(Listed, QuestionEnv):
     """Questions with a mathematical answer, read from a file.
 
     Invariant: a prompt id is a hash of the question's text, so it names the same question in every file.

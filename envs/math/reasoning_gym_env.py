@@ -17,7 +17,7 @@ Two graders reward wrong answers and are replaced: game_of_life_halting accepts 
 accepts "0" for any probability (and would compute "1e999999999" without end).
 
 Not supported are boxnet and rush_hour, which have no reference answer, and composite;
-several datasets are mixed by `.environment(worlds=..., mixture=...)` instead.
+several datasets are mixed by `.environment(envs=..., mixture=...)` instead.
 Single entries without an answer (base_conversion writes 0 as an empty text; a program of ab may end in
 an empty text) are left out of the pool.
 
@@ -38,7 +38,7 @@ from rllib_srl.envs.math import grading
 from rllib_srl.envs.math.answer_text import plain
 from rllib_srl.envs.math.quantity import numbers_in
 from rllib_srl.envs.math.reasoning_gym_data import SIZE, answer_of, make_dataset, question_of
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld, integer_in
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings, integer_in
 from rllib_srl.envs.settings import Within
 
 COMPARED_AS_TEXT = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
@@ -78,7 +78,7 @@ class ReasoningGymSettings(QuestionSettings):
         return faults
 
 
-class ReasoningGym(QuestionWorld):
+class ReasoningGym(QuestionEnv):
     """Questions of one dataset of reasoning-gym.
 
     Invariant: a prompt id is JSON with dataset, configuration and index, so it names the same

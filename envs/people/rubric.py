@@ -9,7 +9,7 @@ In the replay memory, too, grade 3 is a pass (`pass_reward`: 2/3 if graded), reg
 
 Without settings it runs offline: the task and its rules are in envs/people/sentences.py. With a judge model:
 
-    Rubric({"world": "question_file", "world_config": {...}, "criteria": {"clarity": "says it in plain words"},
+    Rubric({"env": "question_file", "env_config": {...}, "criteria": {"clarity": "says it in plain words"},
             "judge": "http://localhost:8000/v1", "judge_model": "judge-8b"})
 
 A judge on another machine, or one with a key, must be on the user's list: RLLIB_SRL_JUDGES="https://host/v1=KEY_NAME",
@@ -37,8 +37,8 @@ from rllib_srl.envs.wrappers.around import Around
 class RubricSettings(Settings):
     """Settings of `Rubric`. Invariant: as in `Settings`."""
 
-    world: str = "rllib_srl.envs.people.sentences:Sentences"  # an entry point, or "package.module:Class"
-    world_config: dict[str, Any] = field(default_factory=dict)
+    env: str = "rllib_srl.envs.people.sentences:Sentences"  # an entry point, or "package.module:Class"
+    env_config: dict[str, Any] = field(default_factory=dict)
     criteria: dict[str, str] = field(  # name -> full grade
         default_factory=lambda: {each.name: each.text for each in CRITERIA}
     )
@@ -66,7 +66,7 @@ class Rubric(Around):
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         settings = read_settings(RubricSettings, env_config, type(self).__name__)
-        super().__init__(settings.world, settings.world_config)
+        super().__init__(settings.env, settings.env_config)
         self.settings = settings
         self.criteria = tuple(Criterion(name, text) for name, text in settings.criteria.items())
         # Grade 3 of 1 to 4 is a pass for every reward scheme.
@@ -91,7 +91,7 @@ class Rubric(Around):
             raise ValueError(
                 f"the history of {len(history)} turns ends the episode of prompt {prompt_id!r}; expected an empty one"
             )
-        self._asked, info = self.world.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
+        self._asked, info = self.env.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
         return self._asked, {"prompt_id": str(info["prompt_id"] if prompt_id is None else prompt_id)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

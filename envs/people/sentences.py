@@ -24,7 +24,7 @@ from typing import Annotated
 from rllib_srl.envs.math.compare import ordered_choice
 from rllib_srl.envs.people.judge import Criterion
 from rllib_srl.envs.settings import Within
-from rllib_srl.envs.turns import Answer, TurnSettings, TurnWorld
+from rllib_srl.envs.turns import Answer, TurnEnv, TurnSettings
 
 _LISTED = """
     apple basket bell bird boat book bottle bridge broom bucket button candle carpet chair cherry cloud coat corn desk
@@ -51,7 +51,7 @@ class SentencesSettings(TurnSettings):
     num_words: Annotated[int, Within(2, 6)] = 3  # words a sentence must contain
 
 
-class Sentences(TurnWorld):
+class Sentences(TurnEnv):
     """Sentences to write. Invariant: a prompt id is the words in the requested order."""
 
     domain = "sentences"

@@ -30,7 +30,7 @@ from rllib_srl.envs.search.facts import Chain, facts
 from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import ToolQuestionEnv, ToolSettings
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -62,7 +62,7 @@ class RetrievalSettings(ToolSettings):
         return faults
 
 
-class Retrieval(Listed, ToolWorld):
+class Retrieval(Listed, ToolQuestionEnv):
     """Questions whose answers must be found in documents.
 
     Invariant: a prompt id is the text of its question.

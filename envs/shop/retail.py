@@ -41,7 +41,7 @@ from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.shop.database import TOOL_NAMES, Database, Shop
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings
 
 CONSENT = "Yes, please go ahead."
 _SPLIT_NAMES = {"train": "train", "test": "heldout"}
@@ -91,7 +91,7 @@ class RetailData:
     splits: Mapping[str, str]  # task id -> "train" or "heldout", as published
 
 
-class Retail(Listed, ToolWorld):
+class Retail(Listed, ToolQuestionEnv):
     """Customer requests, graded by the final state of the database. Invariant: a prompt id is a task's id."""
 
     domain = "retail"

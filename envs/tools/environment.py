@@ -1,4 +1,4 @@
-"""Questions answered with plain Python functions as tools: `ToolEnvironment`, the public form of `ToolWorld`.
+"""Questions answered with plain Python functions as tools: `ToolEnvironment`, the public form of `ToolQuestionEnv`.
 
     def add(a: int, b: int) -> int:
         '''Add two numbers.'''
@@ -30,14 +30,14 @@ from rllib_srl.envs.rewards.scoring import Rewards
 from rllib_srl.envs.tools.calls import ToolCall
 from rllib_srl.envs.tools.mcp_server import McpSettings, McpTools
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings
 
 REWARD_TIMEOUT_S = 8.0
 
 ToolFunction = Callable[..., Any]
 
 
-class ToolEnvironment(Listed, ToolWorld):
+class ToolEnvironment(Listed, ToolQuestionEnv):
     """Questions with tools that are plain functions.
 
     A subclass may override `tools`, `gold_calls` and `grade`; all other parts are settings. Invariant: a prompt id is a

@@ -21,7 +21,7 @@ from rllib_srl.envs.settings import Within
 from rllib_srl.envs.tools.calculator import calculator, evaluate, shown
 from rllib_srl.envs.tools.calls import MAX_CALL_CHARS, ToolCall
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import Reply, ToolSettings, ToolWorld
+from rllib_srl.envs.tools.tool_questions import Reply, ToolQuestionEnv, ToolSettings
 
 _NAMED_CALL = re.compile(r"\s*Tool:\s*calculator\s*\((?P<expression>[^'\"=\n]*)\)\s*")
 _PROMPT_ID = re.compile(
@@ -108,7 +108,7 @@ class WordProblemSettings(ToolSettings):
         return [*super().faults(), fault]
 
 
-class WordProblem(ToolWorld):
+class WordProblem(ToolQuestionEnv):
     """Word problems with a calculator as a tool.
 
     Invariant: a prompt id is steps, template, numbers, name and thing, as in "2.0 4 12 7 Mia pencils".

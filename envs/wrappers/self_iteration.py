@@ -1,6 +1,6 @@
 """Self-iteration: a wrapper in which an episode improves an earlier answer, or departs from it.
 
-    SelfIteration({"world": "compare", "world_config": {"num_shots": 0}})
+    SelfIteration({"env": "compare", "env_config": {"num_shots": 0}})
 
     reset(options={"prompt_id": "17, 93, 40"})                     the base task, as the inner environment asks it
         Question: Which is largest: 17, 93 or 40?
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from rllib_srl.envs import text
 from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
-from rllib_srl.envs.wrappers.around import Around, known_worlds
+from rllib_srl.envs.wrappers.around import Around, known_envs
 
 REWARDS = ("plain", "improvement")
 CUE = "Answer:"
@@ -51,17 +51,17 @@ ASKED = {
 class SelfIterationSettings(Settings):
     """Settings of `SelfIteration`. Invariant: as in `Settings`."""
 
-    world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
-    world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
+    env: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
+    env_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
     num_steps: Annotated[int, Within(1, 1024)] = 16  # on one request; then the info has can_iterate = False
     # "plain": the inner environment's; "improvement": `improvement`, on improve steps.
     reward: Annotated[str, OneOf(*REWARDS)] = "plain"
 
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        if self.world:
+        if self.env:
             return []
-        return [f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}']
+        return [f'env is not set; expected "package.module:Class" or one of {", ".join(known_envs())}']
 
 
 class SelfIteration(Around):
@@ -75,16 +75,16 @@ class SelfIteration(Around):
     @property
     def pass_reward(self) -> float | None:
         """Return the inner environment's lowest reward of a pass if its rewards are used unchanged."""
-        return getattr(self.world, "pass_reward", None) if self._settings.reward == "plain" else None
+        return getattr(self.env, "pass_reward", None) if self._settings.reward == "plain" else None
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self._settings: SelfIterationSettings = read_settings(SelfIterationSettings, env_config, type(self).__name__)
-        super().__init__(self._settings.world, self._settings.world_config)
-        if getattr(self.world, "can_iterate", False):
-            raise ValueError(f"world = {self._settings.world!r} iterates already; expected the environment inside it")
-        if hasattr(self.world, "settle_group"):
+        super().__init__(self._settings.env, self._settings.env_config)
+        if getattr(self.env, "can_iterate", False):
+            raise ValueError(f"env = {self._settings.env!r} iterates already; expected the environment inside it")
+        if hasattr(self.env, "settle_group"):
             raise ValueError(
-                f"world = {self._settings.world!r} is rewarded by its group; expected it around self_iteration"
+                f"env = {self._settings.env!r} is rewarded by its group; expected it around self_iteration"
             )
         self._history: tuple[str, ...] = ()
         self._before: float | None = None  # reward of the current answer, if improvements are rewarded
@@ -117,14 +117,14 @@ class SelfIteration(Around):
         is_paid_for_more = bool(history) and step == "improve" and self._settings.reward == "improvement"
         self._history, self._earned = history, 0.0
         self._before = self._reward_of_current(prompt_id) if is_paid_for_more else None
-        request, info = self.world.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
+        request, info = self.env.reset(seed=seed, options=None if prompt_id is None else {"prompt_id": prompt_id})
         if history:
             request += history[-1] + text.reply(history[-1], ASKED[step])
         return request, {**info, "can_iterate": len(history) < self._settings.num_steps}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Pass the answer to the inner environment; an improvement is rewarded once the whole reward is known."""
-        observation, reward, terminated, truncated, info = self.world.step(self._answer_in(action, len(self._history)))
+        observation, reward, terminated, truncated, info = self.env.step(self._answer_in(action, len(self._history)))
         if self._before is not None:
             self._earned += float(reward)
             is_over = terminated or truncated
@@ -133,8 +133,8 @@ class SelfIteration(Around):
 
     def _reward_of_current(self, prompt_id: str) -> float:
         """Grade the current answer with the inner environment, as its own turn."""
-        self.world.reset(options={"prompt_id": prompt_id})
-        return float(self.world.step(self._answer_in(self._history[-1], len(self._history) - 1))[1])
+        self.env.reset(options={"prompt_id": prompt_id})
+        return float(self.env.step(self._answer_in(self._history[-1], len(self._history) - 1))[1])
 
     def _answer_in(self, turn: Any, depth: int) -> Any:
         """Return the part of a turn that the inner environment grades; `depth` is the number of answers before it."""

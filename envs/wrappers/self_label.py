@@ -1,6 +1,6 @@
 """Label-free training: a wrapper that rewards an episode for agreeing with the majority of its group.
 
-    SelfLabel({"world": "compare", "world_config": {"num_shots": 0}})
+    SelfLabel({"env": "compare", "env_config": {"num_shots": 0}})
 
     Question: Which is largest: 17, 93 or 40?
     Answer: 93                          the group answers 93, 93, 40, 93  ->  rewards 1, 1, 0, 1, whatever is right
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from rllib_srl.envs.settings import OneOf, Settings, Within, read_settings
-from rllib_srl.envs.wrappers.around import Around, known_worlds
+from rllib_srl.envs.wrappers.around import Around, known_envs
 
 _CUE = "Answer:"
 
@@ -37,16 +37,16 @@ _CUE = "Answer:"
 class SelfLabelSettings(Settings):
     """Settings of `SelfLabel`. Invariant: as in `Settings`."""
 
-    world: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
-    world_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
+    env: str = ""  # an entry point of the group "rllib_srl.envs", or "package.module:Class"
+    env_config: dict[str, Any] = field(default_factory=dict)  # env_config of that environment
     ties: Annotated[str, OneOf("none", "first")] = "none"
     min_votes: Annotated[int, Within(1, 1024)] = 2  # fewest votes of a majority
 
     def faults(self) -> list[str]:
         """Return one error message for each setting that does not fit the others."""
-        if self.world:
+        if self.env:
             return []
-        return [f'world is not set; expected "package.module:Class" or one of {", ".join(known_worlds())}']
+        return [f'env is not set; expected "package.module:Class" or one of {", ".join(known_envs())}']
 
 
 class SelfLabel(Around):
@@ -57,24 +57,24 @@ class SelfLabel(Around):
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         self._settings: SelfLabelSettings = read_settings(SelfLabelSettings, env_config, type(self).__name__)
-        name = self._settings.world
-        super().__init__(name, self._settings.world_config)
-        if hasattr(self.world, "settle_group"):
-            raise ValueError(f"world = {name!r} labels its groups already; expected the environment inside it")
-        if _gives_feedback(self.world):
+        name = self._settings.env
+        super().__init__(name, self._settings.env_config)
+        if hasattr(self.env, "settle_group"):
+            raise ValueError(f"env = {name!r} labels its groups already; expected the environment inside it")
+        if _gives_feedback(self.env):
             raise ValueError(
-                f"world_config of {name!r} has feedback_turns, and feedback reveals the answer; expected 0"
+                f"env_config of {name!r} has feedback_turns, and feedback reveals the answer; expected 0"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Reset the inner environment."""
         super().reset(seed=seed)
-        begun: tuple[str, dict[str, Any]] = self.world.reset(seed=seed, options=options)
+        begun: tuple[str, dict[str, Any]] = self.env.reset(seed=seed, options=options)
         return begun
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Pass a turn to the inner environment; its reward is used in evaluation only."""
-        stepped: tuple[str, float, bool, bool, dict[str, Any]] = self.world.step(action)
+        stepped: tuple[str, float, bool, bool, dict[str, Any]] = self.env.step(action)
         return stepped
 
     def settle_group(self, prompt_id: str, turns: Sequence[Sequence[str]]) -> list[float]:
@@ -85,20 +85,20 @@ class SelfLabel(Around):
             turns: the policy's turns of each episode
         """
         votes = [self._vote(prompt_id, episode) for episode in turns]
-        is_same = getattr(self.world, "is_same_vote", None)
+        is_same = getattr(self.env, "is_same_vote", None)
         same = (lambda a, b: is_same(prompt_id, a, b)) if is_same is not None else str.__eq__
         return agreement(votes, same, self._settings.min_votes, self._settings.ties)
 
     def _vote(self, prompt_id: str, turns: Sequence[str]) -> str | None:
-        if hasattr(self.world, "vote"):
-            vote: str | None = self.world.vote(prompt_id, turns)
+        if hasattr(self.env, "vote"):
+            vote: str | None = self.env.vote(prompt_id, turns)
             return vote
         return plain_vote(turns, self.stop_strings)
 
 
-def _gives_feedback(world: Any) -> bool:
-    is_inside = hasattr(world, "world") and _gives_feedback(world.world)
-    return is_inside or getattr(getattr(world, "settings", None), "feedback_turns", 0) > 0
+def _gives_feedback(env: Any) -> bool:
+    is_inside = hasattr(env, "env") and _gives_feedback(env.env)
+    return is_inside or getattr(getattr(env, "settings", None), "feedback_turns", 0) > 0
 
 
 def plain_vote(turns: Sequence[str], stop_strings: Sequence[str]) -> str | None:

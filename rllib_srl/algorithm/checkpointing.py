@@ -153,9 +153,9 @@ class SavedAlgorithm(Algorithm):
     def _vocabulary(self) -> str:
         return vocabulary_digest(self.config.model_dir())
 
-    def _check_fits(self, worlds: Iterable[str], has_memory: bool, vocabulary: str) -> None:
+    def _check_fits(self, envs: Iterable[str], has_memory: bool, vocabulary: str) -> None:
         """Check that environments, memory and tokenizer of a checkpoint fit this run; raise a ValueError if not."""
-        self.source.check_worlds(worlds)
+        self.source.check_envs(envs)
         self.memory.check_fits(has_memory)
         if vocabulary != self._vocabulary:
             raise ValueError(
@@ -201,7 +201,7 @@ class SavedAlgorithm(Algorithm):
         if "state" not in kwargs and not any(have_saved):
             raise RuntimeError(f"no learner wrote its state to checkpoint {saved}")
         self.memory.snapshot(Path(saved) / SNAPSHOTS)
-        about = {"worlds": self.source.world_ids, "version": self.rollouts.version, "has_memory": self.memory.is_on}
+        about = {"envs": self.source.env_ids, "version": self.rollouts.version, "has_memory": self.memory.is_on}
         about |= {"iteration": self.iteration, "vocabulary": self._vocabulary}
         about |= {"functions": functions_in({name: getattr(self.config, name) for name in NAME_CODE})}
         checkpoints.seal(Path(saved), about, key)
@@ -232,7 +232,7 @@ class SavedAlgorithm(Algorithm):
         path = Path(path).absolute()  # RLlib takes a relative path for a URI
         if component is None:
             about = _verified(path, self.config.seal_key_file, trust)
-            self._check_fits(about["worlds"], about["has_memory"], about["vocabulary"])
+            self._check_fits(about["envs"], about["has_memory"], about["vocabulary"])
         elif not trust:
             checkpoints.verify_own(_whole(path, component), self.config.seal_key_file)
         super().restore_from_path(str(path), *args, component=component, **kwargs)

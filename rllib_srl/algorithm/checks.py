@@ -52,7 +52,7 @@ _passed: set[str] = set()  # keys of environment checks without error, see `_key
 # Settings that the two checks read; a check is skipped if one of its settings is invalid by itself.
 MODEL_NAMES = ("model", "max_episode_tokens", "prompt_format")
 ENVIRONMENT_NAMES = (
-    *("env", "worlds", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_"),
+    *("env", "envs", "mixture", "prompt_order", "engine", "stream", "seed", "evaluation_"),
     *MODEL_NAMES[1:],
 )
 
@@ -170,7 +170,7 @@ def _key(config: Any, directory: Path | None) -> str:
     """Return all settings that `_of_environments` reads, as text."""
     return repr(
         (
-            *(config.world_configs(), config.world_creators(), config.mixture, config.stream, directory),
+            *(config.env_configs(), config.env_creators(), config.mixture, config.stream, directory),
             config.prompt_order,
             *(config.max_episode_tokens, config.prompt_format, config.env_timeout_s),
             *(config.evaluation_interval, config.evaluation_duration),
@@ -180,7 +180,7 @@ def _key(config: Any, directory: Path | None) -> str:
 
 def _of_environments(config: Any, directory: Path | None) -> list[str]:
     """Create each environment, list its prompts and reset it to the first one; return error messages."""
-    creators, configs = config.world_creators(), config.world_configs()
+    creators, configs = config.env_creators(), config.env_configs()
     makers = [partial(_made, creators[env_id], configs[env_id]) for env_id in configs]
     made = dict(zip(configs, in_turn(config.env_timeout_s, *makers), strict=True))
     envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
@@ -199,7 +199,7 @@ def _told(config: Any, env_id: str, text: str) -> str:
         return f"stream: environment {env_id!r}; {text}"
     if config.env == OWN_DATA and (place := re.match("(path|hub_id)(?= = )", text)):
         return f"data{text[place.end() :]}"
-    return f"worlds: environment {env_id!r}; {text}" if config.worlds else f"env = {env_id!r}; {text}"
+    return f"envs: environment {env_id!r}; {text}" if config.envs else f"env = {env_id!r}; {text}"
 
 
 def _made(creator: Callable[[dict[str, Any]], Any], env_config: dict[str, Any]) -> Any:

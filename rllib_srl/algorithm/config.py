@@ -58,7 +58,7 @@ from rllib_srl.losses.settings import LossSettings
 from rllib_srl.replay.settings import ReplaySettings
 
 # Settings whose relative paths are made absolute.
-_NAME_FILES = ("env_config", "worlds", "stream", *LOSS_RULES, *MEMORY_RULES)
+_NAME_FILES = ("env_config", "envs", "stream", *LOSS_RULES, *MEMORY_RULES)
 NAME_CODE = ("env", *_NAME_FILES)  # settings that name functions and classes of a user
 
 logger = logging.getLogger(__name__)
@@ -109,17 +109,17 @@ class SRLConfig(AlgorithmConfig):
         self,
         env: Any = NotProvided,
         *,
-        worlds: Any = NotProvided,
+        envs: Any = NotProvided,
         agent: Any = None,
         agent_command: Sequence[str] | None = None,
         tasks: Any = None,
         **kwargs: Any,
     ) -> SRLConfig:
-        """Set one environment, several environments (`worlds`) with an optional `mixture`, or a `stream` of domains.
+        """Set one environment, several environments (`envs`) with an optional `mixture`, or a `stream` of domains.
 
         Args:
             env: name, import path, class or creator of the environment.
-            worlds: name -> env_config of each environment.
+            envs: name -> env_config of each environment.
             agent: instead of an environment, a function run(client, task) -> reward, sync or async, or its import
                 path: it calls the policy through a client of OpenAI's API (docs/agents.md).
             agent_command: instead of `agent`, a program and its arguments.
@@ -131,7 +131,7 @@ class SRLConfig(AlgorithmConfig):
             ValueError: both an agent and an environment are given, or the agent cannot be named.
         """
         if agent is not None or agent_command is not None:
-            others = {"env": env, "worlds": worlds, "stream": kwargs.get("stream", NotProvided)}
+            others = {"env": env, "envs": envs, "stream": kwargs.get("stream", NotProvided)}
             if given := [name for name, value in others.items() if value not in (NotProvided, None)]:
                 raise ValueError(f"agent and {', '.join(given)}; expected one of them")
             own = agent_settings(agent, agent_command, tasks)
@@ -139,7 +139,7 @@ class SRLConfig(AlgorithmConfig):
             self.env_config = {}
         elif tasks is not None:
             raise ValueError("tasks without an agent; expected agent=... or agent_command=..., or data(...)")
-        ours, theirs = _divide({**kwargs, "worlds": worlds}, "environment")
+        ours, theirs = _divide({**kwargs, "envs": envs}, "environment")
         super().environment(env, **theirs)
         self.env_config = self.env_config  # RLlib has changed it in place
         return self._assign(ours)
@@ -400,27 +400,27 @@ class SRLConfig(AlgorithmConfig):
         """Return the stream of domains, None for a fixed mixture."""
         return None if self.stream is None else make_stream(self.stream)
 
-    def world_configs(self) -> dict[str, dict[str, Any]]:
+    def env_configs(self) -> dict[str, dict[str, Any]]:
         """Return environment id -> env_config of every environment."""
         if stream := self.task_stream():
             return {env_id: dict(entry.env_config) for env_id, entry in stream.entries.items()}
-        if self.worlds:
-            return {str(name): dict(env_config or {}) for name, env_config in self.worlds.items()}
+        if self.envs:
+            return {str(name): dict(env_config or {}) for name, env_config in self.envs.items()}
         return {self._env_id(): dict(self.env_config or {})}
 
-    def world_creators(self) -> dict[str, Callable[[dict[str, Any]], gym.Env[Any, Any]]]:
+    def env_creators(self) -> dict[str, Callable[[dict[str, Any]], gym.Env[Any, Any]]]:
         """Return environment id -> creator.
 
         Raises:
             ValueError: an environment that cannot be found.
         """
-        if self.worlds or self.stream:
-            return {name: resolve(name, registry=_from_tune) for name in self.world_configs()}
+        if self.envs or self.stream:
+            return {name: resolve(name, registry=_from_tune) for name in self.env_configs()}
         return {self._env_id(): resolve(self.env, registry=_from_tune)}
 
     def mixture_weights(self) -> dict[str, float]:
         """Return environment id -> weight among fresh prompts; equal weights without `mixture`."""
-        return {str(k): float(v) for k, v in (self.mixture or dict.fromkeys(self.world_configs(), 1.0)).items()}
+        return {str(k): float(v) for k, v in (self.mixture or dict.fromkeys(self.env_configs(), 1.0)).items()}
 
     def _env_id(self) -> str:
         return self.env if isinstance(self.env, str) else f"{self.env.__module__}:{self.env.__qualname__}"

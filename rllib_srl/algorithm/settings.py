@@ -51,7 +51,7 @@ class EnvironmentSettings(Settings):
         None, 'environment: an installed name (docs/environments.md), or "package.module:Class"', is_rllib=True
     )
     env_config: dict[str, Any] | None = setting({}, "settings of the environment", "a mapping", is_rllib=True)
-    worlds: dict[str, dict[str, Any] | None] | None = setting(
+    envs: dict[str, dict[str, Any] | None] | None = setting(
         None, "several environments: name -> env_config; None: `env` alone",
         "a mapping from the names of environments to their env_config, or None"
     )
@@ -64,7 +64,7 @@ class EnvironmentSettings(Settings):
         "environments once an epoch)"
     )
     stream: Any = setting(
-        None, "domains that change over training, instead of env and worlds (docs/continual.md); None: fixed"
+        None, "domains that change over training, instead of env and envs (docs/continual.md); None: fixed"
     )
 
 

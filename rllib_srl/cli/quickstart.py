@@ -78,8 +78,8 @@ def quickstart(arguments: argparse.Namespace) -> int:
     if outcome.status:
         print(f"stopped; {runs.how_to_resume(out)}")
         return outcome.status
-    worlds = ", ".join(config.world_configs())
-    print(f"\n{values['model']} on {worlds}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}")
+    envs = ", ".join(config.env_configs())
+    print(f"\n{values['model']} on {envs}, seed {values['seed']}, {config.compute_dtype}, engine {values['engine']}")
     print(*lines_of(outcome), sep="\n")
     shown = {"report page": command("report", out), "TensorBoard": tensorboard(out)}
     shown |= {"memory": command("memory", "list", out)}

@@ -5,7 +5,7 @@
     srl train --resume results/first --iterations 40
     ray job submit --address http://head:8265 --working-dir . -- srl train --config run.yaml --out DIR --resume auto
 
-A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, worlds, model, seed
+A resumed run keeps its settings and continues exactly; flags change them, except env, env_config, envs, model, seed
 and optimizer_name. `--resume auto` resumes the run in --out, or starts it if there is no checkpoint yet. Ctrl-C and
 SIGTERM stop after the current iteration, with a checkpoint; if SIGKILL comes first, the last one remains. A run that
 loses a learner or its driver starts again from its newest checkpoint (max_failures). Give --out a lasting path.

@@ -1,4 +1,4 @@
-"""Resolves environments by name and checks them: `resolve`, `check_world`.
+"""Resolves environments by name and checks them: `resolve`, `check_environment`.
 
     creator = resolve("chain_sum")        an entry point of the group "rllib_srl.envs"
     creator = resolve("my.module:MyEnv")  an import path; "my_env.py:MyEnv" is a class of a file
@@ -6,7 +6,7 @@
     creator = resolve("compare#small")    the environment before the "#"; the part after it names a separate domain
     env = creator({"num_shots": 4})
 
-An environment ("world" in identifiers) is an ordinary `gymnasium.Env` whose observations and actions are text.
+An environment (`env` in identifiers) is an ordinary `gymnasium.Env` whose observations and actions are text.
 Optional attributes:
 
     prompt_ids                                  prompts of a split; needs reset(options={"prompt_id", "history"})
@@ -49,7 +49,7 @@ Creator = Callable[[Mapping[str, Any]], Environment]
 Registry = Callable[[str], "Creator | None"]
 
 
-class WorldError(ValueError):
+class EnvError(ValueError):
     """An environment cannot be created or breaks the contract; the message explains the error and the fix."""
 
 
@@ -57,12 +57,12 @@ def resolve(spec: str | Callable[..., Environment], registry: Registry | None = 
     """Return a callable that creates environments from an env_config; `registry` looks up other names (Tune's).
 
     Raises:
-        WorldError: `spec` is unknown, cannot be imported or is not callable.
+        EnvError: `spec` is unknown, cannot be imported or is not callable.
     """
     if not isinstance(spec, str):
         if callable(spec):
             return _taking_config(spec, getattr(spec, "__name__", repr(spec)))
-        raise WorldError(f"environment {spec!r} is of type {type(spec).__name__}; expected {_WAYS}")
+        raise EnvError(f"environment {spec!r} is of type {type(spec).__name__}; expected {_WAYS}")
     spec = spec.partition(NAMED)[0]
     if ":" in spec:
         return _imported(spec, spec)
@@ -71,21 +71,21 @@ def resolve(spec: str | Callable[..., Environment], registry: Registry | None = 
         return _imported(spec, found[spec])
     creator = registry(spec) if registry is not None else None
     if creator is None:
-        known = known_worlds()
+        known = known_envs()
         near = nearest(spec.casefold().replace("-", "_"), known)
-        raise WorldError(
+        raise EnvError(
             f"environment {spec!r} is unknown; {f'did you mean {near}? ' if near else ''}"
             f"expected one of {', '.join(known) or 'none'}, or {_WAYS}"
         )
     return creator
 
 
-def environment_id(world: str, domain: str = "") -> str:
-    """Return the id of an environment, "world#domain" if `domain` is given."""
-    return f"{world}{NAMED}{domain}" if domain else world
+def environment_id(env: str, domain: str = "") -> str:
+    """Return the id of an environment, "env#domain" if `domain` is given."""
+    return f"{env}{NAMED}{domain}" if domain else env
 
 
-def known_worlds() -> list[str]:
+def known_envs() -> list[str]:
     """Return the names of the installed entry points, sorted."""
     return sorted(_installed(tuple(sys.path)))
 
@@ -96,17 +96,17 @@ def _installed(path: tuple[str, ...]) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def check_world(env: Any, name: str) -> None:
+def check_environment(env: Any, name: str) -> None:
     """Check the mandatory part of the contract; resets the environment once.
 
     Raises:
-        WorldError: the message lists all violations.
+        EnvError: the message lists all violations.
     """
     faults = lacks(env)
     if isinstance(env, gymnasium.Env):
         faults += _faults_of_reset(env)
     if faults:
-        raise WorldError(f"environment {name!r} cannot be played: " + "; ".join(faults))
+        raise EnvError(f"environment {name!r} cannot be played: " + "; ".join(faults))
 
 
 def lacks(env: Any) -> list[str]:
@@ -153,13 +153,13 @@ _WAYS = '"package.module:Class", a class, a callable, or a name registered with 
 
 def _imported(name: str, path: str) -> Creator:
     if path.startswith(":") or path.endswith(":"):
-        raise WorldError(f'environment {path!r} is not an import path; expected "package.module:Class"')
+        raise EnvError(f'environment {path!r} is not an import path; expected "package.module:Class"')
     try:
         found = load(path)
     except Exception as error:  # user code can raise anything during import
-        raise WorldError(f"environment {name!r} cannot be imported ({reason(error)}); {_EXPECTED_MODULE}") from error
+        raise EnvError(f"environment {name!r} cannot be imported ({reason(error)}); {_EXPECTED_MODULE}") from error
     if not callable(found):
-        raise WorldError(f"environment {name!r} is a {type(found).__name__}; expected a class or a callable")
+        raise EnvError(f"environment {name!r} is a {type(found).__name__}; expected a class or a callable")
     return _taking_config(found, name)
 
 
@@ -177,7 +177,7 @@ def _taking_config(make: Callable[..., Environment], name: str) -> Creator:
 def _make_plain(make: Callable[..., Environment], name: str, env_config: Mapping[str, Any]) -> Environment:
     if env_config:
         given = dict(env_config)
-        raise WorldError(f"environment {name!r} takes no settings; expected an empty env_config, not {given!r}")
+        raise EnvError(f"environment {name!r} takes no settings; expected an empty env_config, not {given!r}")
     return make()
 
 

@@ -31,7 +31,7 @@ MEMORY_RULES = (
     *("replay_eviction", "replay_admit", "replay_on_group"),
 )
 _RULES = {*LOSS_RULES, *MEMORY_RULES}  # each "module:rule", a list, or a mapping with names as keys
-_WORLDS = ("env", "world", "worlds")  # settings that name environments, `worlds` by its keys
+_ENVS = ("env", "envs")  # settings that name environments, `envs` by its keys
 _CONTRIB = "contrib."
 _NAMES_A_PATH = re.compile(r"path|directory|teacher|\w+_(path|dir)")
 
@@ -182,7 +182,7 @@ def _functions_in(value: Any) -> Iterator[str]:
                 yield from _entries(one)
             elif name in _RULES:
                 yield from _rules_in(one)
-            elif name in _WORLDS:
+            elif name in _ENVS:
                 yield from _rules_in(list(one) if isinstance(one, Mapping) else one)
                 yield from _functions_in(one)
             elif isinstance(one, str) and ((name == AGENT and ":" in one) or (name == LOAD and one)):

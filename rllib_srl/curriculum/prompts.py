@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rllib_srl.common.environments import NAMED, SEED_PREFIX, Environment, WorldError
+from rllib_srl.common.environments import NAMED, SEED_PREFIX, EnvError, Environment
 from rllib_srl.curriculum.quotas import quotas
 from rllib_srl.curriculum.streams import Progress, Stages, Stream
 from rllib_srl.types import Prompt
@@ -139,9 +139,9 @@ class PromptSource:
         if self._epochs is not None:
             return [self._next_of_epoch(self._epochs) for _ in range(num_prompts)]
         if shares is None:
-            worlds = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
-            return [self._next(self._ids[index]) for index in worlds]
-        weights = dict(enumerate(self._by_world(shares)))
+            envs = self._generator.choice(len(self._ids), size=num_prompts, p=self._weights())
+            return [self._next(self._ids[index]) for index in envs]
+        weights = dict(enumerate(self._by_env(shares)))
         numbers = quotas(num_prompts, weights, self._generator, self._carry)
         self._carry = numbers.carry
         return [self._next(self._ids[index]) for index, num in numbers.num.items() for _ in range(num)]
@@ -196,7 +196,7 @@ class PromptSource:
         weights = self._stream.weights(self._progress)
         return np.array([weights[env_id] for env_id in self._ids])
 
-    def _by_world(self, shares: Mapping[str, float]) -> list[float]:
+    def _by_env(self, shares: Mapping[str, float]) -> list[float]:
         """Divide the share of each domain among its environments, in proportion to their weights."""
         totals = self.domain_weights()
         parts = [
@@ -313,11 +313,11 @@ class PromptSource:
         }
 
     @property
-    def world_ids(self) -> list[str]:
+    def env_ids(self) -> list[str]:
         """Return the environment ids that prompts come from."""
         return list(self._ids)
 
-    def check_worlds(self, theirs: Iterable[str]) -> None:
+    def check_envs(self, theirs: Iterable[str]) -> None:
         """Check that a state with the environment ids `theirs` can be restored.
 
         Raises:
@@ -332,7 +332,7 @@ class PromptSource:
         Raises:
             ValueError: the state has other environments.
         """
-        self.check_worlds(state["drawn"])
+        self.check_envs(state["drawn"])
         self._seed = state["seed"]
         self._start()
         self._generator.bit_generator.state = state["generator"]
@@ -429,10 +429,10 @@ def prompts_of(env: Environment, split: str, seed: int) -> Iterator[str]:
         seed: seed of the order
 
     Raises:
-        WorldError: `split` is unknown.
+        EnvError: `split` is unknown.
     """
     if split not in SPLITS:
-        raise WorldError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
+        raise EnvError(f"split = {split!r}; expected one of {', '.join(SPLITS)}")
     plain = env.unwrapped
     if hasattr(plain, "prompt_ids"):
         yield from plain.prompt_ids(split, seed)

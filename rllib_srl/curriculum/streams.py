@@ -1,10 +1,10 @@
 """Streams of domains: the weights of fresh prompts as a pure function of training progress.
 
-    [{"world": "compare", "env_config": {...}, "iterations": 10}, {"world": "lookup", "tokens": 9000}]     a sequence
+    [{"env": "compare", "env_config": {...}, "iterations": 10}, {"env": "lookup", "tokens": 9000}]     a sequence
     {"domains": [...], "schedule": [[0, {"compare": 1}], [50, {"compare": 1, "lookup": 3}]]}     weights interpolated
 
-An entry names an environment ("world") and its settings. Its domain is the environment's own unless the entry has a
-`domain`; then the environment id is "world#domain", so that one environment with two settings is two domains. A
+An entry names an environment ("env") and its settings. Its domain is the environment's own unless the entry has a
+`domain`; then the environment id is "env#domain", so that one environment with two settings is two domains. A
 `filter` ("module:function" of a prompt id) restricts an entry to some prompts of its environment. The length of a stage
 is counted in iterations or in generated tokens; the last stage lasts until the end of the run.
 """
@@ -23,7 +23,7 @@ from rllib_srl.common.environments import environment_id
 from rllib_srl.common.setting_model import is_integer, is_number
 
 UNITS = ("iterations", "tokens")
-ENTRY = ("world", "env_config", "domain", "filter")
+ENTRY = ("env", "env_config", "domain", "filter")
 FORMS = 'a list of stages, or {"domains": [...], "schedule": [...]}'
 
 
@@ -38,20 +38,20 @@ class Progress(NamedTuple):
 class Entry:
     """A domain's source: an environment with settings and a filter. Invariant: equal `env_id` means equal entries."""
 
-    world: str
+    env: str
     env_config: Mapping[str, Any] = field(default_factory=dict)
     domain: str = ""  # "": the environment's own
     filter: str = ""  # "module:function" of a prompt id; "": all prompts
 
     @property
     def name(self) -> str:
-        """Return the entry's name in the weights: `domain` if it is set, else `world`."""
-        return self.domain or self.world
+        """Return the entry's name in the weights: `domain` if it is set, else `env`."""
+        return self.domain or self.env
 
     @property
     def env_id(self) -> str:
         """Return the environment id of its prompts."""
-        return environment_id(self.world, self.domain)
+        return environment_id(self.env, self.domain)
 
     def predicate(self) -> Callable[[str], bool] | None:
         """Return the filter, a predicate of a prompt id; None accepts all.
@@ -189,8 +189,8 @@ def _unit_of(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def _faults_of_entry(at: int, values: Any, is_stage: bool) -> Iterator[str]:
     allowed = (*ENTRY, *UNITS) if is_stage else ENTRY
-    if not isinstance(values, Mapping) or not isinstance(values.get("world"), str) or not values["world"]:
-        yield f'stream[{at}] = {values!r}; expected {{"world": name, "env_config": {{...}}}}'
+    if not isinstance(values, Mapping) or not isinstance(values.get("env"), str) or not values["env"]:
+        yield f'stream[{at}] = {values!r}; expected {{"env": name, "env_config": {{...}}}}'
         return
     if unknown := sorted(set(values) - set(allowed), key=str):
         yield f"stream[{at}] has the keys {unknown}; expected some of {', '.join(allowed)}"

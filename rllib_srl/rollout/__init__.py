@@ -1,6 +1,6 @@
 """Rollout: play prompts to episodes and collect the episodes of a prompt in a group.
 
-    Player(engine, worlds, ...) -> episodes in order of completion -> settle -> to_group -> Group
+    Player(engine, envs, ...) -> episodes in order of completion -> settle -> to_group -> Group
 
 `rollouts`      all runners as one, `ahead` with `max_lag`; `runner_group` the calls to them; `batches` what they return
 `env_runner`    the EnvRunner with an engine; `groups_in_play` with `max_lag`

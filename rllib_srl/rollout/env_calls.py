@@ -348,7 +348,7 @@ def one_line(error: BaseException) -> str:
 def settle(
     episodes: Sequence[SingleAgentEpisode],
     *,
-    worlds: Mapping[str, Callable[[], Any]],
+    envs: Mapping[str, Callable[[], Any]],
     calls: EnvCalls,
     deadline_s: float,
 ) -> None:
@@ -366,9 +366,9 @@ def settle(
         prompt = group[0].custom_data["prompt"]
         if prompt.env_id in without:
             continue
-        instance = calls.pool.take(worlds[prompt.env_id])
+        instance = calls.pool.take(envs[prompt.env_id])
         if instance is None:
-            made = _answer(calls, end, construct, worlds[prompt.env_id])
+            made = _answer(calls, end, construct, envs[prompt.env_id])
             if made.error:
                 _fail(group, made)
                 continue

@@ -78,10 +78,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.tokenizer = load_tokenizer(self._model_dir)
         self.transcript = make_transcript(self.config.prompt_format, self.tokenizer, self.config.max_turns)
         self.calls = EnvCalls(num_workers=self.config.num_env_threads, timeout_s=self.config.env_timeout_s)
-        configs = self.config.world_configs()
-        self.creators = self.config.world_creators()
+        configs = self.config.env_configs()
+        self.creators = self.config.env_creators()
         # The same callable for the runner's lifetime: `EnvPool` discards the instances of another one.
-        self.worlds = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
+        self.envs = {env_id: partial(creator, configs[env_id]) for env_id, creator in self.creators.items()}
         self._in_play: GroupsInPlay | None = None
         classes = self.config.callbacks_class
         self._callbacks = [cls() for cls in (classes if isinstance(classes, list | tuple) else [classes])]
@@ -258,7 +258,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         player = Player(
             engine=self.engine,
-            worlds=self.worlds,
+            envs=self.envs,
             transcript=self.transcript,
             sampling=Sampling(**sampling),
             limits=limits,
@@ -272,7 +272,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Settle the rewards of ended episodes, call the callbacks and count the episodes."""
         if settles:
             deadline_s = self.config.sample_timeout_s * SETTLE_SHARE
-            settle(episodes, worlds=self.worlds, calls=self.calls, deadline_s=deadline_s)
+            settle(episodes, envs=self.envs, calls=self.calls, deadline_s=deadline_s)
         for episode in episodes:
             self._callback("on_episode_end", episode=episode)
         self._callback("on_sample_end", samples=episodes)

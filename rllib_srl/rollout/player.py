@@ -111,7 +111,7 @@ class Player:
     """
 
     engine: TurnWriter  # it must have no other requests
-    worlds: Mapping[str, Callable[[], Any]]  # environment id -> a function that makes an instance
+    envs: Mapping[str, Callable[[], Any]]  # environment id -> a function that makes an instance
     transcript: Transcript
     sampling: Sampling  # temperature and further stop strings; `max_tokens` is set per turn from `limits`
     limits: Limits
@@ -139,9 +139,9 @@ class Player:
         Raises:
             ValueError: an unknown environment; nothing was queued.
         """
-        unknown = sorted({live.prompt.env_id for live in episodes} - set(self.worlds))
+        unknown = sorted({live.prompt.env_id for live in episodes} - set(self.envs))
         if unknown:
-            known = ", ".join(map(repr, self.worlds))
+            known = ", ".join(map(repr, self.envs))
             raise ValueError(f"env_id = {', '.join(map(repr, unknown))}; expected one of {known}")
         deadline = time.monotonic() + deadline_s
         for place, live in enumerate(episodes, self._num_added):
@@ -199,7 +199,7 @@ class Player:
             live = self.waiting.popleft()
             live.versions = (self.engine.version, self.engine.version)
             self.live.add(live)
-            creator = self.worlds[live.prompt.env_id]
+            creator = self.envs[live.prompt.env_id]
             live.instance = self.calls.pool.take(creator)
             if live.instance is None:
                 self._call(live, "construct", construct, creator)

@@ -160,8 +160,8 @@ class StudyTrial(SRL):
             ValueError: the domains played are not those of the study.
         """
         start = time.perf_counter()
-        share = -(-self.config.evaluation_duration // len(self.source.world_ids))
-        prompts = self.source.heldout(share * len(self.source.world_ids))
+        share = -(-self.config.evaluation_duration // len(self.source.env_ids))
+        prompts = self.source.heldout(share * len(self.source.env_ids))
         played = [group for batch in self.play(prompts, "greedy", **GREEDY) for group in batch.groups]
         figures, more = several_answers(self.config.evaluation_pass_k, prompts, self.play)
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))

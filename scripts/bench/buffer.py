@@ -42,9 +42,9 @@ class Player:
         from rllib_srl.engine.model_dir import load_tokenizer
         from rllib_srl.envs.math.compare import Compare
 
-        self._world = Compare(SETTINGS["env_config"])
+        self._env = Compare(SETTINGS["env_config"])
         self._tokenizer = load_tokenizer(model_dir)
-        self._fresh = self._world.prompt_ids("train", seed)
+        self._fresh = self._env.prompt_ids("train", seed)
         self._generator = np.random.default_rng(seed)
 
     def fresh(self, num: int) -> list[Prompt]:
@@ -53,9 +53,9 @@ class Player:
 
     def play(self, prompt: Prompt, group_id: str, version: int) -> Group:
         """Return a group of answers, some of them right."""
-        text, _ = self._world.reset(options={"prompt_id": prompt.prompt_id})
+        text, _ = self._env.reset(options={"prompt_id": prompt.prompt_id})
         asked = self._tokenizer.encode(text)
-        gold = self._world.gold_turns(prompt.prompt_id)[0]
+        gold = self._env.gold_turns(prompt.prompt_id)[0]
         is_right_G = self._generator.random(GROUP_SIZE) < self._generator.random()
         wrong = [f" {number}\n" for number in self._generator.integers(10, 100, GROUP_SIZE)]
         answers = [self._tokenizer.encode(gold if right else other) for right, other in zip(is_right_G, wrong)]

@@ -90,16 +90,16 @@ def job_of(config: Any, num_steps: int) -> dict[str, Any]:
     from rllib_srl.curriculum.prompts import PromptSource
     from rllib_srl.engine.models import local_model
 
-    creators, env_configs = config.world_creators(), config.world_configs()
+    creators, env_configs = config.env_creators(), config.env_configs()
     prompts = PromptSource(creators, env_configs, config.mixture_weights(), config.seed).draw(
         num_steps * config.num_prompts_per_batch
     )
     (env_id,) = creators
-    world = creators[env_id](env_configs[env_id])
+    env = creators[env_id](env_configs[env_id])
     rows = []
     for prompt in prompts:
-        text, _ = world.reset(options={"prompt_id": prompt.prompt_id})
-        rows.append({"prompt": text, "answer": world.unwrapped.gold_turns(prompt.prompt_id)[0].strip()})
+        text, _ = env.reset(options={"prompt_id": prompt.prompt_id})
+        rows.append({"prompt": text, "answer": env.unwrapped.gold_turns(prompt.prompt_id)[0].strip()})
     return {
         "model": str(local_model(config.model_config["model"])),
         "rows": rows,
@@ -107,7 +107,7 @@ def job_of(config: Any, num_steps: int) -> dict[str, Any]:
         "num_prompts": config.num_prompts_per_batch,
         "num_steps": num_steps,
         "max_tokens": config.max_turn_tokens,
-        "stop": world.unwrapped.stop_strings[0],
+        "stop": env.unwrapped.stop_strings[0],
         "lr": config.lr,
         "temperature": config.temperature,
         "seed": config.seed,

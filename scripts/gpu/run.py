@@ -51,7 +51,7 @@ def config_of(args: argparse.Namespace, directory: Path) -> SRLConfig:
         model = write_random_model(shape, directory / "model", has_weights=True)
     config: SRLConfig = (
         SRLConfig()
-        .environment("tests.small_worlds:Mixed")  # rewards for any text, so that random weights learn
+        .environment("tests.small_envs:Mixed")  # rewards for any text, so that random weights learn
         .rl_module(model_config={"model": str(model)})
         .env_runners(max_turn_tokens=8, max_episode_tokens=256)
         .training(num_prompts_per_batch=4 if args.short else 16, group_size=4, lr=1e-5, checkpoint_every=0)

@@ -8,7 +8,7 @@ import pytest
 from rllib_srl import SRL
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.rollout.rollouts import MOST_LOST_ITERATIONS, EpisodesLost, LossWatch
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 
 
 @pytest.fixture

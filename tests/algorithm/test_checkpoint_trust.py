@@ -16,7 +16,7 @@ from rllib_srl.storage.checkpoints import CheckpointError, seal, verify_sealed
 from rllib_srl.storage.seal_key import VARIABLE, SealKeyError, make_key
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights, write_weights
 from tests.algorithm.poison import MORE, Bomb, poisoned
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 
 
 def weights_of(algo) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from rllib_srl.algorithm.checks import early_faults
 from rllib_srl.algorithm.resources import PlacementError, check_machine_holds
 from rllib_srl.rollout.replies import Reply
 from tests.rollout.fakes import CHATML, make_tokenizer
-from tests.small_worlds import Even, small_config
+from tests.small_envs import Even, small_config
 
 HERE = "tests.algorithm.test_checks"
 
@@ -72,7 +72,7 @@ def rows(path, *lines) -> str:
     ("question_file", {"path": "/no/such.jsonl"}, "data = '/no/such.jsonl' does not exist"),
     (f"{HERE}:Unmakeable", {}, "it cannot be created: RuntimeError: no licence found"),
     (f"{HERE}:Numbers", {}, "; its prompt 'even "),
-    ("tests.small_worlds:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
+    ("tests.small_envs:Even", {"num_prompts": 0}, "has no training prompts; expected some from prompt_ids("),
 ])  # fmt: skip
 def test_an_environment_that_cannot_be_played_is_one_line(config, env, env_config, expected):
     (line,) = lines_of(config.environment(env, env_config=env_config))
@@ -197,13 +197,13 @@ def test_an_environment_without_heldout_prompts_is_refused_where_they_are_played
 
 
 def test_every_fault_of_every_part_comes_in_one_round(config):
-    config.environment(None, worlds={"compare": {"num_numbers": 99}, f"{HERE}:Unmakeable": {}, "lookup": {}})
+    config.environment(None, envs={"compare": {"num_numbers": 99}, f"{HERE}:Unmakeable": {}, "lookup": {}})
     config.env = None
     config.rl_module(model_config={"model": "nobody/nothing"}).training(group_size=1)
     group, model, first, second = lines_of(config)
     assert group.startswith("group_size = 1; ") and model.startswith("model = 'nobody/nothing'; ")
-    assert first.startswith("worlds: environment 'compare'; env_config of Compare: num_numbers = 99")
-    assert second.startswith("worlds: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be created")
+    assert first.startswith("envs: environment 'compare'; env_config of Compare: num_numbers = 99")
+    assert second.startswith("envs: environment 'tests.algorithm.test_checks:Unmakeable'; it cannot be created")
 
 
 def test_an_environment_is_made_and_closed_once_for_the_same_settings(config):

@@ -43,9 +43,9 @@ FAULTS = [
     ("max_turn_tokens", 1024, "max_turn_tokens = 1024; expected less than max_episode_tokens = 1024"),
     ("replay_capacity", 0, "replay_revisit_fraction = 0.25 with capacity = 0; expected 0 without a memory"),
     ("replay_domains", "newest", "replay_domains = 'newest'; expected 'all', 'last', 'earlier' or a list of names"),
-    ("worlds", {"compare": {}}, "env = 'compare' and worlds = ['compare']; expected one of the two"),
+    ("envs", {"compare": {}}, "env = 'compare' and envs = ['compare']; expected one of the two"),
     ("env", None, "env = None; expected an environment"),
-    ("env", "no_such_world", "env: environment 'no_such_world' is unknown; expected one of "),
+    ("env", "no_such_env", "env: environment 'no_such_env' is unknown; expected one of "),
     ("env", "json:NoSuchClass", "env: environment 'json:NoSuchClass' cannot be imported (json has no 'NoSuchClass';"),
     ("env", len, "expected a name, 'package.module:Class' or a class"),
     ("env_config", [1], "env_config = [1]; expected a mapping"),
@@ -99,8 +99,8 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
         "num_gpus_per_env_runner = 0.6 and num_gpus_per_learner = 0.6; expected fractions that sum to at most 1",
     ),
     ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1 with optimizer_name = 'sgd'; expected 0"),
-    ({"env": None, "worlds": {"nowhere": {}}}, "worlds: environment 'nowhere' is unknown"),
-    ({"env": None, "worlds": {"compare": 3}}, "worlds = {'compare': 3}; expected a mapping from the names of "),
+    ({"env": None, "envs": {"nowhere": {}}}, "envs: environment 'nowhere' is unknown"),
+    ({"env": None, "envs": {"compare": 3}}, "envs = {'compare': 3}; expected a mapping from the names of "),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_each_other(config, settings, expected):
     assert any(expected in line for line in faults_of(config.update_from_dict(settings)))
@@ -193,7 +193,7 @@ def test_the_engine_gets_its_settings(config):
 
 @pytest.fixture
 def changed(config):
-    config.environment(None, worlds={"compare": {"num_shots": 2}, "lookup": {}}, mixture={"compare": 3, "lookup": 1})
+    config.environment(None, envs={"compare": {"num_shots": 2}, "lookup": {}}, mixture={"compare": 3, "lookup": 1})
     config.env = None
     config.training(lr=[[0, 1e-3], [100, 1e-4]], group_size=5, adam_betas=(0.8, 0.9)).evaluation(evaluation_pass_k=3)
     return config.debugging(seed=3)
@@ -220,13 +220,13 @@ def test_round_trips_change_nothing(changed, copied):
     differ = [name for name, value in state_of(changed).items() if getattr(again, name) != value]
     assert differ == []
     assert again.mixture_weights() == {"compare": 3.0, "lookup": 1.0}
-    assert again.world_configs() == {"compare": {"num_shots": 2}, "lookup": {}}
+    assert again.env_configs() == {"compare": {"num_shots": 2}, "lookup": {}}
 
 
 def test_a_copy_is_apart(changed):
     again = changed.copy(copy_frozen=False)
-    again.worlds["compare"]["num_shots"] = 0
-    assert changed.worlds["compare"]["num_shots"] == 2
+    again.envs["compare"]["num_shots"] = 0
+    assert changed.envs["compare"]["num_shots"] == 2
 
 
 def test_srl_is_known_to_tune():

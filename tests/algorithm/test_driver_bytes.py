@@ -7,7 +7,7 @@ from ray import cloudpickle
 
 from rllib_srl.batch.shard import fetched
 from rllib_srl.types import ListedRef
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 LIMIT = 100_000  # bytes in one iteration of 8 groups of 8, most of it RLlib's metrics
 ROUNDING = 2_000  # bytes by which two iterations may differ for other reasons

@@ -7,7 +7,7 @@ from rllib_srl.algorithm.evaluation import _mean_pass, diversity_of, summary
 from rllib_srl.common.statistics import pass_at_k, pass_hat_k, wilson_interval
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 
 def test_diversity_by_hand():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.small_envs import Even
 from tests.small_memory import go, memory_config, weights_of
-from tests.small_worlds import Even
 
 HALF_LIFE, WEIGHT, LEAST = 2.0, 2.0, 0.3
 

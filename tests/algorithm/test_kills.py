@@ -21,8 +21,8 @@ from rllib_srl.engine.protocol import EngineBrokenError
 from rllib_srl.learner.learner import GRPOTorchLearner
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from rllib_srl.storage.checkpoints import checkpoints_in
+from tests.small_envs import small_config, watch
 from tests.small_memory import weights_of
-from tests.small_worlds import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RUNNER_BACK_S = 90.0  # three times the stated times, for machines that do other things

@@ -11,8 +11,8 @@ from rllib_srl.replay.payloads import decode
 from rllib_srl.replay.reading import reading
 from scripts.memory_laws import content
 from tests.replay.groups import SCHEDULED
+from tests.small_envs import watch
 from tests.small_memory import go, memory_config, weights_of
-from tests.small_worlds import watch
 
 pytestmark = pytest.mark.slow
 
@@ -148,10 +148,10 @@ def test_an_iteration_that_failed_is_tried_again_with_requests_of_its_own(config
     assert sorted(meta.group_id for meta in later.metas) == sorted(f"4.{slot}" for slot in range(8))
 
 
-def test_an_item_of_one_world_is_never_played_or_graded_in_the_other(config, build):
-    """`Odd` pays for exactly what `Even` does not: a revisit in the wrong world would earn the wrong rewards."""
-    config.env, even, odd = None, "tests.small_worlds:Even", "tests.small_worlds:Odd"
-    config.environment(worlds={even: {"num_prompts": 90}, odd: {"num_prompts": 90}}, mixture={even: 1, odd: 1})
+def test_an_item_of_one_env_is_never_played_or_graded_in_the_other(config, build):
+    """`Odd` pays for exactly what `Even` does not: a revisit in the wrong environment would earn the wrong rewards."""
+    config.env, even, odd = None, "tests.small_envs:Even", "tests.small_envs:Odd"
+    config.environment(envs={even: {"num_prompts": 90}, odd: {"num_prompts": 90}}, mixture={even: 1, odd: 1})
     algo = build(config.training(num_prompts_per_batch=12, group_size=3), revisit_fraction=0.5)
     iterations, num_revisits = go(algo, 6), Counter()
     tokenizer, home = algo.env_runner.tokenizer, {}

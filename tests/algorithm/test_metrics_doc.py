@@ -65,7 +65,7 @@ def names_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.slow
 def test_every_documented_metric_is_written_and_every_written_one_documented(random_llama_dir, tmp_path, ray_here):
-    iterating = {"world": "tests.small_worlds:Even", "world_config": {"num_prompts": 400}, "num_steps": 4}
+    iterating = {"env": "tests.small_envs:Even", "env_config": {"num_prompts": 400}, "num_steps": 4}
     runs = []
     for at in range(2):
         config = memory_config(random_llama_dir, tmp_path / f"log{at}").env_runners(max_episode_tokens=512)

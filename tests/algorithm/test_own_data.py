@@ -238,8 +238,8 @@ def test_relative_paths_become_absolute(place: Path) -> None:
     file = f"{here}/own_rewards.py:right"
     assert functions_in(config.env_config) == [file, "math:sqrt"]
 
-    worlds = SRLConfig().environment(worlds={"search": {"corpus_path": "docs", "questions_path": "none.jsonl"}}).worlds
-    assert worlds == {"search": {"corpus_path": f"{here}/docs", "questions_path": "none.jsonl"}}
+    envs = SRLConfig().environment(envs={"search": {"corpus_path": "docs", "questions_path": "none.jsonl"}}).envs
+    assert envs == {"search": {"corpus_path": f"{here}/docs", "questions_path": "none.jsonl"}}
     on_hub = {"hub_id": "openai/gsm8k", "path": "rows.jsonl"}
     assert SRLConfig().environment("question_file", env_config=on_hub).env_config == on_hub
 
@@ -269,7 +269,7 @@ def of_agent(**settings: Any) -> SRLConfig:
 def test_a_function_becomes_its_import_path_and_tasks_a_file() -> None:
     made = SRLConfig().environment(agent=run, tasks=[{"a": 1}, {"a": 2}], env_config={"history": "refuse"})
     assert made.env == "agent" and made.env_config["agent"] == f"{__name__}:run"
-    assert made.env_config["history"] == "refuse" and functions_in(made.world_configs()) == [f"{__name__}:run"]
+    assert made.env_config["history"] == "refuse" and functions_in(made.env_configs()) == [f"{__name__}:run"]
     rows = [json.loads(line) for line in Path(made.env_config["path"]).read_text().splitlines()]
     assert rows == [{"a": 1}, {"a": 2}]
     assert SRLConfig().environment(agent="m:f", tasks="x.jsonl").env_config == {"agent": "m:f", "path": "x.jsonl"}
@@ -281,10 +281,10 @@ def test_a_command_is_kept_with_the_places_of_its_files(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     made = SRLConfig().environment(agent_command=["./python", "program.py", "--fast"])
     assert made.env_config == {"agent_command": [f"{tmp_path}/python", f"{tmp_path}/program.py", "--fast"]}
-    worlds = {"agent": {"agent": "program.py:run", "path": "program.py"}}
+    envs = {"agent": {"agent": "program.py:run", "path": "program.py"}}
     whole = {"agent": f"{tmp_path}/program.py:run", "path": f"{tmp_path}/program.py"}
-    several = SRLConfig().environment(worlds=worlds)
-    assert several.worlds == {"agent": whole} and functions_in(several.worlds) == [whole["agent"]]
+    several = SRLConfig().environment(envs=envs)
+    assert several.envs == {"agent": whole} and functions_in(several.envs) == [whole["agent"]]
     (named,) = functions_in(made.env_config)
     assert named.endswith(f"{tmp_path}/program.py --fast")
 

@@ -26,7 +26,7 @@ from rllib_srl.rollout.batches import RunnerBatch
 from rllib_srl.rollout.episodes import MAX_SHOWN_CHARS, is_unparsed, unpaid_answers
 from rllib_srl.types import GroupMeta, StopReason
 from tests.replay.groups import a_group
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 
 
 def an_episode(reward=0.0, index=0, group_id="g", reason=StopReason.TERMINATED, said="It is 7\n", **info):

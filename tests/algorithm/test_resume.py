@@ -8,7 +8,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl import SRL
 from tests.engine.small_llama import save_random_llama
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_a_part_of_a_checkpoint_restores_alone(straight):
     ("Odd", True, r"the checkpoint's environments are \[.*Even'\]; expected \[.*Odd'\]"),
     ("Even", False, r"the state does not fit model '.*model': model.lm_head.weight: missing$"),
 ])  # fmt: skip
-def test_a_checkpoint_of_other_worlds_or_another_model_is_refused_and_nothing_changes(
+def test_a_checkpoint_of_other_envs_or_another_model_is_refused_and_nothing_changes(
     straight, build, tmp_path, env, is_tied, message
 ):
     _, _, path = straight

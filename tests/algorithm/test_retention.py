@@ -11,7 +11,7 @@ from tests.algorithm.test_resume import go_on
 from tests.small_memory import memory_config
 
 pytestmark = pytest.mark.slow
-EVEN, ODD = ({"world": f"tests.small_worlds:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
+EVEN, ODD = ({"env": f"tests.small_envs:{name}", "env_config": {"num_prompts": 400}} for name in ("Even", "Odd"))
 STAGES = [{**EVEN, "iterations": 2}, {**ODD, "iterations": 30}]
 COUNTS = ("num_held", "num_held_tokens", "num_taken", "num_scored")
 RETAIN = {"retain": 1.0, "retain_answers": 3, "retain_top_k": 4, "retain_window": 2}
@@ -76,7 +76,7 @@ def test_a_resume_checks_how_answers_were_graded_and_cut(config, build, tmp_path
     result = again.train()["retention"]
     assert 0 < result["num_outdated"] < num and result["num_held"] == 0  # the other environment's stay
     (line,) = [record.getMessage() for record in caplog.records if "has changed since" in record.getMessage()]
-    assert line.startswith(f"{again.source.world_ids[0]}: config or code has changed since the checkpoint, so ")
+    assert line.startswith(f"{again.source.env_ids[0]}: config or code has changed since the checkpoint, so ")
     assert again.train()["retention"]["num_outdated"] == 0
 
 

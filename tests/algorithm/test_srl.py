@@ -13,7 +13,7 @@ from rllib_srl.batch.advantages import group as group_rule
 from rllib_srl.batch.advantages import has_signal
 from rllib_srl.types import StopReason
 from tests.algorithm.test_checkpoint_trust import same, weights_of
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 pytestmark = pytest.mark.slow
 

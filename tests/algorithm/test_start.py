@@ -11,7 +11,7 @@ from rllib_srl import SRLConfig
 from rllib_srl.common.remote_calls import RunnerFailure
 from rllib_srl.learner.group.learners import LearnerFailure
 from rllib_srl.learner.learner import GRPOTorchLearner
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

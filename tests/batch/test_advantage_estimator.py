@@ -18,7 +18,7 @@ from tests.small_learner import GROUPS, make_group
 def meta_of(rewards, key="a", origin="fresh", lengths=None, turns=None):
     num = len(rewards)
     lengths = np.array(lengths if lengths is not None else [4] * num)
-    group = replace(make_group(5, 3, lengths.tolist()), prompt=Prompt("world", key), group_id=f"{origin}.{key}")
+    group = replace(make_group(5, 3, lengths.tolist()), prompt=Prompt("env", key), group_id=f"{origin}.{key}")
     meta = GroupMeta.of(replace(group, rewards_G=np.array(rewards, np.float32)), group)
     return replace(meta, origin=origin, num_turns_G=np.array(turns if turns is not None else [1] * num))
 

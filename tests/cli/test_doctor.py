@@ -17,7 +17,7 @@ from rllib_srl.cli.shared.diagnosis import (
 )
 from rllib_srl.cli.shared.settings import SettingsError
 from tests.conftest import ROOT
-from tests.small_worlds import Even
+from tests.small_envs import Even
 
 
 def test_a_machine_without_a_gpu_says_so(capsys):
@@ -88,7 +88,7 @@ def said(lines) -> list[tuple[str, str]]:
     return [(line.status, line.text) for line in lines]
 
 
-@pytest.mark.parametrize(("world", "settings", "expected"), [
+@pytest.mark.parametrize(("env", "settings", "expected"), [
     (Asked, {}, [(OK, "grades right answers to 3 prompts as right"), (OK, "pays 0 for an empty answer")]),
     (Asked, {"gold": "no"}, [(FAILURE, "pays 0 for the right answer 'no' of"), (OK, "pays 0 for an empty answer")]),
     (Asked, {"empty": 1}, [(OK, "grades right"), (FAILURE, "pays 1 for an empty answer; expected 0")]),
@@ -96,8 +96,8 @@ def said(lines) -> list[tuple[str, str]]:
     (Asked, {"is_for_training": False}, [(FAILURE, "has no training prompts: prompt_ids('train', 0) is empty")]),
     (Even, {}, [(WARNING, "has no gold_turns for prompt"), (OK, "pays 0 for an empty answer")]),
 ])  # fmt: skip
-def test_environments(world, settings, expected):
-    config = SRLConfig().environment(f"{world.__module__}:{world.__name__}", env_config=settings)
+def test_environments(env, settings, expected):
+    config = SRLConfig().environment(f"{env.__module__}:{env.__name__}", env_config=settings)
     config.rl_module(model_config={"model": "tiny"}).env_runners(max_episode_tokens=256)
     found = said(of_environments(config))
     assert [status for status, _ in found] == [status for status, _ in expected]

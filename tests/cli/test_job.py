@@ -74,7 +74,7 @@ def cluster(tmp_path):
 
 
 @pytest.mark.smoke
-def test_a_world_from_outside_trains_as_a_job(cluster, random_llama_dir, tmp_path):
+def test_an_env_from_outside_trains_as_a_job(cluster, random_llama_dir, tmp_path):
     address, environment = cluster
     home, out = tmp_path / "home", tmp_path / "out"
     home.mkdir()

@@ -14,23 +14,23 @@ SMALL = {"num_numbers": 2, "lowest": 1, "highest": 4, "num_shots": 0}
 
 
 class Silent(gymnasium.Env):
-    """A world that knows neither gold turns nor prompt ids."""
+    """An environment that knows neither gold turns nor prompt ids."""
 
 
 def test_the_majority_answer_is_played_on_the_held_out_prompts() -> None:
     config = SRLConfig().environment("compare", env_config=SMALL)
     prompts = [Prompt("compare", prompt_id, "compare") for prompt_id in ("1, 4", "4, 2", "2, 3", "4, 3")]
     found = baselines(config, prompts, seed=0)
-    world = Compare(SMALL)
-    train = [world.question(prompt_id).answer for prompt_id in world.prompt_ids("train", 0)]
+    env = Compare(SMALL)
+    train = [env.question(prompt_id).answer for prompt_id in env.prompt_ids("train", 0)]
     most = max(sorted(set(train)), key=train.count)
     assert found.majority_answers == {"compare": most}
-    assert found.majority == sum(world.question(p.prompt_id).answer == most for p in prompts) / 4
+    assert found.majority == sum(env.question(p.prompt_id).answer == most for p in prompts) / 4
     assert found.chance == 0.5
     assert dict(rows_of(found)) == {f"majority answer ('{most}')": f"{found.majority:.3f}", "chance": "0.500"}
 
 
-def test_worlds_without_an_answer_have_no_baseline() -> None:
+def test_envs_without_an_answer_have_no_baseline() -> None:
     assert majority_turns(Silent(), seed=0) is None
     config = SRLConfig().environment("compare", env_config=SMALL)
     found = baselines(config, [], seed=0)

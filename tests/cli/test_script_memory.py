@@ -36,10 +36,10 @@ def test_list_and_stats_of_a_run(run: Path, capsys: pytest.CaptureFixture) -> No
     heading, *rows, last = said(capsys, "list", run).splitlines()
     assert last == "2 of 2 items, iteration 8, sorted by due"
     shown = {cells(row)[1]: dict(zip(cells(heading), cells(row), strict=True)) for row in rows}
-    assert list(shown) == ["world [p2]", "world [p1]"]  # p1 was reviewed in iteration 8
-    first = shown["world [p1]"]
+    assert list(shown) == ["env [p2]", "env [p1]"]  # p1 was reviewed in iteration 8
+    first = shown["env [p1]"]
     assert (first["visits"], first["lapses"], first["groups"], first["pass rate"]) == ("2", "1", "2", "0.00")
-    assert (first["due"], shown["world [p2]"]["due"]) == ("in 4 iterations", "3 iterations ago")
+    assert (first["due"], shown["env [p2]"]["due"]) == ("in 4 iterations", "3 iterations ago")
     assert said(capsys, "list", run, "--sort", "lapses", "--limit", 1).splitlines()[1].startswith(first["key"])
     assert said(capsys, "list", run, "--domain", "odd").startswith("0 of 2 items")
     for place in (run / "replay", run / "replay/memory.db"):
@@ -72,7 +72,7 @@ def test_a_memory_without_a_spacing_rule_speaks_of_visits(tmp_path: Path, capsys
     buffer.add([a_group(2, (0, 0), 5)], 5, "5.add")
     buffer.close()
     rows = [cells(line) for line in said(capsys, "list", tmp_path, "--sort", "pass_rate").splitlines()]
-    assert [row[1] for row in rows[1:3]] == ["world [p2]", "world [p1]"]
+    assert [row[1] for row in rows[1:3]] == ["env [p2]", "env [p1]"]
     assert [row[3:5] for row in rows[1:3]] == [["any time", "-"]] * 2
     text = said(capsys, "list", tmp_path, "--sort", "recall", status=1)
     assert text.startswith("error: --sort recall: this memory has no spacing rule, so it predicts no recall; expected")

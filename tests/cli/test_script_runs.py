@@ -23,7 +23,7 @@ from rllib_srl.cli.shared.runs import (
 from rllib_srl.storage.checkpoints import CheckpointError, seal
 from rllib_srl.storage.seal_key import make_key
 
-SETTINGS = "env: compare\nenv_config: {}\nworlds: null\nmodel: tiny\nseed: 5\noptimizer_name: adamw\nlr: 0.1\n"
+SETTINGS = "env: compare\nenv_config: {}\nenvs: null\nmodel: tiny\nseed: 5\noptimizer_name: adamw\nlr: 0.1\n"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_is_not_an_unused_directory_is_refused(run: Path, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     plan = plan_run(tmp_path / "empty", None, {"env": "compare"})
     assert (plan.directory, plan.checkpoint, plan.values) == (tmp_path / "empty", None, {"env": "compare"})
-    assert new_directory("my.module:World").name.startswith("my.module-World-")
+    assert new_directory("my.module:Env").name.startswith("my.module-Env-")
 
 
 def test_resume_takes_the_newest_finished_checkpoint_and_its_settings(run: Path) -> None:

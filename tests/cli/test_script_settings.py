@@ -39,7 +39,7 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
         ("model", "123", "123"),
         ("env_config", ["num_numbers=2", "pool=[1, 2]"], {"num_numbers": 2, "pool": [1, 2]}),
         ("env_config", '{"num_numbers": 2}', {"num_numbers": 2}),
-        ("worlds", ["compare={num_numbers: 2}", "lookup={}"], {"compare": {"num_numbers": 2}, "lookup": {}}),
+        ("envs", ["compare={num_numbers: 2}", "lookup={}"], {"compare": {"num_numbers": 2}, "lookup": {}}),
         ("mixture", {"compare": 0.5}, {"compare": 0.5}),
     ],
 )  # fmt: skip

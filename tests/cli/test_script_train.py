@@ -152,8 +152,8 @@ def test_evaluate_a_checkpoint_and_a_model(trained: Path, tmp_path: Path, capsys
     flags = ["--evaluation_duration", "40", "--evaluation_pass_k", "2", "--json", str(report), "--debug"]
     assert evaluate.main([str(trained), *flags]) == 0
     figures = json.loads(report.read_text())
-    assert (figures["iteration"], figures["num_prompts"], figures["worlds"]) == (2, 40, ["compare"])
-    # The tiny model half knows the world: far above the most frequent answer, and not yet perfect.
+    assert (figures["iteration"], figures["num_prompts"], figures["envs"]) == (2, 40, ["compare"])
+    # The tiny model half knows the environment: far above the most frequent answer, and not yet perfect.
     assert 0.4 < figures["accuracy"] < 1 and figures["baselines"]["majority"] < 0.15
     assert figures["accuracy_low"] < figures["accuracy"] < figures["accuracy_high"]
     assert figures["pass_at_1"] <= figures["pass_at_k"]

@@ -14,15 +14,15 @@ from rllib_srl.common.loading import LoadError, load, load_function
 from rllib_srl.common.rules import Rules
 from rllib_srl.losses.policy import CLIP_RULES
 
-WORLD = "class World:\n    def __init__(self, env_config):\n        self.c = env_config\n"
+ENV = "class Env:\n    def __init__(self, env_config):\n        self.c = env_config\n"
 RULE = "def double(x, settings=None):\n    return 2 * x\n"
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current directory, with my_rule.py and my_world.py."""
+    """Return the current directory, with my_rule.py and my_env.py."""
     (tmp_path / "my_rule.py").write_text(RULE)
-    (tmp_path / "my_world.py").write_text(WORLD)
+    (tmp_path / "my_env.py").write_text(ENV)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -35,7 +35,7 @@ def test_a_rule_and_a_reward_are_found_in_the_same_ways(here: Path, form: str) -
     assert load_function(name) is rules.named(name)  # one file is imported once
 
 
-@pytest.mark.parametrize("form", ["my_world:World", "my_world.py:World"])
+@pytest.mark.parametrize("form", ["my_env:Env", "my_env.py:Env"])
 def test_an_environment_is_found_too(here: Path, form: str) -> None:
     assert resolve(form)({"a": 1}).c == {"a": 1}
 
@@ -72,8 +72,8 @@ def test_settings_keep_the_absolute_file(here: Path) -> None:
 
 
 def test_code_that_a_checkpoint_must_list() -> None:
-    settings = {"env": "my_world.py:World", "worlds": {"a": {"reward": "r:f"}, "b:W": {}}, "advantage": "contrib.x:y"}
-    assert functions_in(settings) == ["b:W", "my_world.py:World", "r:f"]
+    settings = {"env": "my_env.py:Env", "envs": {"a": {"reward": "r:f"}, "b:W": {}}, "advantage": "contrib.x:y"}
+    assert functions_in(settings) == ["b:W", "my_env.py:Env", "r:f"]
 
 
 def test_a_run_that_does_not_train_has_none_of_the_users_rules() -> None:

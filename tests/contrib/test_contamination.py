@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rllib_srl.contrib.contamination import AUDIT, ContaminationError, Row, find_hits, tokens_of
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 SUMS = [{"question": f"What is {n} + {2 * n + 1}?", "answer": str(3 * n + 1)} for n in range(10, 40)]
 REPEATS = ["WHAT is 5+2", "Think first. What is 5 + 2.0?"]  # in other spacing, and in a longer text

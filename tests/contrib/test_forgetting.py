@@ -7,7 +7,7 @@ import pytest
 from rllib_srl import SRL
 from rllib_srl.contrib.forgetting import Forgetting
 from tests.contrib.test_probe import assert_trained_alike, recorded
-from tests.small_worlds import watch
+from tests.small_envs import watch
 
 
 class Falling(Forgetting):

@@ -13,7 +13,7 @@ from rllib_srl.types import Prompt
 from tests.replay.groups import a_group
 from tests.small_memory import go, memory_config
 
-PROMPT = Prompt("world", "q", "sums")
+PROMPT = Prompt("env", "q", "sums")
 
 
 def generator(seed=0):
@@ -80,7 +80,7 @@ def test_grown_prompts_are_distinct_deeper_and_extend_their_parent(turns_G, can_
 def test_a_run_plays_what_grew_and_goes_deeper(random_llama_dir, tmp_path, ray_here, build):
     config = memory_config(random_llama_dir, tmp_path, revisit_fraction=0.5, on_group="contrib.growth")
     config.environment("rllib_srl.envs.wrappers.self_iteration:SelfIteration")
-    config.env_config = {"world": "tests.small_worlds:Even", "world_config": {"num_prompts": 400}, "num_steps": 4}
+    config.env_config = {"env": "tests.small_envs:Even", "env_config": {"num_prompts": 400}, "num_steps": 4}
     iterations = go(build(config.env_runners(max_episode_tokens=512)), 5)
     asked = [group.prompt for one in iterations for group in one.played if group.prompt.history]
     assert {prompt.step for prompt in asked} <= {"improve", "diverge"} and asked

@@ -12,7 +12,7 @@ from rllib_srl.contrib.sec import SEC
 from rllib_srl.curriculum.curriculum import Plan
 from rllib_srl.types import GroupMeta
 from tests.replay.groups import a_group, a_prompt
-from tests.small_worlds import watch
+from tests.small_envs import watch
 
 
 class Sharp(SEC):

@@ -21,7 +21,7 @@ import ray
 from rllib_srl import SRLConfig
 from rllib_srl.cli.shared.shown_settings import settings_to_log
 from rllib_srl.contrib.trackers import GAUGES, Tracker, TrackerError, found_in
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 from tests.waiting import wait_until
 
 REWARD = "env_runners/episode_return_mean"

@@ -10,11 +10,11 @@ from rllib_srl.curriculum.curriculum import Curriculum, unknown_domains, weighte
 from rllib_srl.curriculum.prompts import PromptSource
 from rllib_srl.replay.settings import ReplaySettings
 from rllib_srl.types import Prompt
-from tests.small_worlds import Even, Odd
+from tests.small_envs import Even, Odd
 
 
 def test_weights_multiply_the_advantages_of_their_domain():
-    groups = [SimpleNamespace(prompt=Prompt("world", "1", domain)) for domain in "abc"]
+    groups = [SimpleNamespace(prompt=Prompt("env", "1", domain)) for domain in "abc"]
     compared = AdvantageBatch(groups, [np.array([1.0, -1.0])] * 3, [], {})
     made = weighted(compared, {"a": 2.0, "b": 0.5}).advantages
     assert [a.tolist() for a in made] == [[2.0, -2.0], [0.5, -0.5], [1.0, -1.0]]

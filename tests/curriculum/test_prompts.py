@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 
 from rllib_srl.curriculum.prompts import PromptSource
-from tests.small_worlds import Even, Odd
+from tests.small_envs import Even, Odd
 
 
 def source(seed=0, mixture=None, order="mixture", **env_configs):
@@ -16,7 +16,7 @@ def source(seed=0, mixture=None, order="mixture", **env_configs):
 
 
 class Seeds(gym.Env):
-    """A world without prompt ids, where the seed of reset is the prompt."""
+    """An environment without prompt ids, where the seed of reset is the prompt."""
 
     def __init__(self, env_config):
         pass
@@ -53,32 +53,32 @@ def test_shares_follow_the_mixture():
 
 
 def test_heldout_prompts_are_fixed_apart_from_training_and_shared_equally():
-    worlds = source(mixture={"even": 5, "odd": 1})
-    heldout = worlds.heldout(9)
+    envs = source(mixture={"even": 5, "odd": 1})
+    heldout = envs.heldout(9)
     assert Counter(prompt.env_id for prompt in heldout) == {"even": 5, "odd": 4}
-    worlds.draw(13)
-    assert worlds.heldout(9) == heldout
-    assert not set(heldout) & set(worlds.draw(200))
+    envs.draw(13)
+    assert envs.heldout(9) == heldout
+    assert not set(heldout) & set(envs.draw(200))
     assert len(source(even={"num_prompts": 4}).heldout(9)) == 4
 
 
-def test_a_world_without_what_is_needed_says_so():
+def test_an_env_without_what_is_needed_says_so():
     with pytest.raises(ValueError, match="prompt_order = 'epochs'; expected environments with a finite list"):
         source(mixture={"even": 1, "seeds": 1}, order="epochs")
     with pytest.raises(ValueError, match=r"environment 'even' has no training prompts"):
         source(even={"num_prompts": 0}).draw(1)
 
 
-WORLDS = {"mixture": {"even": 1, "odd": 1}, "even": {"num_prompts": 5}, "odd": {"num_prompts": 2}}
+ENVS = {"mixture": {"even": 1, "odd": 1}, "even": {"num_prompts": 5}, "odd": {"num_prompts": 2}}
 
 
-def test_an_epoch_plays_each_prompt_of_all_worlds_once_and_the_next_in_another_order():
-    epochs = source(3, order="epochs", **WORLDS)
+def test_an_epoch_plays_each_prompt_of_all_envs_once_and_the_next_in_another_order():
+    epochs = source(3, order="epochs", **ENVS)
     first, second = ids(epochs.draw(7)), ids(epochs.draw(7))
     every = {f"even {n}" for n in range(0, 10, 2)} | {"odd 0", "odd 2"}
     assert len(set(first)) == 7 and set(first) == set(second) == every and first != second
-    assert ids(source(4, order="epochs", **WORLDS).draw(7)) != first
-    pieces = source(3, order="epochs", **WORLDS)
+    assert ids(source(4, order="epochs", **ENVS).draw(7)) != first
+    pieces = source(3, order="epochs", **ENVS)
     assert [one for size in (3, 1, 10) for one in ids(pieces.draw(size))] == first + second
 
 
@@ -86,7 +86,7 @@ SEVERAL = {"mixture": {"even": 2, "odd": 1, "seeds": 1}, "even": {"num_prompts":
 
 
 @pytest.mark.parametrize("num_before", [0, 3, 7, 40])
-@pytest.mark.parametrize("given", [SEVERAL, {**WORLDS, "order": "epochs"}], ids=["mixture", "epochs"])
+@pytest.mark.parametrize("given", [SEVERAL, {**ENVS, "order": "epochs"}], ids=["mixture", "epochs"])
 def test_a_state_goes_on_exactly_in_any_source(given, num_before):
     one = source(7, **given)
     one.draw(num_before)

@@ -15,9 +15,9 @@ from rllib_srl.curriculum.streams import Progress, make_stream, stream_faults
 from rllib_srl.tune_configs.streams import STREAMS, scaled
 from rllib_srl.types import Prompt
 from tests.envs.table import entry_points
-from tests.small_worlds import Even, Odd, small_config, watch
+from tests.small_envs import Even, Odd, small_config, watch
 
-EVEN, ODD = "tests.small_worlds:Even", "tests.small_worlds:Odd"
+EVEN, ODD = "tests.small_envs:Even", "tests.small_envs:Odd"
 
 
 def is_small(prompt_id: str) -> bool:
@@ -41,7 +41,7 @@ def domains(prompts) -> list[str]:
 
 
 def test_stages_follow_one_another_and_the_last_one_stays():
-    stream = make_stream([{"world": "a", "iterations": 2}, {"world": "b", "iterations": 3}, {"world": "a"}])
+    stream = make_stream([{"env": "a", "iterations": 2}, {"env": "b", "iterations": 3}, {"env": "a"}])
     seen = [stream.weights(Progress(done, 999)) for done in range(7)]
     assert [weights["a"] for weights in seen] == [1, 1, 0, 0, 0, 1, 1]
     assert all(weights["a"] + weights["b"] == 1 for weights in seen)
@@ -50,14 +50,14 @@ def test_stages_follow_one_another_and_the_last_one_stays():
 
 
 def test_a_stage_may_last_a_number_of_tokens():
-    stream = make_stream([{"world": "a", "tokens": 100}, {"world": "b", "tokens": 50}])
+    stream = make_stream([{"env": "a", "tokens": 100}, {"env": "b", "tokens": 50}])
     at = [0, 99, 100, 149, 150, 10_000]
     assert [stream.weights(Progress(7, tokens))["b"] for tokens in at] == [0, 0, 1, 1, 1, 1]
     assert stream.length == Progress(tokens=150)
 
 
 def test_a_schedule_interpolates_between_its_knots():
-    entries = [{"world": "a"}, {"world": "b"}, {"world": "c"}]
+    entries = [{"env": "a"}, {"env": "b"}, {"env": "c"}]
     stream = make_stream({"domains": entries, "schedule": [[10, {"a": 2}], [20, {"b": 1, "c": 3}]]})
     for done, weights in [
         (0, [1, 0, 0]), (10, [1, 0, 0]), (15, [0.5, 0.125, 0.375]),  # half of (1, 0, 0) and half of (0, 1/4, 3/4)
@@ -77,7 +77,7 @@ def test_weights_are_a_pure_function_of_progress(iterations, tokens, name):
 
 
 def test_prompts_follow_the_stream():
-    stages = source([{"world": EVEN, "iterations": 2}, {"world": ODD, "iterations": 1}, {"world": EVEN}])
+    stages = source([{"env": EVEN, "iterations": 2}, {"env": ODD, "iterations": 1}, {"env": EVEN}])
     played = []
     for _ in range(4):
         played.append(domains(stages.draw(3)))
@@ -86,10 +86,10 @@ def test_prompts_follow_the_stream():
     assert stages.progress == Progress(4, 20)
 
 
-def test_one_world_under_two_settings_is_two_domains():
+def test_one_env_under_two_settings_is_two_domains():
     spec = [
-        {"world": EVEN, "domain": "few", "env_config": {"num_prompts": 2}, "iterations": 1},
-        {"world": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
+        {"env": EVEN, "domain": "few", "env_config": {"num_prompts": 2}, "iterations": 1},
+        {"env": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
     ]
     stages = source(spec)
     few = stages.draw(10)
@@ -101,33 +101,33 @@ def test_one_world_under_two_settings_is_two_domains():
     assert Counter(domains(stages.heldout(4))) == {"few": 2, "many": 2}
 
 
-def test_a_filter_makes_a_part_of_a_world_a_domain():
-    spec = [{"world": EVEN, "domain": "small", "filter": "tests.curriculum.test_streams:is_small", "iterations": 5}]
+def test_a_filter_makes_a_part_of_an_env_a_domain():
+    spec = [{"env": EVEN, "domain": "small", "filter": "tests.curriculum.test_streams:is_small", "iterations": 5}]
     small = source(spec)
     numbers = {int(prompt.prompt_id.split()[1]) for prompt in small.draw(100)}
     assert numbers == set(range(0, 40, 2))
     assert {int(prompt.prompt_id.split()[1]) for prompt in small.heldout(40)} == set(range(1, 40, 2))
     never = {**spec[0], "filter": "tests.curriculum.test_streams:is_never"}
-    with pytest.raises(ValueError, match=r"environment 'tests.small_worlds:Even#small' has no training prompts"):
+    with pytest.raises(ValueError, match=r"environment 'tests.small_envs:Even#small' has no training prompts"):
         source([never]).draw(1)
 
 
 def test_shares_of_a_plan_are_exact_in_the_long_run():
-    mixed = source({"domains": [{"world": EVEN}, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]})
+    mixed = source({"domains": [{"env": EVEN}, {"env": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]})
     counts = Counter(domain for _ in range(20) for domain in domains(mixed.draw(3, {"even": 0.7, "odd": 0.3})))
     assert counts == {"even": 42, "odd": 18}  # of 60
 
 
 def test_a_plan_of_domains_that_are_not_drawn_now_is_refused():
-    stages = source([{"world": EVEN, "iterations": 9}, {"world": ODD, "iterations": 9}])
+    stages = source([{"env": EVEN, "iterations": 9}, {"env": ODD, "iterations": 9}])
     with pytest.raises(ValueError, match=r"shares = \{'odd': 1.0\}; expected one of a domain with fresh prompts"):
         stages.draw(2, {"odd": 1.0})
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 5, 9])
 def test_a_state_goes_on_exactly_in_any_source(num_before):
-    few = {"world": EVEN, "env_config": {"num_prompts": 5}}
-    spec = {"domains": [few, {"world": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]}
+    few = {"env": EVEN, "env_config": {"num_prompts": 5}}
+    spec = {"domains": [few, {"env": ODD}], "schedule": [[0, {EVEN: 1, ODD: 1}]]}
 
     def steps(one, num):
         rows = []
@@ -146,7 +146,7 @@ def test_a_state_goes_on_exactly_in_any_source(num_before):
 
 
 def test_probes_are_held_out_fixed_and_apart_from_evaluation():
-    stages = source([{"world": EVEN, "iterations": 9}, {"world": ODD, "iterations": 9}])
+    stages = source([{"env": EVEN, "iterations": 9}, {"env": ODD, "iterations": 9}])
     probes, evaluated = stages.probes("odd", 6, num_evaluated=8), stages.heldout(8)
     state = stages.get_state()
     assert probes == stages.probes("odd", 6, num_evaluated=8) and stages.get_state() == state
@@ -160,21 +160,21 @@ FLAT = [[0, {"a": 1}]]
 
 BAD = [
     ("cpu", r"stream = 'cpu'; expected a list of stages"),
-    ([{"env": "a", "iterations": 1}], r"stream\[0\] = .*; expected \{\"world\""),
-    ([{"world": "a", "iteration": 1}], r"stream\[0\] has the keys \['iteration'\]"),
-    ([{"world": "a", "iterations": 0}], r"stream\[0\] lasts \{'iterations': 0\}; expected iterations = an integer"),
-    ([{"world": "a", "iterations": 1}, {"world": "b", "tokens": 1}], r"stream\[0\] lasts .*; expected tokens"),
-    ([{"world": "a", "env_config": 3, "iterations": 1}], r"stream\[0\] env_config = 3; expected a mapping"),
-    ([{"world": "a", "filter": "nowhere:f", "iterations": 1}], r"filter = 'nowhere:f'; expected 'module:function'"),
-    ([{"world": "a", "filter": "math:pi", "iterations": 1}], r"expected a function, not a float"),
-    ([{"world": "a", "iterations": 1}, {"world": "a", "env_config": {"x": 1}, "iterations": 1}],
+    ([{"name": "a", "iterations": 1}], r"stream\[0\] = .*; expected \{\"env\""),
+    ([{"env": "a", "iteration": 1}], r"stream\[0\] has the keys \['iteration'\]"),
+    ([{"env": "a", "iterations": 0}], r"stream\[0\] lasts \{'iterations': 0\}; expected iterations = an integer"),
+    ([{"env": "a", "iterations": 1}, {"env": "b", "tokens": 1}], r"stream\[0\] lasts .*; expected tokens"),
+    ([{"env": "a", "env_config": 3, "iterations": 1}], r"stream\[0\] env_config = 3; expected a mapping"),
+    ([{"env": "a", "filter": "nowhere:f", "iterations": 1}], r"filter = 'nowhere:f'; expected 'module:function'"),
+    ([{"env": "a", "filter": "math:pi", "iterations": 1}], r"expected a function, not a float"),
+    ([{"env": "a", "iterations": 1}, {"env": "a", "env_config": {"x": 1}, "iterations": 1}],
      r"stream\[1\] has the name 'a' of an earlier entry, with other settings; expected another 'domain'"),
-    ({"domains": [{"world": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
-    ({"domains": [{"world": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
-    ({"domains": [{"world": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
-    ({"domains": [{"world": "a"}], "schedule": [[0, {"a": 0}]]}, r"not all 0"),
-    ({"domains": [{"world": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
-    ({"domains": [{"world": "a", "iterations": 3}], "schedule": FLAT}, r"stream\[0\] has the keys \['iterations'\]"),
+    ({"domains": [{"env": "a"}]}, r"stream schedule = None; expected \[\[progress, "),
+    ({"domains": [{"env": "a"}], "schedule": FLAT, "unit": "hours"}, r"stream unit = 'hours'; expected one of iter"),
+    ({"domains": [{"env": "a"}], "schedule": [[0, {"b": 1}]]}, r"schedule at 0 = \{'b': 1\}; expected weights"),
+    ({"domains": [{"env": "a"}], "schedule": [[0, {"a": 0}]]}, r"not all 0"),
+    ({"domains": [{"env": "a"}], "schedule": [[5, {"a": 1}], [2, {"a": 1}]]}, r"expected increasing progress"),
+    ({"domains": [{"env": "a", "iterations": 3}], "schedule": FLAT}, r"stream\[0\] has the keys \['iterations'\]"),
 ]
 
 
@@ -185,24 +185,24 @@ def test_bad_streams_are_refused(spec, message):
 
 
 def test_validate_reports_a_stream(random_llama_dir, tmp_path):
-    config = small_config(random_llama_dir, tmp_path).environment(stream=[{"world": "nowhere", "iterations": 2}])
+    config = small_config(random_llama_dir, tmp_path).environment(stream=[{"env": "nowhere", "iterations": 2}])
     config.mixture = {"x": 1.0}
     told = "\n".join(faults_of(config))
-    assert "env = 'tests.small_worlds:Even'; expected it unset with stream" in told
+    assert "env = 'tests.small_envs:Even'; expected it unset with stream" in told
     assert "mixture = {'x': 1.0}; expected it unset with stream" in told
     assert "stream: environment 'nowhere' is unknown" in told
-    config.stream = [{"world": "nowhere"}, {"world": "b", "tokens": 0}]
+    config.stream = [{"env": "nowhere"}, {"env": "b", "tokens": 0}]
     assert sum("lasts" in line for line in faults_of(config)) == 2
-    assert len(stream_faults([{"world": "a", "x": 1}, {"world": 3}, {"world": "b", "env_config": 3}])) == 3
+    assert len(stream_faults([{"env": "a", "x": 1}, {"env": 3}, {"env": "b", "env_config": 3}])) == 3
 
 
-def test_the_worlds_of_a_stream_have_thousands_of_questions():
+def test_the_envs_of_a_stream_have_thousands_of_questions():
     paths = entry_points()
     for entry in make_stream(STREAMS["cpu"]).entries.values():
-        module, _, attribute = paths[entry.world].partition(":")
-        world = getattr(importlib.import_module(module), attribute)(dict(entry.env_config))
-        ids = {prompt_id for prompt_id, _ in zip(world.prompt_ids("train", 0), range(2000), strict=False)}
-        assert len(ids) == 2000 or len(ids) + len(list(world.prompt_ids("heldout", 0))) >= 2000, entry.world
+        module, _, attribute = paths[entry.env].partition(":")
+        env = getattr(importlib.import_module(module), attribute)(dict(entry.env_config))
+        ids = {prompt_id for prompt_id, _ in zip(env.prompt_ids("train", 0), range(2000), strict=False)}
+        assert len(ids) == 2000 or len(ids) + len(list(env.prompt_ids("heldout", 0))) >= 2000, entry.env
 
 
 def test_a_stream_is_scaled():
@@ -237,9 +237,9 @@ def config(random_llama_dir, tmp_path, ray_here) -> SRLConfig:
     config.env, Noted.calls, Noted.extra = None, [], ()
     return config.environment(
         stream=[
-            {"world": EVEN, "domain": "few", "env_config": {"num_prompts": 20}, "iterations": 2},
-            {"world": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
-            {"world": ODD, "iterations": 2},
+            {"env": EVEN, "domain": "few", "env_config": {"num_prompts": 20}, "iterations": 2},
+            {"env": EVEN, "domain": "many", "env_config": {"num_prompts": 50}, "iterations": 1},
+            {"env": ODD, "iterations": 2},
         ]
     )
 

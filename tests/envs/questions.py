@@ -27,19 +27,19 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def world_of(tmp_path: Path, rows: list[dict[str, Any]], **settings: Any) -> QuestionFile:
+def env_of(tmp_path: Path, rows: list[dict[str, Any]], **settings: Any) -> QuestionFile:
     """Return the environment of some rows, without shots."""
     return QuestionFile({"path": write(tmp_path / "rows.jsonl", rows), "num_shots": 0, **settings})
 
 
-def asked(world: QuestionFile) -> dict[str, str]:
+def asked(env: QuestionFile) -> dict[str, str]:
     """Return question -> answer of both splits."""
-    return dict(map(world.data_question, world._ids))
+    return dict(map(env.data_question, env._ids))
 
 
-def played(world: QuestionFile, turn: str, prompt_id: str = "") -> tuple[float, dict[str, Any]]:
+def played(env: QuestionFile, turn: str, prompt_id: str = "") -> tuple[float, dict[str, Any]]:
     """Return what a turn earns, and its info; of the first prompt unless another is given."""
-    world.reset(options={"prompt_id": prompt_id or world._ids[0]})
-    _, reward, terminated, _, info = world.step(turn)
+    env.reset(options={"prompt_id": prompt_id or env._ids[0]})
+    _, reward, terminated, _, info = env.step(turn)
     assert terminated
     return reward, info

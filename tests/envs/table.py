@@ -83,10 +83,10 @@ ROWS: dict[str, list[Row]] = {
     "retrieval": [Row(), Row({"num_hops": 1, "call_format": "line", "feedback_turns": 1})],
     "rubric": [Row(pays_any_text=True), Row({"reward": "pass"})],
     "self_iteration": [
-        Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": {}}, iterates=True),
-        Row({"world": "registers", "world_config": QUICK}, is_hidden=True, iterates=True),
+        Row({"env": "rllib_srl.envs.math.compare:Compare", "env_config": {}}, iterates=True),
+        Row({"env": "registers", "env_config": QUICK}, is_hidden=True, iterates=True),
     ],
-    "self_label": [Row({"world": "rllib_srl.envs.math.compare:Compare", "world_config": QUICK})],
+    "self_label": [Row({"env": "rllib_srl.envs.math.compare:Compare", "env_config": QUICK})],
     "sentences": [Row(pays_any_text=True)],
 }
 

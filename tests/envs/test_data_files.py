@@ -64,8 +64,8 @@ def test_a_file_of_any_kind_is_taken_for_a_file_and_has_the_same_rows(tmp_path, 
     made(tmp_path / name)
     given = str(tmp_path / name)
     assert data_settings(given) == {"path": given, "num_shots": 0}
-    world = QuestionFile({"path": given, "num_shots": 0})
-    assert (asked(world), world.domain, world.num_skipped) == (WHOLE, "t", 0)
+    env = QuestionFile({"path": given, "num_shots": 0})
+    assert (asked(env), env.domain, env.num_skipped) == (WHOLE, "t", 0)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -80,8 +80,8 @@ def test_a_folder_of_shards_is_one_data_set(tmp_path, monkeypatch, kind) -> None
     monkeypatch.chdir(tmp_path)
     assert not names_data_set("data/shards") and names_data_set("org/name.v1")  # what exists here is not on the hub
     assert data_settings("data/shards") == {"path": "data/shards", "num_shots": 0}
-    world = QuestionFile({"path": "data/shards", "num_shots": 0})
-    assert (asked(world), world.domain) == (WHOLE, "shards")
+    env = QuestionFile({"path": "data/shards", "num_shots": 0})
+    assert (asked(env), env.domain) == (WHOLE, "shards")
 
 
 def test_a_fault_in_a_folder_names_its_file(tmp_path) -> None:
@@ -112,9 +112,9 @@ def test_splits_beside_each_other_are_never_mixed(tmp_path, names, monkeypatch) 
     assert "hub_id" not in settings and QuestionFile({**settings, "num_shots": 0}).num_questions == 6
     assert [row for file in local_files("", "data/train") for _, row in rows_of(file)] == ROWS[:4]
     settings = data_settings("data", split="train", heldout="test")
-    world = QuestionFile(settings)
-    assert {world.data_question(one)[0] for one in world.prompt_ids("heldout", 0)} == {r["question"] for r in ROWS[4:]}
-    assert len(list(world.prompt_ids("train", 0))) == 4
+    env = QuestionFile(settings)
+    assert {env.data_question(one)[0] for one in env.prompt_ids("heldout", 0)} == {r["question"] for r in ROWS[4:]}
+    assert len(list(env.prompt_ids("train", 0))) == 4
 
 
 def test_folders_without_data_with_several_kinds_and_with_splits_are_refused(tmp_path) -> None:
@@ -138,8 +138,8 @@ def test_the_folders_of_math_as_published_are_one_data_set(tmp_path) -> None:
         for number in range(2):
             row = {"problem": f"{topic} {number}?", "type": topic, "solution": rf"\boxed{{{number}}}"}
             (tmp_path / "train" / topic / f"{number}.json").write_text(json.dumps(row))
-    world = QuestionFile({"path": str(tmp_path / "train"), "num_shots": 0})
-    assert asked(world) == {f"{topic} {n}?": str(n) for topic in ("algebra", "geometry") for n in range(2)}
+    env = QuestionFile({"path": str(tmp_path / "train"), "num_shots": 0})
+    assert asked(env) == {f"{topic} {n}?": str(n) for topic in ("algebra", "geometry") for n in range(2)}
 
 
 def test_all_parts_of_a_split_of_the_hub_are_read(tmp_path, monkeypatch) -> None:
@@ -171,8 +171,8 @@ def test_a_row_that_is_too_long_is_left_out_alone(tmp_path, name) -> None:
     tracemalloc.stop()
     assert (found[1], found[3]) == (ROWS[0], ROWS[1]) and peak < 80 << 20
     assert isinstance(found[2], RowFault) and "expected" in str(found[2])
-    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0, "bad_rows": "skip"})
-    assert (world.num_questions, world.num_skipped) == (2, 1)
+    env = QuestionFile({"path": str(tmp_path / name), "num_shots": 0, "bad_rows": "skip"})
+    assert (env.num_questions, env.num_skipped) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet", "t.jsonl"])
@@ -187,9 +187,9 @@ def test_a_key_that_occurs_twice_is_a_warning_that_is_counted(tmp_path, name, ca
     inside = '{"question": "2 + 2?", "about": {"n": 1, "n": 2}, "answer": "4"}'
     text = f"{twice}\n{inside}\n" if name == "t.jsonl" else f"[{twice}, {inside}]"
     (tmp_path / name).write_text(text)
-    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
-    assert asked(world) == {"1 + 1?": "2", "2 + 2?": "4"}
-    assert world.row_notes == [
+    env = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
+    assert asked(env) == {"1 + 1?": "2", "2 + 2?": "4"}
+    assert env.row_notes == [
         "row 1 has the key 'answer' twice, and the last one counts",
         "row 2 has the key 'n' twice, and the last one counts",
     ]
@@ -207,8 +207,8 @@ def test_a_key_that_occurs_twice_is_a_warning_that_is_counted(tmp_path, name, ca
 ])  # fmt: skip
 def test_tables_are_read_as_programs_write_them(tmp_path, name, content) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    world = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
-    assert asked(world) == {'"Hi" he said': "1", '"tis so': "2"}
+    env = QuestionFile({"path": str(tmp_path / name), "num_shots": 0})
+    assert asked(env) == {'"Hi" he said': "1", '"tis so': "2"}
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [

@@ -18,71 +18,71 @@ FILES = "multi_turn_base_0"
 MOST_TURNS = 200
 
 
-def played(world, prompt_id, turns):
+def played(env, prompt_id, turns):
     """Return the reward of an episode of `turns`, of empty turns to its end for None."""
-    world.reset(options={"prompt_id": prompt_id})
+    env.reset(options={"prompt_id": prompt_id})
     for turn in turns if turns is not None else [""] * MOST_TURNS:
-        _, reward, terminated, truncated, _ = world.step(turn)
+        _, reward, terminated, truncated, _ = env.step(turn)
         if terminated or truncated:
             return reward
     return 0.0
 
 
-def first(world, count=12):
-    return list(world._tasks)[:count]
+def first(env, count=12):
+    return list(env._tasks)[:count]
 
 
 def started(**env_config):
-    world = Bfcl(env_config)
-    prompt = world.reset(options={"prompt_id": FILES.replace("base", world.settings.category)})[0]
-    return world, prompt
+    env = Bfcl(env_config)
+    prompt = env.reset(options={"prompt_id": FILES.replace("base", env.settings.category)})[0]
+    return env, prompt
 
 
 @pytest.mark.parametrize("num_tasks", [12, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_ground_truth_passes_and_an_empty_policy_does_not(category, num_tasks):
-    world = Bfcl({"category": category})
-    ids = first(world, num_tasks)
+    env = Bfcl({"category": category})
+    ids = first(env, num_tasks)
     assert len(ids) == num_tasks
     for prompt_id in ids:
-        assert played(world, prompt_id, world.gold_turns(prompt_id)) == 1.0, prompt_id
-        assert played(world, prompt_id, None) == 0.0, prompt_id
+        assert played(env, prompt_id, env.gold_turns(prompt_id)) == 1.0, prompt_id
+        assert played(env, prompt_id, None) == 0.0, prompt_id
 
 
 def test_an_episode_by_hand():
-    world, prompt = started()
+    env, prompt = started()
     assert prompt.endswith("User: Move 'final_report.pdf' within document directory to 'temp' directory in document. "
                            "Make sure to create the directory\n")  # fmt: skip
     assert "\nmv(source: str, destination: str) - " in prompt
     moved = "[cd(folder='document'), mkdir(dir_name='temp'), mv(source='final_report.pdf', destination='temp')]\n"
-    observation, reward, *_ = world.step(moved)
+    observation, reward, *_ = env.step(moved)
     assert (observation, reward) == (
         'Result: {"current_working_directory": "document"}\nResult: None\n'
         "Result: {\"result\": \"'final_report.pdf' moved to 'temp/final_report.pdf'\"}\n", 0.0,
     )  # fmt: skip
-    assert "No such file or directory" in world.step("[cd(folder='nowhere')]\n")[0]
-    assert world.step("Answer: moved\n")[0].startswith("User: Perform a detailed search using grep")
+    assert "No such file or directory" in env.step("[cd(folder='nowhere')]\n")[0]
+    assert env.step("Answer: moved\n")[0].startswith("User: Perform a detailed search using grep")
 
 
 def test_state_and_results_count_and_missing_functions_are_waited_for():
-    world, _ = started(reward="turns")
-    gold = world.gold_turns(FILES)  # calls, done, calls, done, calls, done, calls, done
+    env, _ = started(reward="turns")
+    gold = env.gold_turns(FILES)  # calls, done, calls, done, calls, done, calls, done
     assert len(gold) == 8
-    assert played(world, FILES, gold) == 1.0
+    assert played(env, FILES, gold) == 1.0
     # Without the calls of the second user turn its results are missing; later turns then work on another directory.
     no_search = [gold[0], gold[1], gold[3], *gold[4:]]
-    assert played(world, FILES, no_search) == 0.25
+    assert played(env, FILES, no_search) == 0.25
     # A file more than there should be: the state differs in every user turn.
     touched = ["[touch(file_name='extra')]\n", *gold]
-    assert played(world, FILES, touched) == 0.0
+    assert played(env, FILES, touched) == 0.0
     # Looking around changes no state, and results may come in any order and with others between.
-    assert played(world, FILES, ["[ls()]\n", *gold]) == 1.0
-    world, prompt = started(category="miss_func")
+    assert played(env, FILES, ["[ls()]\n", *gold]) == 1.0
+    env, prompt = started(category="miss_func")
     prompt_id = "multi_turn_miss_func_0"
     assert "\nsort(" not in prompt
     observations = []
-    for turn in world.gold_turns(prompt_id):
-        observation, reward, *_ = world.step(turn)
+    for turn in env.gold_turns(prompt_id):
+        observation, reward, *_ = env.step(turn)
         observations.append(observation)
     assert reward == 1.0
     (told,) = (one for one in observations if "These tools are new. What about now?" in one)
@@ -98,14 +98,14 @@ def test_variants_of_a_task_are_in_one_split(category):
 
 
 def test_text_of_the_policy_is_looked_up_and_never_run():
-    world, _ = started()
+    env, _ = started()
     for turn in (
         "[_load_scenario(scenario={})]", "[__init__()]", "[root.clear()]", "[GorillaFileSystem()]", "[ls.__func__()]",
         "[eval('1')]",
     ):  # fmt: skip
-        assert "Error: there is no function" in world.step(turn + "\n")[0], turn
+        assert "Error: there is no function" in env.step(turn + "\n")[0], turn
     before = set(sys.modules)
-    world.step("[ls(a=__import__('antigravity'))]\n")
+    env.step("[ls(a=__import__('antigravity'))]\n")
     assert "antigravity" not in set(sys.modules) - before
 
 

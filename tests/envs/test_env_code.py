@@ -1,4 +1,4 @@
-"""The worlds that run code: what they ask, what their parts compute, and how they pay for hostile answers."""
+"""The environments that run code: what they ask, what their parts compute, and how they pay for hostile answers."""
 
 import re
 
@@ -15,10 +15,10 @@ from tests.machine import CAN_ISOLATE
 pytestmark = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine has neither namespaces nor landlock")
 
 
-def played(world, prompt_id, *turns):
+def played(env, prompt_id, *turns):
     """Return observations, rewards, whether it ended, and the last info."""
-    start = world.reset(options={"prompt_id": prompt_id})[0]
-    steps = [world.step(turn) for turn in turns]
+    start = env.reset(options={"prompt_id": prompt_id})[0]
+    steps = [env.step(turn) for turn in turns]
     return [start, *(step[0] for step in steps)], [step[1] for step in steps], any(steps[-1][2:4]), steps[-1][4]
 
 
@@ -28,7 +28,7 @@ def code(body):
 
 @pytest.mark.parametrize("make", [PythonTool, CodeTask])
 def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypatch):
-    """A world asks for every guarantee, and passes its setting on."""
+    """An environment asks for every guarantee, and passes its setting on."""
     asked = []
 
     class Weak(Sandbox):
@@ -45,9 +45,9 @@ def test_a_machine_that_cannot_isolate_is_refused_unless_allowed(make, monkeypat
 
 
 def test_a_tool_episode_by_hand():
-    world = PythonTool({"num_shots": 0})
+    env = PythonTool({"num_shots": 0})
     observations, rewards, ended, _ = played(
-        world, "power_mod 37 20 101", "<python>print(37 ** 2)\n1 / 0</python>",
+        env, "power_mod 37 20 101", "<python>print(37 ** 2)\n1 / 0</python>",
         "<python>x = 5\nx + 1</python>", "\n```python\nprint(pow(37, 20, 101))\n```\n", "<answer>95</answer>",
     )  # fmt: skip
     assert observations[0].endswith("What is the remainder when 37 to the power of 20 is divided by 101?\n")
@@ -59,8 +59,8 @@ def test_a_tool_episode_by_hand():
 
 
 def test_a_call_that_runs_too_long_ends_the_episode():
-    world = PythonTool({"num_shots": 0, "call_timeout_s": 0.3})
-    _, rewards, ended, info = played(world, "collatz 7", "<python>while True: pass</python>")
+    env = PythonTool({"num_shots": 0, "call_timeout_s": 0.3})
+    _, rewards, ended, info = played(env, "collatz 7", "<python>while True: pass</python>")
     assert (rewards, ended, info["stop_reason"]) == ([0.0], True, "tool_timeout")
 
 
@@ -88,13 +88,13 @@ def test_a_function_task_by_hand_and_its_hidden_checks():
     assert task.checks[0] == ([], 0)
     for xs, wanted in task.checks:
         assert wanted == sum(2 * x for x in xs if x % 2 == 0)
-    world = CodeTask({"num_shots": 0})
+    env = CodeTask({"num_shots": 0})
     gold = "def f(xs):\n    ys = [x * 2 for x in xs if x % 2 == 0]\n    return sum(ys)"
-    assert world.gold_turns("list 0 20 0") == [code(gold)]
+    assert env.gold_turns("list 0 20 0") == [code(gold)]
     assert function_tasks.task("recurrence 1 0 0 0", 3).checks[:2] == ((0, 1), (1, 1))
-    world = CodeTask({"num_shots": 2})
-    for prompt_id in first_ids(world, count=200):
-        prompt, task = world.reset(options={"prompt_id": prompt_id})[0], function_tasks.task(prompt_id, 8)
+    env = CodeTask({"num_shots": 2})
+    for prompt_id in first_ids(env, count=200):
+        prompt, task = env.reset(options={"prompt_id": prompt_id})[0], function_tasks.task(prompt_id, 8)
         hidden = [argument for argument, _ in task.checks if isinstance(argument, list) and len(argument) > 1]
         assert len(task.checks) == 8 and not any(str(argument) in prompt for argument in hidden)
         (shown,) = re.findall(r"For example, f\((.*?)\) is", task.words)
@@ -128,9 +128,9 @@ FORGERIES = [
 
 @pytest.mark.parametrize("body", FORGERIES)
 def test_a_verdict_cannot_be_forged(body):
-    world = CodeTask({"num_shots": 0})
+    env = CodeTask({"num_shots": 0})
     for prompt_id in ("list 0 20 0", "text 3 4 5", "recurrence 3 4 5 6"):
-        _, rewards, ended, _ = played(world, prompt_id, code(body))
+        _, rewards, ended, _ = played(env, prompt_id, code(body))
         assert ended and rewards[0] < 0.2, (prompt_id, rewards)
 
 
@@ -138,29 +138,29 @@ def test_the_expected_values_never_enter_the_sandbox(monkeypatch):
     sent, run = [], Sandbox.run
     monkeypatch.setattr(Sandbox, "run", lambda *args, **given: sent.append((args[1:], given)) or run(*args, **given))
     prompt_id = "recurrence 3 4 5 6"
-    world = CodeTask({"num_shots": 0})
-    played(world, prompt_id, *world.gold_turns(prompt_id))
+    env = CodeTask({"num_shots": 0})
+    played(env, prompt_id, *env.gold_turns(prompt_id))
     ((args, keywords),) = sent
-    assert args == (world.gold_turns(prompt_id)[0].split("```")[1].removeprefix("python").strip(),)
+    assert args == (env.gold_turns(prompt_id)[0].split("```")[1].removeprefix("python").strip(),)
     checks = function_tasks.task(prompt_id, 8).checks
     assert [list(call.args) for call in keywords.pop("calls")] == [[argument] for argument, _ in checks]
     assert keywords == {}
 
 
 def test_code_that_runs_too_long_is_a_tool_timeout():
-    world = CodeTask({"num_shots": 0, "timeout_s": 0.3})
+    env = CodeTask({"num_shots": 0, "timeout_s": 0.3})
     for body in ("while True: pass", "def f(x):\n    while True: pass"):
-        _, rewards, ended, info = played(world, "list 0 20 0", code(body))
+        _, rewards, ended, info = played(env, "list 0 20 0", code(body))
         assert (rewards, ended, info) == ([0.0], True, {"stop_reason": "tool_timeout"})
-    assert played(world, "list 0 20 0", "no code")[3] == {"stop_reason": "unparsable"}
+    assert played(env, "list 0 20 0", "no code")[3] == {"stop_reason": "unparsable"}
 
 
 def test_code_is_found_in_a_turn_and_its_values_are_compared_with_their_types():
-    world = CodeTask({"num_shots": 0})
-    assert world.answer_in("\n```python\nx = 1\n```\n") == "x = 1"
-    assert world.answer_in("Here it is:\n```py\nx = 1\n\ny = 2\n```\nand\n```python\nz\n```\n") == "x = 1\n\ny = 2"
-    assert world.answer_in("```\nx = 1") == "x = 1"  # cut off
-    assert world.answer_in("def f(x): return x") == world.answer_in("```python x```") == ""
+    env = CodeTask({"num_shots": 0})
+    assert env.answer_in("\n```python\nx = 1\n```\n") == "x = 1"
+    assert env.answer_in("Here it is:\n```py\nx = 1\n\ny = 2\n```\nand\n```python\nz\n```\n") == "x = 1\n\ny = 2"
+    assert env.answer_in("```\nx = 1") == "x = 1"  # cut off
+    assert env.answer_in("def f(x): return x") == env.answer_in("```python x```") == ""
     nan = float("nan")
     for value, wanted in ((1, 1), (1.0, 1), ([1, 2], [1, 2])):
         assert is_same(value, wanted)

@@ -136,16 +136,16 @@ def test_verdicts_are_those_of_bfcl(category, bfcl_check):
 @needs_bfcl
 @pytest.mark.parametrize("category", PACKAGED)
 def test_the_expected_calls_of_bfcl_earn_one(category):
-    world = FunctionCall({"bfcl": category, "num_shots": 0, "call_format": "python"})
-    ids = list(islice(world.prompt_ids("train", 0), 60)) + list(islice(world.prompt_ids("heldout", 0), 20))
+    env = FunctionCall({"bfcl": category, "num_shots": 0, "call_format": "python"})
+    ids = list(islice(env.prompt_ids("train", 0), 60)) + list(islice(env.prompt_ids("heldout", 0), 20))
     for prompt_id in ids:
-        world.reset(options={"prompt_id": prompt_id})
-        assert world.step(world.gold_turns(prompt_id)[0])[1] == 1.0, prompt_id
+        env.reset(options={"prompt_id": prompt_id})
+        assert env.step(env.gold_turns(prompt_id)[0])[1] == 1.0, prompt_id
 
 
 def test_wrong_turns_by_hand():
     number = next(n for n in range(NUM_REQUESTS) if request(n).text == "Set a timer for 12 minutes called tea.")
-    world = FunctionCall({})
+    env = FunctionCall({})
     for turn, reward, info in (
         ("Tool: set_timer(label='tea', minutes=12)\n", 1.0, {}),
         ("Tool: set_timer(12, 'Tea')\n", 1.0, {}),
@@ -157,15 +157,15 @@ def test_wrong_turns_by_hand():
         ("Tool: set_timer(minutes=6 + 6, label='tea')\n", 0.0, {"stop_reason": "unparsable"}),
         ("", 0.0, {"stop_reason": "unparsable"}),
     ):
-        world.reset(options={"prompt_id": str(number)})
-        assert world.step(turn) == ("", reward, True, False, info), turn
-    world = FunctionCall({"num_calls": 0})
-    _, info = world.reset(seed=3)
+        env.reset(options={"prompt_id": str(number)})
+        assert env.step(turn) == ("", reward, True, False, info), turn
+    env = FunctionCall({"num_calls": 0})
+    _, info = env.reset(seed=3)
     needed = request(int(info["prompt_id"])).function.name
-    assert needed not in world._tools
-    assert world.step("Answer: none\n")[1] == 1.0
-    world.reset(options=info)
-    assert world.step(f"Tool: {next(iter(world._tools))}()\n")[1] == 0.0
+    assert needed not in env._tools
+    assert env.step("Answer: none\n")[1] == 1.0
+    env.reset(options=info)
+    assert env.step(f"Tool: {next(iter(env._tools))}()\n")[1] == 0.0
 
 
 def test_a_file_is_played_and_its_faults_are_named(tmp_path):
@@ -177,10 +177,10 @@ def test_a_file_is_played_and_its_faults_are_named(tmp_path):
     settings = {"path": str(questions), "answers_path": str(answers), "num_shots": 0}
     with pytest.raises(ValueError, match=r"q.json, row 2: field ground_truth of its answer.*\(and 1 more\)"):
         FunctionCall(settings)
-    world = FunctionCall({**settings, "bad_rows": "skip"})
-    assert (world.num_questions, len(world.row_faults)) == (1, 2)
-    world.reset(options={"prompt_id": "a"})
-    assert world.step("Tool: book('Oslo', nights=2)\n")[1] == 1.0
+    env = FunctionCall({**settings, "bad_rows": "skip"})
+    assert (env.num_questions, len(env.row_faults)) == (1, 2)
+    env.reset(options={"prompt_id": "a"})
+    assert env.step("Tool: book('Oslo', nights=2)\n")[1] == 1.0
     unfit = {"id": "a", "ground_truth": [{"book": {"city": [], "nights": [2]}}]}
     answers.write_text(json.dumps(unfit) + "\n")
     (tmp_path / "q2.json").write_text(json.dumps(row))

@@ -15,42 +15,42 @@ FOUR = "12, 35, 47, 81. hidden 47. dice 19 0 19 19 19 19"
 
 
 def test_an_episode_with_the_oracle_by_hand():
-    world = Oracle({"num_shots": 0})
-    asked, info = world.reset(options={"prompt_id": FOUR})
+    env = Oracle({"num_shots": 0})
+    asked, info = env.reset(options={"prompt_id": FOUR})
     assert asked == (
         "Question: One of 12, 35, 47, 81 is hidden. A reply lies in 10% of cases, a query costs 2%. Which is it?\n"
         "Action:"
     )
     assert info == {"prompt_id": FOUR}
-    assert world.step(" above 35\n") == ("above 35: yes\nAction:", 0.0, False, False, {})
-    assert world.step(" above 47\n")[0] == "above 47: yes\nAction:"  # the second die: a lie
-    assert world.step(" above 47.\n")[0] == "above 47: no\nAction:"
-    assert world.step(" answer 47\n") == ("", 0.94, True, False, {"num_queries": 3})
-    assert played(world, FOUR, [" answer 81\n"]) == [("", 0.0, True, False, {"num_queries": 0})]
-    assert world.gold_turns(FOUR) == [" answer 47\n"]
+    assert env.step(" above 35\n") == ("above 35: yes\nAction:", 0.0, False, False, {})
+    assert env.step(" above 47\n")[0] == "above 47: yes\nAction:"  # the second die: a lie
+    assert env.step(" above 47.\n")[0] == "above 47: no\nAction:"
+    assert env.step(" answer 47\n") == ("", 0.94, True, False, {"num_queries": 3})
+    assert played(env, FOUR, [" answer 81\n"]) == [("", 0.0, True, False, {"num_queries": 0})]
+    assert env.gold_turns(FOUR) == [" answer 47\n"]
     honest = Oracle({"num_shots": 0, "lie_percent": 0})
     assert played(honest, FOUR, [" above 35\n", " above 47\n"])[1][0] == "above 47: no\nAction:"
 
 
 def test_the_right_answer_is_right_after_any_number_of_queries():
-    world = Oracle({"num_shots": 0})  # six turns, 2 % a query
-    assert world.pass_reward == 0.9
-    right = [played(world, FOUR, [" above 35\n"] * k + [" answer 47\n"])[-1][1] for k in range(6)]
-    wrong = [played(world, FOUR, [" above 35\n"] * k + [" answer 12\n"])[-1][1] for k in range(6)]
+    env = Oracle({"num_shots": 0})  # six turns, 2 % a query
+    assert env.pass_reward == 0.9
+    right = [played(env, FOUR, [" above 35\n"] * k + [" answer 47\n"])[-1][1] for k in range(6)]
+    wrong = [played(env, FOUR, [" above 35\n"] * k + [" answer 12\n"])[-1][1] for k in range(6)]
     rewards = np.array([*right, *wrong], np.float32)
-    assert passed(rewards, world.pass_reward, RIGHT).tolist() == [True] * 6 + [False] * 6
+    assert passed(rewards, env.pass_reward, RIGHT).tolist() == [True] * 6 + [False] * 6
     assert Oracle({"cost_percent": 50, "num_turns": 3}).pass_reward == 0.01  # a reward of 0 is never a pass
 
 
 def test_a_turn_that_is_not_an_action_is_used_up_and_costs_nothing():
-    world = Oracle({"num_shots": 0})
+    env = Oracle({"num_shots": 0})
     usage = "Unknown. Say above and one of 12, 35, 47, or answer and one of 12, 35, 47, 81.\nAction:"
     for turn in ("hm", " above 81", " above 36", " above", " answer 48", " answer", " answer 12 35"):
-        steps = played(world, FOUR, [f"{turn}\n", " answer 47\n"])
+        steps = played(env, FOUR, [f"{turn}\n", " answer 47\n"])
         assert steps[0][0] == usage and steps[1][1] == 1.0
-        last = played(world, FOUR, [f"{turn}\n"] * 6)[-1]
+        last = played(env, FOUR, [f"{turn}\n"] * 6)[-1]
         assert last == ("", 0.0, False, True, {"stop_reason": "unparsable"})
-    assert played(world, FOUR, [" above 12\n"] * 6)[-1] == ("", 0.0, False, True, {})  # readable, but no answer
+    assert played(env, FOUR, [" above 12\n"] * 6)[-1] == ("", 0.0, False, True, {})  # readable, but no answer
 
 
 def value(inquiry, turns):
@@ -70,14 +70,14 @@ def test_values_with_the_oracle_by_hand():
     assert value(Inquiry((12, 35), 10, 50), 2) == 0.5
 
 
-def earned(world, prompt_id):
+def earned(env, prompt_id):
     """Return the reward of the best policy, which reads the texts of the environment only."""
-    inquiry, turns = world.case(prompt_id).inquiry, world.settings.num_turns
-    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    inquiry, turns = env.case(prompt_id).inquiry, env.settings.num_turns
+    observation, _ = env.reset(options={"prompt_id": prompt_id})
     belief = dict.fromkeys(inquiry.answers.values(), 1)
     for num_queries in range(turns):
         action = inquiry.best(belief, num_queries, turns - num_queries)[1]
-        observation, reward, is_over, _, _ = world.step(f" {action}\n")
+        observation, reward, is_over, _, _ = env.step(f" {action}\n")
         if is_over:
             return reward
         belief = inquiry.after(belief, action)[observation.partition("\n")[0]]
@@ -86,13 +86,13 @@ def earned(world, prompt_id):
 
 @pytest.mark.parametrize("lie_percent", [0, 10, 25])
 def test_the_best_policy_earns_its_value_over_all_numbers_and_lies(lie_percent):
-    world = Oracle({"num_numbers": 3, "num_turns": 5, "lie_percent": lie_percent, "num_shots": 0})
+    env = Oracle({"num_numbers": 3, "num_turns": 5, "lie_percent": lie_percent, "num_shots": 0})
     total, lie = 0.0, lie_percent / 100
     for hidden, dice in product((12, 35, 81), product((TRUTH, LIE), repeat=5)):
         weight = prod(lie if die == LIE else 1 - lie for die in dice) / 3
         prompt_id = f"12, 35, 81. hidden {hidden}. dice {' '.join(map(str, dice))}"
-        total += weight * earned(world, prompt_id) if weight else 0.0
-    assert total == pytest.approx(value(world.case(prompt_id).inquiry, 5), abs=1e-12)
+        total += weight * earned(env, prompt_id) if weight else 0.0
+    assert total == pytest.approx(value(env.case(prompt_id).inquiry, 5), abs=1e-12)
 
 
 def test_what_is_hidden_has_the_stated_probability_and_does_not_decide_the_split():

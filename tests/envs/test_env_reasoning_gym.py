@@ -26,19 +26,19 @@ def every_dataset():
 
 
 def play_dataset(name):
-    world = ReasoningGym({"dataset": name, "pool_size": NUM_PLAYED, "num_shots": 0, "multiline": True})
-    ids = [prompt_id for split in text.SPLITS for prompt_id in world.prompt_ids(split, 0)]
-    assert ids and world.domain == name
+    env = ReasoningGym({"dataset": name, "pool_size": NUM_PLAYED, "num_shots": 0, "multiline": True})
+    ids = [prompt_id for split in text.SPLITS for prompt_id in env.prompt_ids(split, 0)]
+    assert ids and env.domain == name
     for prompt_id in ids:
-        _, rewards, terminated, info = play(world, world.gold_turns(prompt_id), prompt_id)
-        assert (rewards, terminated, info) == ([1.0], True, {}), (prompt_id, world.question(prompt_id))
+        _, rewards, terminated, info = play(env, env.gold_turns(prompt_id), prompt_id)
+        assert (rewards, terminated, info) == ([1.0], True, {}), (prompt_id, env.question(prompt_id))
         for empty in ("", "\n\n", "  \n\nx"):
-            assert play(world, [empty], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), prompt_id
+            assert play(env, [empty], prompt_id)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), prompt_id
         for answer in ("hello", "a wrong answer", "unknown", "x"):
-            assert play(world, [answer], prompt_id)[1] == [0.0], (prompt_id, answer)
+            assert play(env, [answer], prompt_id)[1] == [0.0], (prompt_id, answer)
     for answer in HOSTILE:
         start, work = time.monotonic(), time.process_time()
-        assert play(world, [answer], ids[0])[1] == [0.0], (name, answer[:9])
+        assert play(env, [answer], ids[0])[1] == [0.0], (name, answer[:9])
         assert time.process_time() - work < 10 and time.monotonic() - start < 60
 
 
@@ -60,55 +60,55 @@ def test_entries_without_an_answer_are_left_out():
     dataset = make_dataset("ab", {}, None)
     unanswered = [index for index in range(400) if not dataset[index]["answer"]]
     assert unanswered  # a program may end in nothing
-    world = ReasoningGym({"dataset": "ab", "pool_size": 400, "num_shots": 0})
-    asked = {json.loads(i)["index"] for split in text.SPLITS for i in world.prompt_ids(split, 0)}
+    env = ReasoningGym({"dataset": "ab", "pool_size": 400, "num_shots": 0})
+    asked = {json.loads(i)["index"] for split in text.SPLITS for i in env.prompt_ids(split, 0)}
     assert not asked & set(unanswered)
     with pytest.raises(ValueError, match="expected an entry that has an answer"):
-        world.question(json.dumps({"dataset": "ab", "index": unanswered[0]}))
+        env.question(json.dumps({"dataset": "ab", "index": unanswered[0]}))
     zero = ReasoningGym({"dataset": "base_conversion", "pool_size": 2000, "num_shots": 0})  # 1514 writes 0 as nothing
     assert zero.num_questions == len([i for split in text.SPLITS for i in zero.prompt_ids(split, 0)])
 
 
 @pytest.mark.slow
 def test_graders_that_pay_for_what_is_wrong_are_replaced_and_formulas_may_be_rearranged():
-    world = ReasoningGym({"dataset": "game_of_life_halting", "pool_size": 40, "num_shots": 0})
-    ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]
-    right = {world.question(prompt_id).answer for prompt_id in ids}
+    env = ReasoningGym({"dataset": "game_of_life_halting", "pool_size": 40, "num_shots": 0})
+    ids = [i for split in text.SPLITS for i in env.prompt_ids(split, 0)]
+    right = {env.question(prompt_id).answer for prompt_id in ids}
     assert right == {"True", "False"}
     for prompt_id in ids[:10]:
-        grades = {answer: world.grade(prompt_id, answer) for answer in ("True", "False", "hello")}
-        assert grades == {**dict.fromkeys(grades, 0.0), world.question(prompt_id).answer: 1.0}
-    world = ReasoningGym({"dataset": "coin_flip", "pool_size": 9, "num_shots": 0})
-    prompt_id = next(i for i in map(world._id, range(9)) if world.question(i).answer == "0.3125")
+        grades = {answer: env.grade(prompt_id, answer) for answer in ("True", "False", "hello")}
+        assert grades == {**dict.fromkeys(grades, 0.0), env.question(prompt_id).answer: 1.0}
+    env = ReasoningGym({"dataset": "coin_flip", "pool_size": 9, "num_shots": 0})
+    prompt_id = next(i for i in map(env._id, range(9)) if env.question(i).answer == "0.3125")
     tiny = json.dumps({"dataset": "coin_flip", "index": 6})
-    assert world.question(tiny).answer == "3.051757812e-05"
+    assert env.question(tiny).answer == "3.051757812e-05"
     for answer, expected in [("3.05e-5", 1), ("0.0000305", 1), ("1/32768", 1), ("0", 0), ("0.0001", 0)]:
-        assert world.grade(tiny, answer) == expected, answer
+        assert env.grade(tiny, answer) == expected, answer
     for answer, expected in [("0.3125", 1), ("5/16", 1), ("0.31255", 1), ("0", 0), ("0.3", 0), ("1e999999999", None)]:
-        assert world.grade(prompt_id, answer) == expected, answer
-    world = ReasoningGym({"dataset": "simple_integration", "pool_size": 5, "num_shots": 0})
-    prompt_id = next(i for split in text.SPLITS for i in world.prompt_ids(split, 0))
-    answer = world.question(prompt_id).answer
+        assert env.grade(prompt_id, answer) == expected, answer
+    env = ReasoningGym({"dataset": "simple_integration", "pool_size": 5, "num_shots": 0})
+    prompt_id = next(i for split in text.SPLITS for i in env.prompt_ids(split, 0))
+    answer = env.question(prompt_id).answer
     assert answer.endswith(" + C")
     terms = answer.removesuffix(" + C")
     for turn, reward in [(terms, 1.0), (f"{terms} + c", 1.0), (f"0 + {terms}", 1.0), (f"{terms} + 1*x", 0.0)]:
-        assert play(world, [turn], prompt_id)[1] == [reward], turn
+        assert play(env, [turn], prompt_id)[1] == [reward], turn
 
 
 def test_levels_of_the_curriculum_make_questions_harder():
     def lengths(**config):
-        world = ReasoningGym({"dataset": "chain_sum", "num_shots": 0, "pool_size": 60, **config})
-        ids = [i for split in text.SPLITS for i in world.prompt_ids(split, 0)]
-        terms = [len(re.findall(r"\d+", world.question(i).text)) for i in ids]
-        digits = [max(map(len, re.findall(r"\d+", world.question(i).text))) for i in ids]
+        env = ReasoningGym({"dataset": "chain_sum", "num_shots": 0, "pool_size": 60, **config})
+        ids = [i for split in text.SPLITS for i in env.prompt_ids(split, 0)]
+        terms = [len(re.findall(r"\d+", env.question(i).text)) for i in ids]
+        digits = [max(map(len, re.findall(r"\d+", env.question(i).text))) for i in ids]
         return max(terms), max(digits)
 
     assert lengths(levels={"num_terms": 3, "num_digits": 0}) > lengths(levels={"num_terms": 0, "num_digits": 0})
     assert lengths(level=0, levels={"num_digits": 3})[1] > lengths(level=0)[1]
-    world = ReasoningGym({"dataset": "chain_sum", "levels": {"num_terms": 1}, "num_shots": 0, "pool_size": 9})
-    prompt_id = first_ids(world, count=1)[0]
+    env = ReasoningGym({"dataset": "chain_sum", "levels": {"num_terms": 1}, "num_shots": 0, "pool_size": 9})
+    prompt_id = first_ids(env, count=1)[0]
     other = ReasoningGym({"dataset": "chain_sum", "num_shots": 0})
-    assert other.question(prompt_id) == world.question(prompt_id)  # an id brings its levels along
+    assert other.question(prompt_id) == env.question(prompt_id)  # an id brings its levels along
     with pytest.raises(ValueError, match="expected for dataset 'chain_sum': num_terms 0 to .*, num_digits 0 to"):
         ReasoningGym({"dataset": "chain_sum", "levels": {"terms": 1}})
     with pytest.raises(ValueError, match="no curriculum"):
@@ -132,11 +132,11 @@ def test_partial_credit_counts_only_on_request():
 def test_no_answer_is_ever_run_as_code(tmp_path):
     target = tmp_path / "written"
     for name in sorted(COMPARED_AS_TEXT | READ_AS_ARITHMETIC | READ_AS_ALGEBRA):
-        world = ReasoningGym({"dataset": name, "num_shots": 0, "pool_size": 1, "multiline": True})
-        prompt_id = world._id(0)
+        env = ReasoningGym({"dataset": name, "num_shots": 0, "pool_size": 1, "multiline": True})
+        prompt_id = env._id(0)
         for code in (f"open({str(target)!r}, 'w')", f"__import__('pathlib').Path({str(target)!r}).touch()", "9**9**9"):
-            assert world.grade(prompt_id, code) in (None, 0.0)
-        assert world.grade(prompt_id, world.question(prompt_id).answer) == 1.0
+            assert env.grade(prompt_id, code) in (None, 0.0)
+        assert env.grade(prompt_id, env.question(prompt_id).answer) == 1.0
     assert not target.exists()
 
 

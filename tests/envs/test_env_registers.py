@@ -14,12 +14,12 @@ def make(**settings):
 
 
 def test_an_episode_by_hand():
-    world = make(task="larger")
-    asked, info = world.reset(options={"prompt_id": LARGER})
+    env = make(task="larger")
+    asked, info = env.reset(options={"prompt_id": LARGER})
     assert asked == "Question: Registers p, c, k. Larger of p and c?\nAction:" and info == {"prompt_id": LARGER}
-    assert world.step(" get p\n") == ("p = 17\nAction:", 0.0, False, False, {})
-    assert world.step(" get c") == ("\nc = 40\nAction:", 0.0, False, False, {})  # a turn that was cut off
-    assert world.step(" answer 40.\n") == ("", 1.0, True, False, {})
+    assert env.step(" get p\n") == ("p = 17\nAction:", 0.0, False, False, {})
+    assert env.step(" get c") == ("\nc = 40\nAction:", 0.0, False, False, {})  # a turn that was cut off
+    assert env.step(" answer 40.\n") == ("", 1.0, True, False, {})
     for task_id, wrong in ((LARGER, 17), (LARGER, 93), ("p=17, c=40. read c", 17), ("p=c, c=40, k=93. follow p", 93)):
         assert played(make(), task_id, [f" answer {wrong}\n"]) == [("", 0.0, True, False, {})]
     read, follow = "p=17, c=40. read c", "p=c, c=40, k=93. follow p"
@@ -32,11 +32,11 @@ def test_an_episode_by_hand():
 
 
 def test_the_smaller_of_two_is_the_opposite_of_the_larger():
-    smaller, world = LARGER.replace("larger", "smaller"), make(task="smaller")
-    assert world.reset(options={"prompt_id": smaller})[0].endswith("Smaller of p and c?\nAction:")
-    assert world.gold_turns(smaller) == [" get p\n", " get c\n", " answer 17\n"]
-    assert [played(world, smaller, [f" answer {value}\n"])[0][1] for value in (17, 40, 93)] == [1.0, 0.0, 0.0]
-    assert world.split_of(smaller) == world.split_of(LARGER)
+    smaller, env = LARGER.replace("larger", "smaller"), make(task="smaller")
+    assert env.reset(options={"prompt_id": smaller})[0].endswith("Smaller of p and c?\nAction:")
+    assert env.gold_turns(smaller) == [" get p\n", " get c\n", " answer 17\n"]
+    assert [played(env, smaller, [f" answer {value}\n"])[0][1] for value in (17, 40, 93)] == [1.0, 0.0, 0.0]
+    assert env.split_of(smaller) == env.split_of(LARGER)
     with pytest.raises(ValueError, match="num_turns = 2; expected at least 3"):
         make(task="smaller", num_turns=2)
 

@@ -1,4 +1,4 @@
-"""The retail world on a tiny shop: each tool's effect by hand, grading by the database, and what must be told."""
+"""The retail environment on a tiny shop: each tool's effect by hand, grading by the database, and what must be told."""
 
 import copy
 import gzip
@@ -158,33 +158,33 @@ def _folder(tmp_path):
     return tmp_path
 
 
-def earned(world, prompt_id, *turns):
-    world.reset(options={"prompt_id": prompt_id})
-    return [world.step(turn)[1] for turn in turns][-1]
+def earned(env, prompt_id, *turns):
+    env.reset(options={"prompt_id": prompt_id})
+    return [env.step(turn)[1] for turn in turns][-1]
 
 
 def test_an_episode_by_hand(folder):
-    world = Retail({"data_dir": str(folder)})
-    prompt, _ = world.reset(options={"prompt_id": "0"})
+    env = Retail({"data_dir": str(folder)})
+    prompt, _ = env.reset(options={"prompt_id": "0"})
     assert prompt.startswith("# Policy\n\nBe kind.\n\nTools:\n")
     assert prompt.endswith("\n\nCustomer: Cancel #W1. You are Ann Lee, zip 0150.\n")
     call = '<tool_call>{"name": "cancel_pending_order", "arguments": {"order_id": "#W1", "reason": "%s"}}</tool_call>'
-    assert "Input should be 'no longer needed' or 'ordered by mistake'" in world.step(call % "just so")[0]
-    assert '"status": "cancelled"' in world.step(call % "no longer needed")[0]
-    assert world.step("<answer>It is cancelled.</answer>") == ("", 1.0, True, False, {})
-    world.reset(options={"prompt_id": "0"})
-    assert world.step("")[1:] == (0.0, True, False, {"stop_reason": "unparsable"})
+    assert "Input should be 'no longer needed' or 'ordered by mistake'" in env.step(call % "just so")[0]
+    assert '"status": "cancelled"' in env.step(call % "no longer needed")[0]
+    assert env.step("<answer>It is cancelled.</answer>") == ("", 1.0, True, False, {})
+    env.reset(options={"prompt_id": "0"})
+    assert env.step("")[1:] == (0.0, True, False, {"stop_reason": "unparsable"})
 
 
 def test_what_calls_change_and_what_is_told_counts(folder):
-    world = Retail({"data_dir": str(folder)})
-    look, cancel, done = world.gold_turns("0")
-    returned = world.gold_turns("1")[0]
-    assert earned(world, "0", cancel, look, done) == 1.0  # in any order
-    assert earned(world, "0", look, done) == 0.0
-    assert earned(world, "0", cancel, returned, done) == 0.0  # more than was asked for
-    assert earned(world, "1", returned, "<answer>You get 1010.0 back</answer>") == 1.0
-    assert earned(world, "1", returned, "<answer>You get money back</answer>") == 0.0
+    env = Retail({"data_dir": str(folder)})
+    look, cancel, done = env.gold_turns("0")
+    returned = env.gold_turns("1")[0]
+    assert earned(env, "0", cancel, look, done) == 1.0  # in any order
+    assert earned(env, "0", look, done) == 0.0
+    assert earned(env, "0", cancel, returned, done) == 0.0  # more than was asked for
+    assert earned(env, "1", returned, "<answer>You get 1010.0 back</answer>") == 1.0
+    assert earned(env, "1", returned, "<answer>You get money back</answer>") == 0.0
 
 
 def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
@@ -193,25 +193,25 @@ def test_a_customer_that_is_asked_says_what_is_asked_for_first(folder):
     (folder / "tasks.json").write_text(json.dumps(rows))
     (folder / "split_tasks.json").unlink()
     retail_data.cache_clear()
-    world = Retail({"data_dir": str(folder), "user": "asked", "num_replies": 1})
-    prompt, _ = world.reset(options={"prompt_id": "0"})
+    env = Retail({"data_dir": str(folder), "user": "asked", "num_replies": 1})
+    prompt, _ = env.reset(options={"prompt_id": "0"})
     assert prompt.endswith("\n\nCustomer: Cancel #W1.\n")
-    assert world.step("<answer>May I have your email?</answer>")[0] == "\nCustomer: You forgot your email.\n"
-    assert world.step("<answer>Then your zip code.</answer>")[0] == "\nCustomer: You are Ann Lee, zip 0150.\n"
-    gold = world.gold_turns("0")
-    assert world.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
-    assert world.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
-    assert world.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
-    assert earned(world, "0", *gold) == 1.0
+    assert env.step("<answer>May I have your email?</answer>")[0] == "\nCustomer: You forgot your email.\n"
+    assert env.step("<answer>Then your zip code.</answer>")[0] == "\nCustomer: You are Ann Lee, zip 0150.\n"
+    gold = env.gold_turns("0")
+    assert env.step(gold[3])[1:] == (0.0, False, False, {"num_calls": 1, "num_call_faults": 0})
+    assert env.step("<answer>Shall I?</answer>")[0] == "\nCustomer: Yes, please go ahead.\n"
+    assert env.step("<answer>Done.</answer>") == ("", 1.0, True, False, {})
+    assert earned(env, "0", *gold) == 1.0
 
 
 def test_the_published_split_is_kept(folder):
-    world = Retail({"data_dir": str(folder)})
-    assert (list(world.prompt_ids("train", 0)), list(world.prompt_ids("heldout", 0))) == (["0"], ["1"])
+    env = Retail({"data_dir": str(folder)})
+    assert (list(env.prompt_ids("train", 0)), list(env.prompt_ids("heldout", 0))) == (["0"], ["1"])
     (folder / "split_tasks.json").unlink()
     retail_data.cache_clear()
-    world = Retail({"data_dir": str(folder)})
-    assert sorted([*world.prompt_ids("train", 0), *world.prompt_ids("heldout", 0)]) == ["0", "1"]
+    env = Retail({"data_dir": str(folder)})
+    assert sorted([*env.prompt_ids("train", 0), *env.prompt_ids("heldout", 0)]) == ["0", "1"]
 
 
 def test_what_is_missing_or_broken_is_named(folder, tmp_path_factory, monkeypatch):
@@ -235,7 +235,7 @@ def test_what_is_missing_or_broken_is_named(folder, tmp_path_factory, monkeypatc
 @pytest.mark.skipif(importlib.util.find_spec("inspect_evals") is None, reason="inspect-evals is not installed")
 @pytest.mark.parametrize("user", ["brief", "asked"])
 def test_the_published_tasks_pass(user):
-    world = Retail({"user": user})
+    env = Retail({"user": user})
     for split in ("train", "heldout"):
-        for prompt_id in world.prompt_ids(split, 0):
-            assert earned(world, prompt_id, *world.gold_turns(prompt_id)) == 1.0, prompt_id
+        for prompt_id in env.prompt_ids(split, 0):
+            assert earned(env, prompt_id, *env.gold_turns(prompt_id)) == 1.0, prompt_id

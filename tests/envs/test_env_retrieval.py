@@ -39,9 +39,9 @@ def test_the_facts_of_a_seed_hold_together_and_a_person_is_in_one_split():
         texts = {document.title: document.text for document in one.documents()}
         for title, told in zip(chain.looked_up, named, strict=True):
             assert told in texts[title]
-    world = Retrieval({})
+    env = Retrieval({})
     subjects = {
-        split: {world._chains[prompt_id].subject for prompt_id in world.prompt_ids(split, 0)}
+        split: {env._chains[prompt_id].subject for prompt_id in env.prompt_ids(split, 0)}
         for split in ("train", "heldout")
     }
     assert len(subjects["heldout"]) > 80
@@ -58,16 +58,16 @@ def test_files_are_played_and_their_faults_are_named(tmp_path):
     ]
     questions.write_text("\n".join(map(json.dumps, rows)))
     settings = {"corpus_path": str(corpus), "questions_path": str(questions), "num_shots": 0}
-    world = Retrieval(settings)
-    assert world.num_questions == 2
-    world.reset(options={"prompt_id": "Where is Oslo?"})
-    assert "(Oslo) Oslo is in Norway." in world.step("<search>oslo</search>")[0]
-    assert world.step("<answer>In Norway</answer>")[1] == 1.0
+    env = Retrieval(settings)
+    assert env.num_questions == 2
+    env.reset(options={"prompt_id": "Where is Oslo?"})
+    assert "(Oslo) Oslo is in Norway." in env.step("<search>oslo</search>")[0]
+    assert env.step("<answer>In Norway</answer>")[1] == 1.0
     questions.write_text("\n".join(map(json.dumps, [*rows, {"question": "Who?"}, {"question": ""}])))
     again = tmp_path / "again.jsonl"
     again.write_text(questions.read_text())
     settings["questions_path"] = str(again)
     with pytest.raises(ValueError, match=r"again.jsonl, row 3: field 'answer'; expected text.*\(and 1 more\)"):
         Retrieval(settings)
-    world = Retrieval({**settings, "bad_rows": "skip"})
-    assert (world.num_questions, len(world.row_faults)) == (2, 2)
+    env = Retrieval({**settings, "bad_rows": "skip"})
+    assert (env.num_questions, len(env.row_faults)) == (2, 2)

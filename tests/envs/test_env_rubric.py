@@ -50,9 +50,9 @@ def test_rules_by_hand(answer, words, length, form):
 
 
 def played(answer, **settings):
-    world = Rubric({"world_config": {"num_shots": 0}, **settings})
-    world.reset(options={"prompt_id": PROMPT_ID})
-    return world.step(answer)
+    env = Rubric({"env_config": {"num_shots": 0}, **settings})
+    env.reset(options={"prompt_id": PROMPT_ID})
+    return env.step(answer)
 
 
 def test_a_pass_is_a_mean_of_three():
@@ -64,15 +64,15 @@ def test_a_pass_is_a_mean_of_three():
     assert [played(answer)[4]["grade"] for answer in ("\n", "a " * 20_000)] == [1.0, 1.0]  # shown to nobody
 
 
-def test_a_function_judges_any_world():
-    config = {"world": "rllib_srl.envs.math.compare:Compare", "criteria": {"a": "words", "b": "words"}}
-    world = Rubric({**config, "judge": f"{__name__}:by_length"})
-    world.reset(options={"prompt_id": "17, 93, 40"})
-    assert world.step(" one two three\n")[4] == {"grade": 3.0, "passed": True, "grade_a": 3, "grade_b": 3}
-    world = Rubric({**config, "judge": f"{__name__}:half"})
-    world.reset(options={"prompt_id": "17, 93, 40"})
+def test_a_function_judges_any_env():
+    config = {"env": "rllib_srl.envs.math.compare:Compare", "criteria": {"a": "words", "b": "words"}}
+    env = Rubric({**config, "judge": f"{__name__}:by_length"})
+    env.reset(options={"prompt_id": "17, 93, 40"})
+    assert env.step(" one two three\n")[4] == {"grade": 3.0, "passed": True, "grade_a": 3, "grade_b": 3}
+    env = Rubric({**config, "judge": f"{__name__}:half"})
+    env.reset(options={"prompt_id": "17, 93, 40"})
     with pytest.raises(JudgeError, match="b = None; expected a whole number from 1 to 4"):
-        world.step(" 93\n")
+        env.step(" 93\n")
 
 
 @pytest.mark.parametrize("bad", [{"a": 4}, {"a": 5, "b": 1}, {"a": 1.0, "b": 1}, {"a": True, "b": 1}, [4, 4], None])
@@ -184,7 +184,7 @@ def test_a_pass_is_a_pass_for_the_memory(grade, recalled):
 
 
 def test_wrappers_hand_on_the_mark_where_they_hand_on_the_reward():
-    inner = {"world": "rllib_srl.envs.people.sentences:Sentences", "world_config": {"num_shots": 0}}
+    inner = {"env": "rllib_srl.envs.people.sentences:Sentences", "env_config": {"num_shots": 0}}
     assert SelfIteration(inner).pass_reward == 2 / 3
     assert SelfIteration({**inner, "reward": "improvement"}).pass_reward is None
     assert getattr(SelfLabel(inner), "pass_reward", None) is None  # paid for agreeing, not for passing

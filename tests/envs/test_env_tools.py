@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from rllib_srl.envs.question import Question
-from rllib_srl.envs.tools import ToolCall, ToolTimeoutError, ToolWorld
+from rllib_srl.envs.tools import ToolCall, ToolQuestionEnv, ToolTimeoutError
 from rllib_srl.envs.wrappers.self_iteration import SelfIteration
 from rllib_srl.envs.wrappers.self_label import SelfLabel
 from rllib_srl.rollout.replies import reset, step
@@ -17,7 +17,7 @@ from tests.envs import table
 from tests.rollout.fakes import CHATML, make_tokenizer
 
 
-class Sums(ToolWorld):
+class Sums(ToolQuestionEnv):
     """Sums of two numbers, and tools that misbehave."""
 
     domain = "sums"
@@ -64,24 +64,24 @@ class Sums(ToolWorld):
 
 
 def playing(prompt_id="2 3", **env_config):
-    world = Sums({"num_shots": 0, **env_config})
-    world.reset(options={"prompt_id": prompt_id})
-    return world
+    env = Sums({"num_shots": 0, **env_config})
+    env.reset(options={"prompt_id": prompt_id})
+    return env
 
 
 def test_an_episode_by_hand():
-    world = Sums({"num_shots": 1})
-    observation, _ = world.reset(options={"prompt_id": "2 3"})
+    env = Sums({"num_shots": 1})
+    observation, _ = env.reset(options={"prompt_id": "2 3"})
     tools, shot, asked = observation.split("\n\n")
     assert tools.startswith("Tools:\nadd(a: int, b: int) - Add two numbers.\nkeep(number: int) - Remember a number.\n")
     a, b = shot.removeprefix("Question: ").partition("?")[0].split(" + ")
     total = int(a) + int(b)
     assert shot == f"Question: {a} + {b}?\nTool: add(a={a}, b={b})\nResult: {total}\nAnswer: {total}"
     assert asked == "Question: 2 + 3?\n"
-    assert world.step("Tool: add(2, b=3)\n") == (
+    assert env.step("Tool: add(2, b=3)\n") == (
         "Result: 5\n", 0.0, False, False, {"num_calls": 1, "num_call_faults": 0},
     )  # fmt: skip
-    assert world.step("Answer: 5\n") == ("", 1.0, True, False, {})
+    assert env.step("Answer: 5\n") == ("", 1.0, True, False, {})
 
 
 @pytest.mark.parametrize(("turn", "said"), [
@@ -90,32 +90,32 @@ def test_an_episode_by_hand():
     ("Tool: fail('x')\n", "Result: Error: KeyError: 'x'\n"),
 ])  # fmt: skip
 def test_a_call_that_does_not_fit_is_answered_and_the_episode_goes_on(turn, said):
-    world = playing()
-    assert world.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1})
-    assert world.step("Answer: 5\n")[1:3] == (1.0, True)
+    env = playing()
+    assert env.step(turn) == (said, 0.0, False, False, {"num_calls": 1, "num_call_faults": 1})
+    assert env.step("Answer: 5\n")[1:3] == (1.0, True)
 
 
 @pytest.mark.parametrize("turn", ["Tool: hang(60.0)\n", "Tool: fail('late')\n"])
 def test_a_late_call_ends_the_episode(turn):
     start = time.monotonic()
-    world = playing(call_timeout_s=0.1)
-    assert world.step(turn) == ("", 0.0, True, False, {"stop_reason": "tool_timeout"})
+    env = playing(call_timeout_s=0.1)
+    assert env.step(turn) == ("", 0.0, True, False, {"stop_reason": "tool_timeout"})
     assert time.monotonic() - start < 50
-    world.reset(options={"prompt_id": "2 3"})
-    assert world.step("Answer: 5\n")[1] == 1.0
+    env.reset(options={"prompt_id": "2 3"})
+    assert env.step("Answer: 5\n")[1] == 1.0
 
 
 def test_calls_and_turns_that_cannot_be_read_are_limited():
-    world = playing(max_calls=2)
-    world.step("Tool: keep(1); keep(2)\n")
-    assert world.step("Tool: keep(3)\n") == ("", 0.0, False, True, {"stop_reason": "out_of_turns"})
-    world.reset(options={"prompt_id": "2 3"})
-    world.step("Tool: keep(1); keep(2)\n")
-    assert world.step("Answer: 5\n")[1] == 1.0
+    env = playing(max_calls=2)
+    env.step("Tool: keep(1); keep(2)\n")
+    assert env.step("Tool: keep(3)\n") == ("", 0.0, False, True, {"stop_reason": "out_of_turns"})
+    env.reset(options={"prompt_id": "2 3"})
+    env.step("Tool: keep(1); keep(2)\n")
+    assert env.step("Answer: 5\n")[1] == 1.0
     assert playing().step("hm\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
-    world = playing(forgiven_turns=1)
-    assert world.step("Tool: add(2 + 3)\n")[0].startswith("Cannot be read: argument is a binop; expected a number")
-    assert world.step("Tool: add(\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
+    env = playing(forgiven_turns=1)
+    assert env.step("Tool: add(2 + 3)\n")[0].startswith("Cannot be read: argument is a binop; expected a number")
+    assert env.step("Tool: add(\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
 
 
 # --- installed environments with tools ------------------------------------------------------------
@@ -129,13 +129,13 @@ def test_episodes_vote_with_what_they_come_to(name):
     path, row = CASES[name]
     if absent := table.missing(row):
         pytest.skip(f"{', '.join(absent)} not installed")
-    world, twin = (table.made(path, row, feedback_turns=0) for _ in range(2))
-    prompt_id, another = islice(world.prompt_ids("train", 0), 2)
-    turns = world.gold_turns(prompt_id)
-    vote = world.vote(prompt_id, turns)
+    env, twin = (table.made(path, row, feedback_turns=0) for _ in range(2))
+    prompt_id, another = islice(env.prompt_ids("train", 0), 2)
+    turns = env.gold_turns(prompt_id)
+    vote = env.vote(prompt_id, turns)
     assert vote is not None and vote == twin.vote(prompt_id, turns)
-    assert world.vote(prompt_id, [""]) is None
-    assert world.vote(prompt_id, world.gold_turns(another)) != vote or not vote
+    assert env.vote(prompt_id, [""]) is None
+    assert env.vote(prompt_id, env.gold_turns(another)) != vote or not vote
 
 
 # --- tools shown by the model's chat template ---------------------------------------------------
@@ -159,8 +159,8 @@ def chat(template):
 
 
 def test_a_template_shows_tools_and_results():
-    world = Sums({"num_shots": 0, "tools_in": "template", "call_format": "native"})
-    reply = reset(world, Prompt("sums", "2 3"))
+    env = Sums({"num_shots": 0, "tools_in": "template", "call_format": "native"})
+    reply = reset(env, Prompt("sums", "2 3"))
     assert reply.observation == "Question: 2 + 3?\n"
     schemas = json.loads(reply.tools)
     assert [schema["function"]["name"] for schema in schemas] == ["add", "keep", "hang", "fail"]
@@ -169,9 +169,9 @@ def test_a_template_shows_tools_and_results():
     tokenizer = transcript._tokenizer
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     messages = [{"role": "user", "content": "Question: 2 + 3?\n"}]
-    for turn in world.gold_turns("2 3")[:1]:
+    for turn in env.gold_turns("2 3")[:1]:
         stream += tokenizer(turn, add_special_tokens=False)["input_ids"] + [end]
-        answer = step(world, turn)
+        answer = step(env, turn)
         assert (answer.observation, answer.role) == ("5", "tool")
         stream += transcript.later(answer.observation, stream[-1], answer.role)
         messages += [{"role": "assistant", "content": turn}, {"role": "tool", "content": "5"}]
@@ -194,7 +194,7 @@ def test_a_template_that_cannot_show_tools_is_refused(template, message):
 
 
 @pytest.mark.parametrize("wrapper", [SelfIteration, SelfLabel])
-def test_a_world_around_it_hands_its_tools_on(wrapper):
+def test_an_env_around_it_hands_its_tools_on(wrapper):
     inner = {"num_shots": 0, "tools_in": "template"}
-    world = wrapper({"world": "tests.envs.test_env_tools:Sums", "world_config": inner})
-    assert len(json.loads(reset(world, Prompt("sums", "2 3")).tools)) == 4
+    env = wrapper({"env": "tests.envs.test_env_tools:Sums", "env_config": inner})
+    assert len(json.loads(reset(env, Prompt("sums", "2 3")).tools)) == 4

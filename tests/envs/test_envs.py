@@ -18,7 +18,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from rllib_srl.common.environments import check_world
+from rllib_srl.common.environments import check_environment
 from rllib_srl.envs import text
 from rllib_srl.rollout import replies
 from rllib_srl.types import Prompt
@@ -84,7 +84,7 @@ def question(case: Any, env: Any, prompt_id: str) -> str:
 @pytest.mark.slow
 def test_it_is_a_gymnasium_environment_of_text(case: Any, env: Any) -> None:
     assert isinstance(env, gymnasium.Env)
-    check_world(env, case.name)
+    check_environment(env, case.name)
     observation, info = env.reset(seed=1)
     assert observation and observation in env.observation_space and "" in env.action_space
     assert info["prompt_id"] not in first_ids(env, "heldout", count=100)

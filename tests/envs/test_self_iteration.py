@@ -11,54 +11,54 @@ ASK = "Question: Which is largest: 17, 93 or 40?\nAnswer:"
 
 
 def make(**changes):
-    return SelfIteration({"world": COMPARE, "world_config": {"num_shots": 0}, **changes})
+    return SelfIteration({"env": COMPARE, "env_config": {"num_shots": 0}, **changes})
 
 
-def played(world, turn, **options):
+def played(env, turn, **options):
     """Return reward, whether the episode is over, and the info of the one turn of an episode."""
-    world.reset(options={"prompt_id": PROMPT_ID, **options})
-    _, reward, terminated, truncated, info = world.step(turn)
+    env.reset(options={"prompt_id": PROMPT_ID, **options})
+    _, reward, terminated, truncated, info = env.step(turn)
     assert not truncated
     return reward, terminated, info
 
 
 def test_transcripts_by_hand():
-    world = make()
-    assert world.reset(options={"prompt_id": PROMPT_ID})[0] == ASK
+    env = make()
+    assert env.reset(options={"prompt_id": PROMPT_ID})[0] == ASK
     improve = "That answer can be improved. Keep what is right in it, correct what is wrong, and answer again.\nAnswer:"
     options = {"prompt_id": PROMPT_ID, "history": [" 17\n", " 40\n"]}
-    assert world.reset(options={**options, "step": "improve"})[0] == f"{ASK} 40\n{improve}"
-    assert world.reset(options=options)[0] == f"{ASK} 40\n{improve}"  # a history alone is there to be improved
-    diverge = world.reset(options={**options, "step": "diverge"})[0]
+    assert env.reset(options={**options, "step": "improve"})[0] == f"{ASK} 40\n{improve}"
+    assert env.reset(options=options)[0] == f"{ASK} 40\n{improve}"  # a history alone is there to be improved
+    diverge = env.reset(options={**options, "step": "diverge"})[0]
     assert diverge == f"{ASK} 40\n{ASKED['diverge']}"
     # An answer that does not end its line still stands on one of its own.
-    assert world.reset(options={**options, "history": [" 40"]})[0] == f"{ASK} 40\n{improve}"
+    assert env.reset(options={**options, "history": [" 40"]})[0] == f"{ASK} 40\n{improve}"
 
 
-def test_a_step_is_one_episode_graded_by_the_inner_world():
-    world = make()
+def test_a_step_is_one_episode_graded_by_the_inner_env():
+    env = make()
     for step in ("improve", "diverge"):
         asked = {"history": [" 17\n"], "step": step}
-        assert played(world, " 93\n", **asked) == (1.0, True, {})
-        assert played(world, " 40\n", **asked) == (0.0, True, {})
-        assert played(world, " hm\n", **asked) == (0.0, True, {"stop_reason": "unparsable"})
+        assert played(env, " 93\n", **asked) == (1.0, True, {})
+        assert played(env, " 40\n", **asked) == (0.0, True, {})
+        assert played(env, " hm\n", **asked) == (0.0, True, {"stop_reason": "unparsable"})
         thought = " The first number was named. Different: compare all three. Answer: 93\n"
-        assert played(world, thought, **asked) == (1.0, True, {})
-        assert played(world, "Named Answer: 93.\nNow sorted:\nAnswer: 40\n", **asked)[0] == 0.0  # the last one counts
-    assert played(world, " Answer: 93\n")[2] == {"stop_reason": "unparsable"}  # the base task is the inner world's
+        assert played(env, thought, **asked) == (1.0, True, {})
+        assert played(env, "Named Answer: 93.\nNow sorted:\nAnswer: 40\n", **asked)[0] == 0.0  # the last one counts
+    assert played(env, " Answer: 93\n")[2] == {"stop_reason": "unparsable"}  # the base task is the inner environment's
 
 
 def test_a_chain_of_episodes_builds_the_history():
-    world, history = make(num_steps=2), []
+    env, history = make(num_steps=2), []
     said = []
     for turn in (" 17\n", " 40\n", " 93\n"):
-        observation, info = world.reset(options={"prompt_id": PROMPT_ID, "history": history})
+        observation, info = env.reset(options={"prompt_id": PROMPT_ID, "history": history})
         said.append(info["can_iterate"])
         assert observation.count("Question:") == 1  # only the last answer is shown, however deep the chain
-        world.step(turn)
+        env.step(turn)
         history.append(turn)
     assert said == [True, True, False]  # the base answer, step 1, and step 2 of 2
-    assert world.can_iterate
+    assert env.can_iterate
 
 
 class Steady(gymnasium.Env):
@@ -82,11 +82,11 @@ class Steady(gymnasium.Env):
 
 
 def test_an_improvement_is_paid_for_what_was_missing():
-    world = SelfIteration({"world": f"{__name__}:Steady", "reward": "improvement"})
+    env = SelfIteration({"env": f"{__name__}:Steady", "reward": "improvement"})
 
     def earned(turn, history, step=""):
-        world.reset(options={"prompt_id": "q", "history": history, **({"step": step} if step else {})})
-        return world.step(turn)[1]
+        env.reset(options={"prompt_id": "q", "history": history, **({"step": step} if step else {})})
+        return env.step(turn)[1]
 
     assert earned("0.5", []) == 0.5  # a base task is paid plainly
     assert earned("0.75", ["0.5"], "improve") == 0.5  # half of what was missing
@@ -97,7 +97,7 @@ def test_an_improvement_is_paid_for_what_was_missing():
     # The first answer was to the base task, where "Answer:" was part of it, and wrong.
     assert played(make(reward="improvement"), " 93\n", history=["Answer: 93\n"])[0] == 1.0
     assert played(make(reward="improvement"), " 93\n", history=["", "Answer: 93\n"])[0] == 0.0
-    plain = SelfIteration({"world": f"{__name__}:Steady"})
+    plain = SelfIteration({"env": f"{__name__}:Steady"})
     plain.reset(options={"prompt_id": "q", "history": ["0.5"], "step": "improve"})
     assert plain.step("0.75")[1] == 0.75
 

@@ -23,7 +23,7 @@ from rllib_srl.envs.tools.calls import (
 from rllib_srl.envs.tools.deadline import run_within
 from rllib_srl.envs.tools.formats import CALL_FORMATS, LineFormat, TagFormat
 from rllib_srl.envs.tools.tool import Tool
-from rllib_srl.envs.tools.world import presentable
+from rllib_srl.envs.tools.tool_questions import presentable
 
 
 def book(city: str, nights: int = 1, price: float | None = None, kind: Literal["hotel", "flat"] = "hotel") -> str:

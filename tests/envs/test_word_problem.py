@@ -46,7 +46,7 @@ def test_other_text_is_refused_at_once(expression):
 
 
 def oracle(asked):
-    """Solve a word problem from its text alone, by rules that share nothing with the world's."""
+    """Solve a word problem from its text alone, by rules that share nothing with the environment's."""
     numbers = [int(number) for number in re.findall(r"\d+", asked)]
     a, b, *more = numbers
     if "finds" in asked:
@@ -69,10 +69,10 @@ def oracle(asked):
 
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_word_problems_are_solved_by_reading_them(num_steps):
-    world = WordProblem({"num_steps": num_steps, "num_shots": 2})
+    env = WordProblem({"num_steps": num_steps, "num_shots": 2})
     templates = Counter()
-    for prompt_id in first_ids(world, count=300):
-        question = world.question(prompt_id)
+    for prompt_id in first_ids(env, count=300):
+        question = env.question(prompt_id)
         assert str(oracle(question.text)) == question.answer == shown(evaluate(question.expression))
         assert int(question.answer) >= 1 and question.wrong != question.answer
         templates[prompt_id.split()[0]] += 1
@@ -80,17 +80,17 @@ def test_word_problems_are_solved_by_reading_them(num_steps):
 
 
 def test_episodes_with_a_call_and_without_by_hand():
-    world, prompt_id = WordProblem({"num_shots": 0}), "2.0 4 12 7 Mia pencils"
-    observation, _ = world.reset(options={"prompt_id": prompt_id})
+    env, prompt_id = WordProblem({"num_shots": 0}), "2.0 4 12 7 Mia pencils"
+    observation, _ = env.reset(options={"prompt_id": prompt_id})
     asked = "Mia has 4 boxes of 12 pencils and 7 more pencils. How many pencils does Mia have?"
     assert observation.endswith(f"Question: {asked}\n")
-    assert world.gold_turns(prompt_id) == ["Tool: 4 * 12 + 7\n", "Answer: 55\n"]
+    assert env.gold_turns(prompt_id) == ["Tool: 4 * 12 + 7\n", "Answer: 55\n"]
     for call in ("Tool: 4 * 12 + 7\n", "Tool: calculator(4 * 12 + 7)\n", "Tool: calculator('4 * 12 + 7')\n"):
-        world.reset(options={"prompt_id": prompt_id})
-        assert world.step(call)[:4] == ("Result: 55\n", 0.0, False, False), call
-        assert world.step("Answer: 55\n")[:4] == ("", 1.0, True, False)
-    assert play(world, ["Answer: 54\n"], prompt_id)[1:3] == ([0.0], True)
-    assert play(world, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
-    world, prompt_id = WordProblem({"num_shots": 0, "reward_without_call": 0.25}), "1.0 4 12 Mia pencils"
-    assert play(world, ["Answer: 16\n"], prompt_id)[1] == [0.25]
-    assert play(world, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]
+        env.reset(options={"prompt_id": prompt_id})
+        assert env.step(call)[:4] == ("Result: 55\n", 0.0, False, False), call
+        assert env.step("Answer: 55\n")[:4] == ("", 1.0, True, False)
+    assert play(env, ["Answer: 54\n"], prompt_id)[1:3] == ([0.0], True)
+    assert play(env, ["Answer: many\n"], prompt_id)[3]["stop_reason"] == "unparsable"
+    env, prompt_id = WordProblem({"num_shots": 0, "reward_without_call": 0.25}), "1.0 4 12 Mia pencils"
+    assert play(env, ["Answer: 16\n"], prompt_id)[1] == [0.25]
+    assert play(env, ["Tool: 4 + 12\n", "Answer: 16\n"], prompt_id)[1] == [0.0, 1.0]

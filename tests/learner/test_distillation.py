@@ -18,7 +18,7 @@ from tests.learner.test_regularisers import config as config  # a fixture
 from tests.small_learner import GROUPS, Gathering, learner_group, make_group, relative_gap, update
 from tests.small_memory import go, memory_config
 
-OTHER = [replace(make_group(21, 5, [4, 3]), prompt=Prompt("world", "21", domain="other"))]
+OTHER = [replace(make_group(21, 5, [4, 3]), prompt=Prompt("env", "21", domain="other"))]
 P, Q = (0.8, 0.2), (0.5, 0.5)  # teacher and policy over two tokens; the first one was sampled
 
 

@@ -11,7 +11,7 @@ from rllib_srl.learner.model_setup import merged
 from rllib_srl.learner.scoring import load_causal_lm
 from rllib_srl.storage.weight_file import WEIGHTS, read_weights
 from tests.losses.kl_by_hand import captured, k3_mean
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

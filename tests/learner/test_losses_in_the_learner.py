@@ -11,8 +11,8 @@ from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.losses.policy import CLIP_RULES
 from rllib_srl.losses.settings import PRESETS
 from tests.losses import slow_loss
+from tests.small_envs import small_config
 from tests.small_learner import GROUPS, Recording, advantages_of, learner_group, make_group, relative_gap, update
-from tests.small_worlds import small_config
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
 

@@ -8,8 +8,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_srl.algorithm.validation import faults_of
 from rllib_srl.learner import model_setup as optimizers
+from tests.small_envs import small_config
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
-from tests.small_worlds import small_config
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from rllib_srl.types import GroupMeta, Prompt
 from tests.small_learner import GROUPS, Recording, learner_config, learner_group, make_group, relative_gap, update
 
 pytestmark = pytest.mark.slow
-STAGES = [{"world": name, "env_config": {"num_shots": 0}, "iterations": 2} for name in ("compare", "lookup")]
-OLD = [replace(one, origin="revisit", prompt=Prompt("world", "1", domain="old")) for one in GROUPS]
+STAGES = [{"env": name, "env_config": {"num_shots": 0}, "iterations": 2} for name in ("compare", "lookup")]
+OLD = [replace(one, origin="revisit", prompt=Prompt("env", "1", domain="old")) for one in GROUPS]
 NOTHING = [np.zeros(group.size) for group in GROUPS]
 LORA = {"lora_rank": 4}
 

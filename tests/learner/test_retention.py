@@ -38,7 +38,7 @@ def held_answers(top_k):
         tokens = torch.tensor(group.token_ids_N[group.loss_mask_N].astype(np.int64))
         logits = torch.randn(len(tokens), VOCABULARY, generator=rng)
         target = term.target(logits, tokens, group.group_id)
-        prompt = Prompt("world", str(number), domain="ab"[number % 2])
+        prompt = Prompt("env", str(number), domain="ab"[number % 2])
         held.append(replace(group, prompt=prompt, origin="retain", extra={TARGET: target}))
     return held
 

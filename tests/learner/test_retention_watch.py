@@ -13,7 +13,7 @@ from tests.small_learner import make_group
 
 def group_of(domain, rewards, origin="fresh", seed=1):
     group = make_group(seed, 4, [2] * len(rewards))
-    rewards_G, prompt = np.array(rewards, np.float32), Prompt("world", str(seed), domain)
+    rewards_G, prompt = np.array(rewards, np.float32), Prompt("env", str(seed), domain)
     group = replace(group, rewards_G=rewards_G, prompt=prompt, origin=origin)
     return GroupMeta.of(group, group)
 

@@ -10,8 +10,8 @@ from rllib_srl.batch.trie import Trie
 from rllib_srl.learner.trie_attention import check_streams
 from tests.batch.test_trie import FAMILIES, SIZES, WINDOW
 from tests.engine.small_llama import make_byte_tokenizer
+from tests.small_envs import small_config
 from tests.small_learner import GROUPS, Recording, learner_group, relative_gap, update
-from tests.small_worlds import small_config
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rllib_srl.learner.regularisers.stage_policy import LwF
 from rllib_srl.learner.regularisers.weights import EWC, L2
 from rllib_srl.losses.regularisers import decayed, pull
 
-STAGES = [{"world": "compare", "iterations": 2}, {"world": "lookup", "iterations": 2}]
+STAGES = [{"env": "compare", "iterations": 2}, {"env": "lookup", "iterations": 2}]
 
 
 def test_l2_pulls_by_the_distance_and_ewc_by_importance_too():
@@ -78,7 +78,7 @@ def test_stages_are_needed_and_shards_refused(config, name):
     config.training(regularisers={name: 1.0})
     assert faults_of(config) == []
     one = config.copy(copy_frozen=False).environment(stream=STAGES[:1])
-    flat = {"domains": [{"world": "compare"}, {"world": "lookup"}], "schedule": [[0, {"compare": 1}]]}
+    flat = {"domains": [{"env": "compare"}, {"env": "lookup"}], "schedule": [[0, {"compare": 1}]]}
     for wrong in (one, config.copy(copy_frozen=False).environment(stream=flat)):
         (line,) = faults_of(wrong)
         assert line.startswith(f"regularisers.{name} with stream") and "at least two stages" in line

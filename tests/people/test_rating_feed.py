@@ -18,7 +18,7 @@ GROUPS = [a_group(number, (0.0, 0.0), 1) for number in range(4)]
 
 def answer_of(group: Group, episode: int = 0) -> Answer:
     return Answer(
-        *(group.group_id, episode, group.prompt.key, fingerprint(group, episode), "world", "sums", 0, "prompt", "text")
+        *(group.group_id, episode, group.prompt.key, fingerprint(group, episode), "env", "sums", 0, "prompt", "text")
     )
 
 

@@ -1,4 +1,4 @@
-"""Small valid groups, buffers for them, a world that plays itself, and all that a buffer is, to compare two of them."""
+"""Small groups, buffers for them, an environment that plays itself, and all that a buffer is, to compare two."""
 
 import copy
 import zlib
@@ -17,7 +17,7 @@ from scripts.memory_laws import content
 
 def a_prompt(index: int | str, domain: str = "sums", history: tuple[str, ...] = (), step: str = "") -> Prompt:
     """Return a prompt."""
-    return Prompt("world", f"p{index}", domain, history, step)
+    return Prompt("env", f"p{index}", domain, history, step)
 
 
 def laid_out(episodes: Sequence[tuple[Any, Any]], **fields: Any) -> Group:
@@ -26,7 +26,7 @@ def laid_out(episodes: Sequence[tuple[Any, Any]], **fields: Any) -> Group:
     mask_N, size = np.concatenate(masks).astype(bool), len(streams)
     values: dict[str, Any] = {
         "group_id": "g",
-        "prompt": Prompt("world", "q"),
+        "prompt": Prompt("env", "q"),
         "token_ids_N": np.concatenate(streams).astype(np.int32),
         "loss_mask_N": mask_N,
         "behaviour_logp_N": np.where(mask_N, -0.5, 0).astype(np.float32),

@@ -73,7 +73,7 @@ def put_item(store: Store, slot: int, row: np.void, prompt: Prompt, vector: np.n
 
 def prompt_at(index: int) -> Prompt:
     """Return a prompt."""
-    return Prompt("world", f"p{index}", "sums", ("a",))
+    return Prompt("env", f"p{index}", "sums", ("a",))
 
 
 def hold(directory: Path) -> None:

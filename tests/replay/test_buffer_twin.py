@@ -31,7 +31,7 @@ from scripts.memory_laws import check_valid
 from tests.replay.groups import a_buffer, a_group, a_prompt, everything, journalled
 
 REWARDS = {"none": (0, 0, 0, 0), "some": (1, 0, 0.5, 0), "all": (1, 1, 1, 1), "few": (1, 0)}
-WORLDS = {
+ENVS = {
     "small": {"capacity": 6, "groups_per_item": 2, "eviction": "fifo"},
     "tight": {"capacity": 4, "groups_per_item": 1, "max_uses": 1, "max_age": 3},
     "rests": {
@@ -87,14 +87,14 @@ def plain(answer):
 
 
 class BufferMachine(RuleBasedStateMachine):
-    world = "small"
+    env = "small"
 
     @initialize(seed=st.integers(0, 5))
     def begin(self, seed):
-        self.given = {"seed": seed, **WORLDS[self.world]}
+        self.given = {"seed": seed, **ENVS[self.env]}
         self.place = tempfile.TemporaryDirectory()
         self.buffer, self.shadow = a_buffer(Path(self.place.name) / "a", run="r", **self.given), a_buffer(**self.given)
-        self.turns = 2 if self.world == "grows" else 1
+        self.turns = 2 if self.env == "grows" else 1
         self.now, self.num_calls, self.num_copies = 1, 0, 0
         self.items: dict[str, dict] = {}  # key -> visits, groups (tokens -> uses, born, variance), newest last
         self.copied = None
@@ -302,10 +302,10 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("env", ENVS)
 @pytest.mark.timeout(600)
-def test_a_buffer_agrees_with_its_witnesses_whatever_happens(world):
-    machine = type(f"In{world}", (BufferMachine,), {"world": world})
+def test_a_buffer_agrees_with_its_witnesses_whatever_happens(env):
+    machine = type(f"In{env}", (BufferMachine,), {"env": env})
     few = settings(
         max_examples=8,
         stateful_step_count=25,

@@ -30,7 +30,7 @@ def run(tmp_path):
     buffer = opened(tmp_path)
     for now in range(1, 5):
         groups = [a_group(now * 10 + n, now, n) for n in range(3)]
-        groups.append(a_group(Prompt("world", "secret-7", "private", ("told in confidence",)), now, 3))
+        groups.append(a_group(Prompt("env", "secret-7", "private", ("told in confidence",)), now, 3))
         buffer.add(groups, now, f"x/{now}.add")
         buffer.add_targets([a_target(groups[3])], now, f"x/{now}.add_targets")
         buffer.draw_prompts(4, now, f"x/{now}.draw_prompts")
@@ -60,7 +60,7 @@ def holding(directory: Path, *words: bytes) -> set[str]:
 
 def secrets_of(now: int) -> list[bytes]:
     """Return bytes that only the dropped item has: texts, the tokens of its group, the ids of its target."""
-    group = a_group(Prompt("world", "secret-7", "private", ("told in confidence",)), now, 3)
+    group = a_group(Prompt("env", "secret-7", "private", ("told in confidence",)), now, 3)
     assert group.token_ids_N.tobytes() in bytes(encode(group))
     ids = a_target(group).ids_Tk.tobytes()
     assert ids in bytes(encode_target(a_target(group)))

@@ -164,7 +164,7 @@ def test_episodes_with_a_secret_of_the_policy_by_hand(tokenizer, decode):
     assert secret_episodes(group_of((prompt, fine)), decode) == ()
 
 
-def test_a_secret_of_the_world_counts_only_where_the_policy_goes_on_with_it(tokenizer, decode):
+def test_a_secret_of_the_env_counts_only_where_the_policy_goes_on_with_it(tokenizer, decode):
     told = group_of((ids_of(tokenizer, f"use {AWS}: "), ids_of(tokenizer, "fine")))
     assert secret_episodes(told, decode) == ()
     begun = group_of((ids_of(tokenizer, f"use {AWS[:10]}"), ids_of(tokenizer, f"{AWS[10:]} fine")))

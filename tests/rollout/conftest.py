@@ -11,7 +11,7 @@ import pytest
 
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
-from tests.rollout.fakes import World, make_tokenizer, play
+from tests.rollout.fakes import FakeEnv, make_tokenizer, play
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +30,12 @@ def calls() -> Iterator[EnvCalls]:
 @pytest.fixture
 def play_with(calls: EnvCalls, tokenizer: Any):
     """Return `play` with defaults for all it needs; `limits` is a dictionary of changes."""
-    World.made.clear()
+    FakeEnv.made.clear()
 
-    def play_some(live, engine, worlds=None, limits=None, deadline_s=60.0, **changes):
+    def play_some(live, engine, envs=None, limits=None, deadline_s=60.0, **changes):
         defaults = {"max_turns": 4, "max_turn_tokens": 50, "max_episode_tokens": 500}
         return play(
-            live, engine=engine, worlds=worlds or {"world": World},
+            live, engine=engine, envs=envs or {"env": FakeEnv},
             transcript=changes.pop("transcript", None) or RawTranscript(tokenizer),
             sampling=changes.pop("sampling", None) or Sampling(max_tokens=1, temperature=0.7),
             limits=Limits(**{**defaults, **(limits or {})}), calls=changes.pop("calls", None) or calls,

@@ -108,14 +108,14 @@ class ScriptedEngine:
             self._running.pop(request_id, None)
 
 
-class World(gym.Env):
+class FakeEnv(gym.Env):
     """Asks, answers each turn with "[text]", and after `num_turns` pays the number of the letter "x" in the last.
 
     The prompt id may name a mischief: "crash-reset", "sleep-step" and so on. Instances are counted,
     and one that two threads are inside of at once says so.
     """
 
-    made: list["World"] = []
+    made: list["FakeEnv"] = []
     stop_strings: tuple[str, ...] = ("\n",)
 
     def __init__(self, num_turns: int = 1, mischief: str = ""):
@@ -123,7 +123,7 @@ class World(gym.Env):
             misbehave(mischief, "construct")
         self.num_turns, self.num_closed, self.num_resets, self.turn = num_turns, 0, 0, 0
         self._inside = threading.Lock()
-        World.made.append(self)
+        FakeEnv.made.append(self)
 
     def prompt_ids(self, split: str, seed: int) -> list[str]:
         return []
@@ -152,7 +152,7 @@ class World(gym.Env):
         return self._inside
 
 
-class Answering(World):
+class Answering(FakeEnv):
     """Answers the first step with a given object, or a given reset."""
 
     def __init__(self, answer: Any, to_reset: bool = False):
@@ -197,7 +197,7 @@ def play(episodes: Sequence[LiveEpisode], *, deadline_s: float, **given: Any) ->
     return ended()
 
 
-def unplayed(*prompt_ids: str, env_id: str = "world", group_id: str = "g", history: tuple[str, ...] = ()):
+def unplayed(*prompt_ids: str, env_id: str = "env", group_id: str = "g", history: tuple[str, ...] = ()):
     return [
         LiveEpisode(Prompt(env_id, prompt_id, history=history), group_id, index)
         for index, prompt_id in enumerate(prompt_ids)

@@ -67,7 +67,7 @@ def launch(ahead: RolloutsAhead, names: list[str], rng: random.Random) -> None:
     """Launch each group on the runner with the fewest episodes, as the algorithm does."""
     for name in names:
         loads = ahead.loads()
-        prompt = Prompt("world", name)
+        prompt = Prompt("env", name)
         arguments = {"prompts": {name: prompt}, "group_size": SIZE, "seed": None}
         ahead.launch(min(loads, key=loads.__getitem__), arguments)
 

@@ -13,7 +13,7 @@ import pytest
 from rllib_srl.engine.protocol import Sampling
 from rllib_srl.rollout import ChatTranscript, EnvCalls, LiveEpisode
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import CHATML, Answering, ScriptedEngine, World, make_tokenizer, unplayed
+from tests.rollout.fakes import CHATML, Answering, FakeEnv, ScriptedEngine, make_tokenizer, unplayed
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def engine_of(tokenizer, ids_of):
 def test_a_single_turn_by_hand(play_with, engine_of, ids_of):
     engine = engine_of("x=x\n")
     (episode,) = play_with(unplayed("q1", group_id="group-7"), engine)
-    # "ask q1:" is 7 bytes and <bos> (id 0); the turn is 4 bytes; World pays one for each "x".
+    # "ask q1:" is 7 bytes and <bos> (id 0); the turn is 4 bytes; FakeEnv pays one for each "x".
     assert episode.get_observations(0).tolist() == [0, *ids_of("ask q1:")]
     assert episode.get_actions(0).tolist() == ids_of("x=x\n")
     assert episode.get_extra_model_outputs("action_logp", 0).tolist() == [-0.125, -0.25, -0.375, -0.5]
@@ -66,7 +66,7 @@ def test_the_tokens_of_a_turn_have_the_limits_of_settings_and_context(play_with,
 
 def test_tool_output_joins_the_stream_and_the_next_prompt(play_with, engine_of, ids_of):
     engine = engine_of("look x\n", "xx\n")
-    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: World(num_turns=2)})
+    (episode,) = play_with(unplayed("q1"), engine, {"env": lambda: FakeEnv(num_turns=2)})
     first, tool = [0, *ids_of("ask q1:")], ids_of("[look x]")
     assert [o.tolist() for o in episode.get_observations()] == [first, tool, []]
     assert [a.tolist() for a in episode.get_actions()] == [ids_of("look x\n"), ids_of("xx\n")]
@@ -80,7 +80,7 @@ def test_sampled_tokens_are_never_tokenised_again(play_with, tokenizer, ids_of):
     split = [tokenizer.convert_tokens_to_ids(t) for t in ("a", "b")]
     assert ids_of("ab") == [tokenizer.convert_tokens_to_ids("ab")]  # the trap: another spelling of the same text
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: split)
-    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: World(num_turns=2)})
+    (episode,) = play_with(unplayed("q1"), engine, {"env": lambda: FakeEnv(num_turns=2)})
     assert [a.tolist() for a in episode.get_actions()] == [split, split]
     assert engine.submitted["g/0/1"][0] == [0, *ids_of("ask q1:"), *split, *ids_of("[ab]")]
     assert episode.custom_data["text"][1] == ("policy", "ab")
@@ -93,8 +93,8 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     answer = [*tokenizer("7", add_special_tokens=False)["input_ids"], end]
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: answer)
-    world = {"world": lambda: World(num_turns=2)}
-    (episode,) = play_with(unplayed("q1"), engine, world, transcript=ChatTranscript(tokenizer))
+    env = {"env": lambda: FakeEnv(num_turns=2)}
+    (episode,) = play_with(unplayed("q1"), engine, env, transcript=ChatTranscript(tokenizer))
     stream = [t for pair in zip(episode.get_observations(), episode.get_actions()) for ids in pair for t in ids]
     user, assistant = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n{}"
     text = user.format("ask q1:") + assistant.format("7<|im_end|>\n")
@@ -113,7 +113,7 @@ def test_chat_turns_end_with_their_token_and_earlier_ids_stay(play_with):
     (["x\n"], 3, {"max_episode_tokens": 14}, StopReason.OUT_OF_TOKENS, [1, 1]),
 ])  # fmt: skip
 def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts, num_turns, limits, reason, rewards):
-    (episode,) = play_with(unplayed("q1"), engine_of(*texts), {"world": lambda: World(num_turns)}, limits)
+    (episode,) = play_with(unplayed("q1"), engine_of(*texts), {"env": lambda: FakeEnv(num_turns)}, limits)
     assert episode.custom_data["stop_reason"] is reason
     assert list(episode.get_rewards()) == rewards
     assert len(episode.get_observations(-1)) == 0
@@ -130,23 +130,23 @@ def test_each_limit_ends_an_episode_with_its_rewards(play_with, engine_of, texts
     (("", 0.25, False, True, {"stop_reason": "env_timeout"}), StopReason.ENV_TIMEOUT, False),
 ])  # fmt: skip
 def test_endings_the_environment_names(play_with, engine_of, answer, reason, is_terminated):
-    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"world": lambda: Answering(answer)})
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"env": lambda: Answering(answer)})
     assert (episode.custom_data["stop_reason"], episode.get_return()) == (reason, 0.25)
     assert (episode.is_terminated, episode.is_truncated) == (is_terminated, not is_terminated)
 
 
 def test_what_an_environment_says_of_the_end(play_with, engine_of):
-    world = {"world": lambda: Answering(("", 0.0, False, True, {"stop_reason": "env_timeout"}))}
-    (episode,) = play_with(unplayed("q1"), engine_of("xxxx"), world, {"max_turn_tokens": 2})
+    env = {"env": lambda: Answering(("", 0.0, False, True, {"stop_reason": "env_timeout"}))}
+    (episode,) = play_with(unplayed("q1"), engine_of("xxxx"), env, {"max_turn_tokens": 2})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
-    world = {"world": lambda: Answering(("on", 0, False, False, {"stop_reason": "none yet"}))}
-    (episode,) = play_with(unplayed("q1"), engine_of("x"), world, {"max_turns": 2})
+    env = {"env": lambda: Answering(("on", 0, False, False, {"stop_reason": "none yet"}))}
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), env, {"max_turns": 2})
     assert (len(episode), episode.custom_data["stop_reason"]) == (2, StopReason.OUT_OF_TURNS)
 
 
 def test_versions_span_the_episode(play_with, engine_of):
     engine = engine_of("x\n")
-    episodes = play_with(unplayed("q1", "q2"), engine, {"world": lambda: World(num_turns=2)})
+    episodes = play_with(unplayed("q1", "q2"), engine, {"env": lambda: FakeEnv(num_turns=2)})
 
     def bump() -> None:
         engine.version += len(engine.submitted) == 3  # between the first turns and the last second one
@@ -168,8 +168,8 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
         def step(self, action):
             return "", 1, True, False, {}
 
-    live = [*unplayed("41", "word", "-1"), LiveEpisode(Prompt("world", "7", step="improve"), "h", 0)]
-    episodes = list(play_with(live, engine_of("x"), {"world": Foreign}))
+    live = [*unplayed("41", "word", "-1"), LiveEpisode(Prompt("env", "7", step="improve"), "h", 0)]
+    episodes = list(play_with(live, engine_of("x"), {"env": Foreign}))
     by_prompt = {episode.custom_data["prompt"].prompt_id: episode.custom_data for episode in episodes}
     assert by_prompt["41"]["text"][0] == ("environment", "seed 41 options None")
     assert by_prompt["word"]["stop_reason"] is StopReason.ENV_CRASHED
@@ -179,16 +179,16 @@ def test_history_and_seeds_reach_the_environment(play_with, engine_of):
 
 
 def test_a_step_reaches_the_environment_only_when_there_is_one(play_with, engine_of):
-    class Asked(World):
+    class Asked(FakeEnv):
         can_iterate = True
 
         def reset(self, *, seed=None, options=None):
             return str(sorted(options.items())), {}
 
-    worlds = {"world": Asked}
-    prompt = Prompt("world", "q1", history=("x",), step="diverge")
+    envs = {"env": Asked}
+    prompt = Prompt("env", "q1", history=("x",), step="diverge")
     live = [LiveEpisode(prompt, "g", 0), LiveEpisode(replace(prompt, step=""), "h", 0)]
-    said = {e.custom_data["group_id"]: e for e in play_with(live, engine_of("x"), worlds)}
+    said = {e.custom_data["group_id"]: e for e in play_with(live, engine_of("x"), envs)}
     known = "('history', ['x']), ('prompt_id', 'q1')"
     assert said["g"].custom_data["text"][0][1] == f"[{known}, ('step', 'diverge')]"
     assert said["h"].custom_data["text"][0][1] == f"[{known}]"
@@ -200,14 +200,14 @@ def test_a_wrapped_environment_keeps_its_contract(play_with, engine_of):
     import gymnasium as gym
 
     engine = engine_of("x\n")
-    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: gym.Wrapper(World())})
+    (episode,) = play_with(unplayed("q1"), engine, {"env": lambda: gym.Wrapper(FakeEnv())})
     assert (episode.get_return(), engine.submitted["g/0/0"][1].stop) == (1.0, ("\n",))
 
 
 def test_a_slow_environment_delays_nobody_else(play_with, engine_of, tokenizer):
     release = threading.Event()
 
-    class Slow(World):
+    class Slow(FakeEnv):
         def step(self, action: str):
             if self.prompt_id == "slow":
                 release.wait(60)
@@ -215,7 +215,7 @@ def test_a_slow_environment_delays_nobody_else(play_with, engine_of, tokenizer):
 
     calls = EnvCalls(2, 60.0)
     engine = engine_of("x\n")
-    episodes = play_with(unplayed("slow", "a", "b", "c"), engine, {"world": lambda: Slow(num_turns=3)}, calls=calls)
+    episodes = play_with(unplayed("slow", "a", "b", "c"), engine, {"env": lambda: Slow(num_turns=3)}, calls=calls)
     first = [next(episodes) for _ in range(3)]
     assert sorted(e.custom_data["prompt"].prompt_id for e in first) == ["a", "b", "c"]
     num_turns = Counter(name.split("/")[1] for what, name in engine.log if what == "turn")
@@ -240,9 +240,9 @@ def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokeniz
         return [] if is_early else step()
 
     engine.step = patient_step
-    worlds = {"world": lambda: World(num_turns=3)}
+    envs = {"env": lambda: FakeEnv(num_turns=3)}
     limits = {"max_turn_tokens": 300, "max_episode_tokens": 320}
-    episodes = list(play_with(unplayed("long", "q1", "q2"), engine, worlds, limits))
+    episodes = list(play_with(unplayed("long", "q1", "q2"), engine, envs, limits))
     assert [e.custom_data["index"] for e in episodes][-1] == 0
     turns = [name for what, name in engine.log if what == "turn"]
     assert turns[-1] == "g/0/0"
@@ -253,24 +253,24 @@ def test_a_finished_turn_is_answered_while_others_are_written(play_with, tokeniz
 def test_200_episodes_share_8_workers_and_no_instance(play_with, engine_of):
     before = set(threading.enumerate())
     calls = EnvCalls(8, 30.0)
-    worlds = {"world": lambda: World(num_turns=3)}
+    envs = {"env": lambda: FakeEnv(num_turns=3)}
     limits = {"max_concurrent": 16}
     for _ in range(2):  # the second play finds the instances of the first
         live = unplayed(*(f"q{i}" for i in range(200)))
-        episodes = list(play_with(live, engine_of("x\n"), worlds, limits, calls=calls))
+        episodes = list(play_with(live, engine_of("x\n"), envs, limits, calls=calls))
         assert sorted(e.custom_data["index"] for e in episodes) == list(range(200))
         assert {(e.custom_data["stop_reason"], e.get_return()) for e in episodes} == {(StopReason.TERMINATED, 3.0)}
-    assert len(World.made) <= 16
-    assert sum(world.num_resets for world in World.made) == 400
-    assert calls.pool.num_idle == len(World.made)
+    assert len(FakeEnv.made) <= 16
+    assert sum(env.num_resets for env in FakeEnv.made) == 400
+    assert calls.pool.num_idle == len(FakeEnv.made)
     assert len(set(threading.enumerate()) - before) == 8
     calls.close()
     assert set(threading.enumerate()) <= before
-    assert [world.num_closed for world in World.made] == [1] * len(World.made)
+    assert [env.num_closed for env in FakeEnv.made] == [1] * len(FakeEnv.made)
 
 
 def test_unknown_environments_and_prompts_without_room_are_named(play_with, engine_of, calls):
-    with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'world'"):
+    with pytest.raises(ValueError, match="env_id = 'mars'; expected one of 'env'"):
         play_with(unplayed("q1", env_id="mars"), engine_of("x"))
     engine = engine_of("x\n")
     episodes = [*unplayed("q1234"), *unplayed("q1", group_id="other")]
@@ -280,7 +280,7 @@ def test_unknown_environments_and_prompts_without_room_are_named(play_with, engi
     long = found["q1234"].custom_data
     assert long["stop_reason"] is StopReason.PROMPT_TOO_LONG and long["stop_reason"].is_infrastructure
     assert long["error"] == (
-        "prompt 'q1234' of environment 'world' has 11 tokens; expected 1 to 9, so that a turn fits "
+        "prompt 'q1234' of environment 'env' has 11 tokens; expected 1 to 9, so that a turn fits "
         "max_episode_tokens = 10"
     )
     assert len(engine.submitted) == 1 and calls.num_open == 0
@@ -289,7 +289,7 @@ def test_unknown_environments_and_prompts_without_room_are_named(play_with, engi
 def test_an_environment_that_hears_turns_gets_their_tokens_and_version_first(play_with, engine_of, ids_of):
     heard = []
 
-    class Hearing(World):
+    class Hearing(FakeEnv):
         def hear_turn(self, token_ids, version):
             heard.append((list(token_ids), version))
 
@@ -297,7 +297,7 @@ def test_an_environment_that_hears_turns_gets_their_tokens_and_version_first(pla
             heard.append(text)
             return super().step(text)
 
-    list(play_with(unplayed("q1"), engine_of("x\n"), {"world": lambda: Hearing(num_turns=2)}))
+    list(play_with(unplayed("q1"), engine_of("x\n"), {"env": lambda: Hearing(num_turns=2)}))
     assert heard == [(ids_of("x\n"), 7), "x\n"] * 2
 
 
@@ -320,14 +320,14 @@ def test_answers_that_come_together_are_written_to_together(play_with, engine_of
 
 
 def test_the_system_prompt_of_an_episode_reaches_the_chat(play_with):
-    class Polite(World):
+    class Polite(FakeEnv):
         system_prompt = "Be polite."
         pass_reward = 2 / 3
 
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     engine = ScriptedEngine(tokenizer, lambda request_id, token_ids: [end])
-    (episode,) = play_with(unplayed("q1"), engine, {"world": Polite}, transcript=ChatTranscript(tokenizer))
+    (episode,) = play_with(unplayed("q1"), engine, {"env": Polite}, transcript=ChatTranscript(tokenizer))
     text = tokenizer.decode(episode.get_observations(0).tolist())
     assert text.startswith("<|im_start|>system\nBe polite.<|im_end|>\n<|im_start|>user\nask q1:")
     assert episode.custom_data["text"][:2] == [("system", "Be polite."), ("environment", "ask q1:")]
@@ -339,8 +339,8 @@ BAD = [("system_prompt", 7), ("system_prompt", "\ud800"), ("pass_reward", "much"
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_what_an_environment_says_of_an_episode_is_checked(play_with, engine_of, name, value):
-    world = type("Bad", (World,), {name: value})
-    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"world": world})
+    env = type("Bad", (FakeEnv,), {name: value})
+    (episode,) = play_with(unplayed("q1"), engine_of("x"), {"env": env})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_CRASHED and name in episode.custom_data["error"]
 
 
@@ -348,7 +348,7 @@ def test_what_an_environment_says_of_an_episode_is_checked(play_with, engine_of,
 def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, engine_of, is_reproducible):
     delays = random.Random(1)
 
-    class Late(World):
+    class Late(FakeEnv):
         """Takes its time, another one in each call."""
 
         def reset(self, **kwargs: Any):
@@ -359,12 +359,12 @@ def test_the_clock_decides_nothing_where_an_engine_is_reproducible(play_with, en
             time.sleep(delays.uniform(0, 0.02))
             return super().step(action)
 
-    happened, used, worlds = [], EnvCalls(4, 30.0), {"world": lambda: Late(num_turns=2)}
-    list(play_with(unplayed("a", "b"), engine_of("xy\n"), worlds, calls=used))  # two instances are idle afterwards
+    happened, used, envs = [], EnvCalls(4, 30.0), {"env": lambda: Late(num_turns=2)}
+    list(play_with(unplayed("a", "b"), engine_of("xy\n"), envs, calls=used))  # two instances are idle afterwards
     for calls in (used, EnvCalls(4, 30.0)):
         engine = engine_of("xy\n")
         engine.is_reproducible = is_reproducible
-        episodes = list(play_with(unplayed(*"abcdef"), engine, worlds, calls=calls))
+        episodes = list(play_with(unplayed(*"abcdef"), engine, envs, calls=calls))
         calls.close()
         happened.append((engine.log, engine.num_steps, [episode.custom_data["index"] for episode in episodes]))
     if is_reproducible:

@@ -11,7 +11,7 @@ import pytest
 from rllib_srl.engine.protocol import EngineBrokenError, EngineError
 from rllib_srl.rollout import EnvCalls
 from rllib_srl.types import StopReason
-from tests.rollout.fakes import Answering, ScriptedEngine, World, misbehave, unplayed
+from tests.rollout.fakes import Answering, FakeEnv, ScriptedEngine, misbehave, unplayed
 from tests.waiting import wait_until
 
 
@@ -47,7 +47,7 @@ def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischie
     data = episodes[bad].custom_data
     assert data["stop_reason"] is (StopReason.ENV_TIMEOUT if is_hang else StopReason.ENV_CRASHED)
     turn = 1 if place == "step" else 0
-    assert data["error"].startswith(f"environment 'world', prompt '{bad}', turn {turn}, {place}: ")
+    assert data["error"].startswith(f"environment 'env', prompt '{bad}', turn {turn}, {place}: ")
     assert {"crash": "KeyError: 'no luck", "exit": "SystemExit: 3"}.get(mischief, "within 0.5 s") in data["error"]
     assert "\n" not in data["error"]
     # What the policy wrote is kept, without a reward; an episode that never began has one empty observation.
@@ -57,15 +57,15 @@ def test_a_failing_call_costs_its_episode_only(play_with, engine, calls, mischie
     # Three healthy instances wait; a crashed one is closed, a hung one is left alone.
     assert calls.pool.num_idle == 3
     calls.poll(30.0)  # until the crashed one is closed
-    assert sorted(world.num_closed for world in World.made) == ([0, 0, 0, 0] if is_hang else [0, 0, 0, 1])
+    assert sorted(env.num_closed for env in FakeEnv.made) == ([0, 0, 0, 0] if is_hang else [0, 0, 0, 1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mischief", "reason"), [("crash", StopReason.ENV_CRASHED), ("loop", StopReason.ENV_TIMEOUT)])
 def test_a_failing_constructor_costs_its_episodes_only(play_with, engine, calls, mischief, reason):
-    worlds = {"world": World, "bad": lambda: World(mischief=f"{mischief}-construct")}
+    envs = {"env": FakeEnv, "bad": lambda: FakeEnv(mischief=f"{mischief}-construct")}
     live = unplayed("q1") + unplayed("q2", env_id="bad", group_id="h")
-    played = play_with(live, engine, worlds)
+    played = play_with(live, engine, envs)
     episodes = by_prompt(hanging(played, calls, 1) if reason is StopReason.ENV_TIMEOUT else played)
     assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
     assert episodes["q2"].custom_data["stop_reason"] is reason
@@ -106,9 +106,9 @@ HOSTILE = [(*row, to_reset) for to_reset, rows in enumerate((HOSTILE_STEPS, HOST
 
 @pytest.mark.parametrize(("answer", "message", "to_reset"), HOSTILE)
 def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engine, answer, message, to_reset):
-    worlds = {"world": World, "bad": lambda: Answering(answer, to_reset)}
+    envs = {"env": FakeEnv, "bad": lambda: Answering(answer, to_reset)}
     live = unplayed("q1") + unplayed("q2", env_id="bad", group_id="h")
-    episodes = by_prompt(play_with(live, engine, worlds))
+    episodes = by_prompt(play_with(live, engine, envs))
     assert episodes["q1"].custom_data["stop_reason"] is StopReason.TERMINATED
     assert episodes["q2"].custom_data["stop_reason"] is StopReason.ENV_CRASHED
     assert message in episodes["q2"].custom_data["error"] and len(episodes["q2"]) == 1 - to_reset
@@ -117,7 +117,7 @@ def test_hostile_answers_are_crashes_that_say_what_was_expected(play_with, engin
 def test_an_answer_that_hangs_when_looked_at_times_out(play_with, engine, calls):
     calls.timeout_s = 0.5
     endless = type("Hanging", (), {"__bool__": lambda self: _never()})()
-    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(("", 0, endless, False, {}))})
+    (episode,) = play_with(unplayed("q1"), engine, {"env": lambda: Answering(("", 0, endless, False, {}))})
     assert episode.custom_data["stop_reason"] is StopReason.ENV_TIMEOUT
 
 
@@ -127,7 +127,7 @@ def test_a_string_in_disguise_is_read_as_the_string_it_is(play_with, engine):
             raise RuntimeError
 
     answer = (Disguised("end"), True, True, 0, {})
-    (episode,) = play_with(unplayed("q1"), engine, {"world": lambda: Answering(answer)})
+    (episode,) = play_with(unplayed("q1"), engine, {"env": lambda: Answering(answer)})
     assert type(episode.custom_data["text"][-1][1]) is str
     assert (episode.custom_data["text"][-1], episode.get_return()) == (("environment", "end"), 1.0)
 
@@ -198,7 +198,7 @@ def test_the_deadline_ends_everything_wherever_it_is(play_with, tokenizer, monke
     def clock() -> float:
         """Pass the deadline when all the others are where they should be, however slow the machine is."""
         is_there = {("turn", "g/0/0"), ("turn", "g/2/0"), ("submit", "g/1/0")} <= set(engine.log)
-        return time.monotonic() + 1000.0 * (is_there and any(world.turn for world in World.made))
+        return time.monotonic() + 1000.0 * (is_there and any(env.turn for env in FakeEnv.made))
 
     monkeypatch.setattr(
         "rllib_srl.rollout.player.time",

@@ -6,14 +6,14 @@ import pytest
 from rllib_srl.engine import Sampling, make_engine
 from rllib_srl.rollout import ChatTranscript, LiveEpisode, to_group
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import CHATML, World, make_tokenizer
+from tests.rollout.fakes import CHATML, FakeEnv, make_tokenizer
 
 
 @pytest.mark.parametrize("format", ["text", "chat"])
 def test_groups_on_a_real_model(play_with, random_llama_dir, format):
     tokenizer = make_tokenizer(chat_template=CHATML, with_bos=False)
     engine = make_engine("transformers", random_llama_dir, dtype="float32", context_length=400, seed=3)
-    prompts = [Prompt("world", f"q{p}") for p in range(3)]
+    prompts = [Prompt("env", f"q{p}") for p in range(3)]
 
     def play_all():
         engine.reseed(3)
@@ -21,7 +21,7 @@ def test_groups_on_a_real_model(play_with, random_llama_dir, format):
         return list(
             play_with(
                 [LiveEpisode(prompt, f"g{p}", i) for p, prompt in enumerate(prompts) for i in range(4)], engine,
-                {"world": lambda: World(num_turns=3)}, {"max_turn_tokens": 12, "max_episode_tokens": 300},
+                {"env": lambda: FakeEnv(num_turns=3)}, {"max_turn_tokens": 12, "max_episode_tokens": 300},
                 sampling=Sampling(max_tokens=1, temperature=1.0), **changes,
             )
         )  # fmt: skip

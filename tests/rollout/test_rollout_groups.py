@@ -8,9 +8,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_srl.rollout import to_group
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World, unplayed
+from tests.rollout.fakes import FakeEnv, ScriptedEngine, unplayed
 
-PROMPT = Prompt("world", "q")
+PROMPT = Prompt("env", "q")
 
 
 def episode_of(index: int, turns, reason=StopReason.TERMINATED, prompt=PROMPT, group_id="g", versions=(1, 2)):
@@ -65,10 +65,10 @@ def test_turns_are_kept_on_request(play_with, tokenizer):
     texts = [["x one\n", "x two\n"], ["y é\n", "y\n"], ["lost\n"]]
     engine = ScriptedEngine(tokenizer, lambda name, ids: ids_of(texts[int(name.split("/")[1])][int(name[-1])]))
     for can_iterate in (None, True, False):
-        kind = type("Kind", (World,), {} if can_iterate is None else {"can_iterate": can_iterate})
+        kind = type("Kind", (FakeEnv,), {} if can_iterate is None else {"can_iterate": can_iterate})
         engine.submitted.clear()
         live = unplayed("q", "q", "crash-step")
-        episodes = list(play_with(live, engine, {"world": lambda kind=kind: kind(num_turns=2)}))
+        episodes = list(play_with(live, engine, {"env": lambda kind=kind: kind(num_turns=2)}))
         for episode in episodes:
             episode.custom_data["prompt"] = live[0].prompt
         group = to_group(live[0].prompt, "g", episodes, keep_turns=True)

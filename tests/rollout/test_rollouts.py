@@ -11,7 +11,7 @@ from rllib_srl.replay.payloads import prompt_fields
 from rllib_srl.rollout.rollouts import MAX_TRIES, Rollouts, RolloutSettings
 from rllib_srl.types import Prompt
 
-PROMPTS = [Prompt("world", str(number)) for number in range(4)]
+PROMPTS = [Prompt("env", str(number)) for number in range(4)]
 DIED = Failure("died (killed)", is_silent=False)
 
 

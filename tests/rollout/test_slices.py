@@ -9,7 +9,7 @@ from rllib_srl.rollout import EnvCalls, Limits, RawTranscript
 from rllib_srl.rollout.groups_in_play import GroupsInPlay
 from rllib_srl.rollout.player import Player
 from rllib_srl.types import Prompt, StopReason
-from tests.rollout.fakes import ScriptedEngine, World
+from tests.rollout.fakes import FakeEnv, ScriptedEngine
 from tests.waiting import wait_until
 
 STEP_S = 0.02
@@ -40,7 +40,7 @@ def in_play(tokenizer):
     engine = PatientEngine(tokenizer, script, step_s=STEP_S)
     engine.calls = calls
     player = Player(
-        engine=engine, worlds={"world": World}, transcript=RawTranscript(tokenizer),
+        engine=engine, envs={"env": FakeEnv}, transcript=RawTranscript(tokenizer),
         sampling=Sampling(max_tokens=1, temperature=0.7),
         limits=Limits(max_turns=4, max_turn_tokens=50, max_episode_tokens=500), calls=calls, is_ordered=False,
         seconds={},
@@ -51,7 +51,7 @@ def in_play(tokenizer):
 
 
 def prompts(*ids: str) -> dict[str, Prompt]:
-    return {f"1.{name}": Prompt("world", name, "world") for name in ids}
+    return {f"1.{name}": Prompt("env", name, "env") for name in ids}
 
 
 def to_the_end(in_play, slices_s=0.1):

@@ -79,7 +79,7 @@ def meta(prompt_id: str, rewards: list[float], domain: str = "a", origin: str = 
     num = len(rewards)
     ones, versions = np.ones(num, np.int64), np.zeros((num, 2), np.int64)
     reasons = (StopReason.TERMINATED,) * num
-    prompt = Prompt("world", prompt_id, domain)
+    prompt = Prompt("env", prompt_id, domain)
     rewards_G = np.array(rewards, np.float32)
     return GroupMeta(prompt_id, prompt, rewards_G, ones, ones, versions, reasons, 0, origin, None, **fields)
 

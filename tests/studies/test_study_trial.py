@@ -9,12 +9,12 @@ import pytest
 from rllib_srl.studies.records import read_results, write_study
 from rllib_srl.studies.study import Arm, Domain, Primary, Study
 from rllib_srl.studies.trial import StudyTrial, run_path
-from tests.small_worlds import small_config, watch
+from tests.small_envs import small_config, watch
 
 pytestmark = pytest.mark.slow
 TOKENS = 150  # of a stage; an iteration writes 4 x 4 answers of 1 to 3 tokens, 16 to 48
 MEMORY = {"replay_revisit_fraction": 0.25, "replay_reuse_fraction": 0.5, "replay_capacity": 64}
-STREAM = [{"world": f"tests.small_worlds:{name}", "domain": name.lower(), "tokens": TOKENS} for name in ("Even", "Odd")]
+STREAM = [{"env": f"tests.small_envs:{name}", "domain": name.lower(), "tokens": TOKENS} for name in ("Even", "Odd")]
 ARMS = (
     Arm("srl", "SRL", "Old prompts come back.", {**MEMORY, "replay_min_buffer_size": 4}),
     Arm("no_replay", "no replay", "They do not."),

@@ -13,8 +13,8 @@ from rllib_srl.replay.reading import reading
 from rllib_srl.replay.store import holder_of
 from scripts.memory_laws import content
 from tests.algorithm.test_kills import DyingLearner
+from tests.small_envs import small_config
 from tests.small_memory import check_memory, go, memory_config, weights_of
-from tests.small_worlds import small_config
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -11,7 +11,7 @@ from rllib_srl.engine.adapters import adapter_tensors
 from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.rollout.env_runner import LLMEnvRunner
 from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values
-from tests.small_worlds import small_config
+from tests.small_envs import small_config
 
 
 class LosesATensor(LLMEnvRunner):

@@ -65,7 +65,7 @@ def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:
 
 def _opening(facts: RunFacts) -> Iterator[Block]:
     settings = facts.settings
-    env = settings.get("env") or ", ".join(settings.get("worlds") or ())
+    env = settings.get("env") or ", ".join(settings.get("envs") or ())
     env = env or ("a stream of domains" if settings.get("stream") else "unknown environments")
     of = f" of {settings['iterations']}" if settings.get("iterations") else ""
     seconds, tokens = facts.total("time_this_iter_s"), facts.total("env_runners/num_generated_tokens")

@@ -65,7 +65,7 @@ def fit(model: str, number: int, gib: float) -> Iterator[Line]:
     directory = local_model(model)
     context = min(CONTEXT, sizes_of(directory).context or CONTEXT)
     settings = ServedSettings(model=str(directory), rank=TrainingSettings().rank, context=context, temperature=1.0)
-    job = Job(served=settings, keep=[KeptDomain(world="compare", domain="compare")])
+    job = Job(served=settings, keep=[KeptDomain(env="compare", domain="compare")])
     if not number:
         yield Line(OK, "serving", f"{model} on the CPU, in {dtype_of(0)}; --gpus 1x80 plans for a card")
         return

@@ -113,7 +113,7 @@ class RatedTokens(BaseModel):
 class KeptDomain(BaseModel):
     """A domain that must not be lost: an environment and its settings."""
 
-    world: str
+    env: str
     domain: str
     env_config: dict[str, Any] = {}
 

@@ -39,7 +39,7 @@ from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.flags import Program, local_directory
-from rllib_srl.cli.tuning.stream import world_named
+from rllib_srl.cli.tuning.stream import env_named
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model, sizes_of
 from rllib_srl.engine.sync import WeightSyncError
@@ -88,8 +88,8 @@ def checked(arguments: argparse.Namespace) -> tuple[Flags, list[KeptDomain]]:
         faults += [f"--{one['loc'][0]} {one['input']}: {one['msg']}" for one in error.errors()]
     for text in arguments.keep:
         try:
-            found = world_named(text)
-            keep.append(KeptDomain(**{"domain": found["world"], **found}))
+            found = env_named(text)
+            keep.append(KeptDomain(**{"domain": found["env"], **found}))
         except ValueError as error:
             faults.append(f"--keep: {error}")
     names = [one.domain for one in keep]

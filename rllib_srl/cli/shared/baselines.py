@@ -34,11 +34,11 @@ class Baselines:
 
 def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baselines:
     """Play the majority answer of each environment on its held-out prompts, and average the environments' chances."""
-    creators, env_configs = config.world_creators(), config.world_configs()
-    worlds = {env_id: creators[env_id](env_configs[env_id]) for env_id in {prompt.env_id for prompt in prompts}}
-    answers = {env_id: majority_turns(world, seed) for env_id, world in worlds.items()}
-    chances = {env_id: getattr(world.unwrapped, "chance", None) for env_id, world in worlds.items()}
-    right = [_is_right(worlds[p.env_id], p, turns) for p in prompts if (turns := answers[p.env_id]) is not None]
+    creators, env_configs = config.env_creators(), config.env_configs()
+    envs = {env_id: creators[env_id](env_configs[env_id]) for env_id in {prompt.env_id for prompt in prompts}}
+    answers = {env_id: majority_turns(env, seed) for env_id, env in envs.items()}
+    chances = {env_id: getattr(env.unwrapped, "chance", None) for env_id, env in envs.items()}
+    right = [_is_right(envs[p.env_id], p, turns) for p in prompts if (turns := answers[p.env_id]) is not None]
     known = [chance for p in prompts if (chance := chances[p.env_id]) is not None]
     return Baselines(
         majority=sum(right) / len(right) if prompts and len(right) == len(prompts) else None,
@@ -47,12 +47,12 @@ def baselines(config: SRLConfig, prompts: Sequence[Prompt], seed: int) -> Baseli
     )
 
 
-def majority_turns(world: Any, seed: int) -> tuple[str, ...] | None:
+def majority_turns(env: Any, seed: int) -> tuple[str, ...] | None:
     """Return the most frequent gold turns among training prompts; None if the environment has no gold turns."""
-    plain = world.unwrapped
+    plain = env.unwrapped
     if not hasattr(plain, "gold_turns") or not hasattr(plain, "prompt_ids"):
         return None
-    ids = islice(prompts_of(world, "train", seed), NUM_TRAINING_PROMPTS)
+    ids = islice(prompts_of(env, "train", seed), NUM_TRAINING_PROMPTS)
     counts = Counter(tuple(plain.gold_turns(prompt_id)) for prompt_id in ids)
     counts.pop((), None)  # prompts without a right answer, which a reward function grades
     # Ties are broken by the text, so that every run returns the same.
@@ -71,9 +71,9 @@ def played(env: Any, prompt: Prompt, turns: Sequence[str]) -> float:
     return total
 
 
-def _is_right(world: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
-    rewards = np.array([played(world, prompt, turns)], np.float32)
-    return bool(passed(rewards, attribute(world, "pass_reward", None), RIGHT)[0])
+def _is_right(env: Any, prompt: Prompt, turns: Sequence[str]) -> bool:
+    rewards = np.array([played(env, prompt, turns)], np.float32)
+    return bool(passed(rewards, attribute(env, "pass_reward", None), RIGHT)[0])
 
 
 def rows_of(found: Baselines) -> Iterator[tuple[str, str]]:

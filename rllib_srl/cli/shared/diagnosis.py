@@ -154,8 +154,8 @@ def of_settings(config: SRLConfig) -> Iterator[Line]:
 
 def of_environments(config: SRLConfig) -> Iterator[Line]:
     """Play right answers and empty ones in each environment."""
-    configs = config.world_configs()
-    for env_id, creator in config.world_creators().items():
+    configs = config.env_configs()
+    for env_id, creator in config.env_creators().items():
         look = partial(_graded, env_id, creator, configs[env_id], config.max_turns)
         (found,) = in_turn(config.env_timeout_s * NUM_PROMPTS, look)
         lines = [(FAILURE, found.text)] if isinstance(found, Fault) else found

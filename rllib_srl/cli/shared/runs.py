@@ -52,7 +52,7 @@ from rllib_srl.storage.disk import writing
 from rllib_srl.storage.memory_directory import MEMORY
 
 SETTINGS_FILE = "settings.yaml"
-FIXED = ("env", "env_config", "worlds", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
+FIXED = ("env", "env_config", "envs", "model", "seed", "optimizer_name")  # settings a resumed run cannot change
 SET_ASIDE = "earlier-attempts"  # in the directory of a run: attempts that ended before their first checkpoint
 NOT_INHERITED = ("seal_key_file", "callbacks")  # a directory must not choose the key that verifies it, or code
 
@@ -97,7 +97,7 @@ def plan_run(out: Path | None, resume: Path | None, given: Mapping[str, Any], tr
     """
     if resume is None:
         data = (given.get("env_config") or {}).get("path") if given.get("env") == OWN_DATA else None
-        directory = out or new_directory(Path(data).stem if data else str(given.get("env") or "worlds"))
+        directory = out or new_directory(Path(data).stem if data else str(given.get("env") or "envs"))
         refuse_used(directory)
         return RunPlan(directory.absolute(), None, dict(given))
     checkpoint = find_checkpoint(resume)

@@ -131,8 +131,8 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
         return rest
     from rllib_srl.algorithm.config import SRLConfig
 
-    if values.get("env") not in (None, OWN_DATA) or values.get("worlds") or values.get("stream"):
-        name = next(name for name in ("env", "worlds", "stream") if values.get(name))
+    if values.get("env") not in (None, OWN_DATA) or values.get("envs") or values.get("stream"):
+        name = next(name for name in ("env", "envs", "stream") if values.get(name))
         shorthand = "data" if data is not None else "reward"
         raise ValueError(f"{shorthand} with {name} = {values[name]!r}; expected one of the two")
     config = SRLConfig()

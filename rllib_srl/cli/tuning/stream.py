@@ -89,20 +89,20 @@ def run(arguments: argparse.Namespace) -> int:
     return study_run.run(plan, max_failures, how_to_resume, is_resumed=is_resumed, verbose=arguments.verbose)
 
 
-def world_named(text: str) -> dict[str, Any]:
+def env_named(text: str) -> dict[str, Any]:
     """Parse "compare", "compare#large" or "compare#large={lowest: 100, highest: 999}"; construct it once as a check.
 
     Returns:
-        Its `world`, `env_config`, and the `domain` of its prompts if there is one in the text.
+        Its `env`, `env_config`, and the `domain` of its prompts if there is one in the text.
     """
     name, equals, settings = text.partition("=")
-    world, _, domain = name.partition("#")
+    env_name, _, domain = name.partition("#")
     env_config = plain(settings) if equals else {}
     if not isinstance(env_config, dict):
         raise ValueError(f"environment {text!r}; expected its settings as ENV={{name: value, ...}}")
-    env = resolve(world)(env_config)
+    env = resolve(env_name)(env_config)
     env.close()
-    return {"world": world, "env_config": env_config, **({"domain": domain} if domain else {})}
+    return {"env": env_name, "env_config": env_config, **({"domain": domain} if domain else {})}
 
 
 def stages_of(tasks: Sequence[str], tokens: int) -> list[dict[str, Any]]:
@@ -135,8 +135,8 @@ def _stage_of(text: str) -> dict[str, Any]:
     if kind_of(text) or ("/" in text and path.is_dir()):  # a bare name is an environment's
         if not path.exists():
             raise ValueError("there is no such file")
-        return {"world": OWN_DATA, "domain": stem_of(text), "env_config": data_settings(str(path))}
-    return world_named(text)
+        return {"env": OWN_DATA, "domain": stem_of(text), "env_config": data_settings(str(path))}
+    return env_named(text)
 
 
 def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int], given: Mapping[str, Any]) -> Study:
@@ -161,12 +161,12 @@ def study_of(name: str, stages: Sequence[Mapping[str, Any]], seeds: Sequence[int
     )
     config = build_config(study.settings_of(MEMORY, study.seeds[0]))
     config.validate()
-    worlds = (config.world_creators(), config.world_configs(), config.mixture_weights())
-    source = PromptSource(*worlds, config.seed, config.task_stream())
-    for env_id in source.world_ids:
+    envs = (config.env_creators(), config.env_configs(), config.mixture_weights())
+    source = PromptSource(*envs, config.seed, config.task_stream())
+    for env_id in source.env_ids:
         source.first(env_id)  # raises if there is none
     measured = {prompt.env_id for prompt in source.heldout(config.evaluation_duration)}
-    if missing := [env_id for env_id in source.world_ids if env_id not in measured]:
+    if missing := [env_id for env_id in source.env_ids if env_id not in measured]:
         raise RunError(f"tasks without held-out prompts: {', '.join(missing)}; expected at least one prompt each")
     return study
 

@@ -33,7 +33,7 @@ from rllib_srl.studies.report.study_page import summary_of
 from rllib_srl.studies.study import Primary, Study
 from rllib_srl.studies.trial import CONFIG, StudyTrial, run_path
 
-FIXED = ("env", "env_config", "worlds", "mixture", "stream", "seed", "iterations", "evaluation_interval")
+FIXED = ("env", "env_config", "envs", "mixture", "stream", "seed", "iterations", "evaluation_interval")
 SHORT = {"num_prompts_per_batch": 8, "group_size": 4, "evaluation_duration": 32, "checkpoint_every": 2}
 SHORT_STAGES, SHORT_SEEDS, SHORT_TOKENS = 2, 2, 800  # of a stage: an iteration must not be longer
 LIBRARIES = "Ray, Tune, vLLM and transformers"  # whose output --verbose shows

@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def job():
     served = ServedSettings(model=str(local_model("tiny")), rank=16, context=512, temperature=1.0, dtype="bfloat16")
-    return Job(served=served, keep=[KeptDomain(world="compare", domain="compare")])
+    return Job(served=served, keep=[KeptDomain(env="compare", domain="compare")])
 
 
 def test_the_server_gets_what_the_trainer_leaves(job, monkeypatch):

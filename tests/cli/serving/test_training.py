@@ -28,7 +28,7 @@ GOOD, BAD = ([222, 352, 200], [-0.0001, -0.25, -0.0001]), ([222, 276, 200], [-0.
 def job_of(num=8, **settings):
     answers = [rated(f"c{i}", *(GOOD if i % 2 else BAD), reward=float(i % 2)) for i in range(num)]
     usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3, "rank": 4}
-    kept = [KeptDomain(world="compare", domain="compare", env_config={"num_shots": 0})]
+    kept = [KeptDomain(env="compare", domain="compare", env_config={"num_shots": 0})]
     served = ServedSettings(model=str(local_model("tiny")), rank=4, context=128, temperature=1.0)
     return Job(
         version=1, served=served, seed=3, settings=TrainingSettings(**usual | settings), keep=kept, answers=answers

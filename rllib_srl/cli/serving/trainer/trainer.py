@@ -56,17 +56,17 @@ class Examiner:
             return
         config, settings = rated_config(job, Path()), job.settings
         config.validate()
-        worlds = (config.world_creators(), config.world_configs(), config.mixture_weights())
-        source = PromptSource(*worlds, job.seed, config.task_stream())
+        envs = (config.env_creators(), config.env_configs(), config.mixture_weights())
+        source = PromptSource(*envs, job.seed, config.task_stream())
         for prompt in source.heldout(settings.gate_prompts * len(job.keep)):
             self.prompts[prompt.domain].append(prompt)
         least = gates.least_prompts(settings.max_drop, settings.confidence)
         for one in job.keep:
-            environment = source.environments[environment_id(one.world, one.domain)]
+            environment = source.environments[environment_id(one.env, one.domain)]
             self.grading[one.domain] = grading_digest(environment, one.env_config)
             if (num := len(self.prompts[one.domain])) < least:
                 why = f"since fewer cannot exclude a drop of max_drop = {settings.max_drop:g}"
-                found = f"--keep {one.world} has {num} held-out prompts"
+                found = f"--keep {one.env} has {num} held-out prompts"
                 raise ValueError(f"{found}; expected at least {least}, {why} (--gate-prompts, --max-drop)")
 
     def answers(self, play: Play) -> dict[str, Answers]:

@@ -1,4 +1,4 @@
-"""Worlds by name, path, class and registry; what is said when that fails; prompts of foreign environments."""
+"""Environments by name, path, class and registry; what is said when that fails; prompts of foreign environments."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -7,8 +7,8 @@ from itertools import islice
 import gymnasium
 import pytest
 
-from rllib_srl.common import environments as worlds
-from rllib_srl.common.environments import WorldError, check_world, grading_digest, resolve
+from rllib_srl.common import environments as envs
+from rllib_srl.common.environments import EnvError, check_environment, grading_digest, resolve
 from rllib_srl.curriculum.prompts import SPLITS, prompts_of
 from rllib_srl.envs.math.compare import Compare
 
@@ -31,18 +31,18 @@ class Foreign(gymnasium.Env):
 def installed(monkeypatch):
     """Pretend that these entry points are installed, whatever is."""
     points = [
-        EntryPoint("compare", "rllib_srl.envs.math.compare:Compare", worlds.ENTRY_POINT_GROUP),
-        EntryPoint("stale", "envs.gone:Gone", worlds.ENTRY_POINT_GROUP),
+        EntryPoint("compare", "rllib_srl.envs.math.compare:Compare", envs.ENTRY_POINT_GROUP),
+        EntryPoint("stale", "envs.gone:Gone", envs.ENTRY_POINT_GROUP),
     ]
-    monkeypatch.setattr(worlds, "entry_points", lambda group: points if group == worlds.ENTRY_POINT_GROUP else [])
-    worlds._installed.cache_clear()
+    monkeypatch.setattr(envs, "entry_points", lambda group: points if group == envs.ENTRY_POINT_GROUP else [])
+    envs._installed.cache_clear()
     yield
-    worlds._installed.cache_clear()
+    envs._installed.cache_clear()
 
 
 def test_a_name_is_an_entry_point(installed):
     assert resolve("compare") is Compare
-    assert worlds.known_worlds() == ["compare", "stale"]
+    assert envs.known_envs() == ["compare", "stale"]
 
 
 def test_a_class_and_a_callable_stand_for_themselves():
@@ -63,14 +63,14 @@ def test_the_registry_is_asked_last(installed):
     assert resolve("compare", registry) is Compare
     assert asked == []
     assert resolve("mine", registry) is Foreign
-    with pytest.raises(WorldError, match="'other' is unknown"):
+    with pytest.raises(EnvError, match="'other' is unknown"):
         resolve("other", registry)
 
 
 @pytest.mark.parametrize(("spec", "message"), [
     ("chian_sum", r"'chian_sum' is unknown; expected one of compare, stale, or \"package.module:Class\", a class"),
     ("stale", r"'stale' cannot be imported \(there is no module 'envs.gone', neither in"),
-    ("no_such.module:World", r"cannot be imported \(there is no module 'no_such.module', neither in"),
+    ("no_such.module:Env", r"cannot be imported \(there is no module 'no_such.module', neither in"),
     ("rllib_srl.envs.math.compare:Contrast", r"imported \(rllib_srl.envs.math.compare has no 'Contrast'; it has"),
     ("rllib_srl.envs.math.compare:_PROMPT_ID", r"is a Pattern; expected a class or a callable"),
     (":Compare", r"is not an import path"),
@@ -78,15 +78,15 @@ def test_the_registry_is_asked_last(installed):
     (7, r"environment 7 is of type int; expected"),
 ])  # fmt: skip
 def test_what_cannot_be_resolved_is_one_clear_line(installed, spec, message):
-    with pytest.raises(WorldError, match=message) as caught:
+    with pytest.raises(EnvError, match=message) as caught:
         resolve(spec)
     assert "\n" not in str(caught.value)
 
 
-def test_a_world_and_a_foreign_environment_keep_the_contract():
-    check_world(Compare(), "compare")
-    check_world(Foreign(), "foreign")
-    check_world(gymnasium.wrappers.OrderEnforcing(Foreign()), "wrapped")
+def test_an_env_and_a_foreign_environment_keep_the_contract():
+    check_environment(Compare(), "compare")
+    check_environment(Foreign(), "foreign")
+    check_environment(gymnasium.wrappers.OrderEnforcing(Foreign()), "wrapped")
 
 
 class NumbersOut(Foreign):
@@ -115,9 +115,9 @@ class Raises(Foreign):
     (NoOptions(), ["has prompt_ids, but its reset takes no options"]),
     (Raises(), ["reset(seed=0) raised KeyError: 'the database'"]),
 ])  # fmt: skip
-def test_everything_wrong_with_a_world_is_said_at_once(env, messages):
-    with pytest.raises(WorldError, match="environment 'mine' cannot be played: ") as caught:
-        check_world(env, "mine")
+def test_everything_wrong_with_an_env_is_said_at_once(env, messages):
+    with pytest.raises(EnvError, match="environment 'mine' cannot be played: ") as caught:
+        check_environment(env, "mine")
     for message in messages:
         assert message in str(caught.value)
 
@@ -138,7 +138,7 @@ def test_prompts_of_a_foreign_environment_are_seeds():
 
 
 def test_a_split_and_a_seed_are_checked():
-    with pytest.raises(WorldError, match="split = 'test'; expected one of train, heldout"):
+    with pytest.raises(EnvError, match="split = 'test'; expected one of train, heldout"):
         next(prompts_of(Foreign(), "test", 0))
 
 
@@ -156,27 +156,27 @@ class Plain(gymnasium.Env):
 def test_an_environment_without_settings_is_made_without_them():
     creator = resolve(Plain)
     assert isinstance(creator({}), Plain)
-    with pytest.raises(WorldError, match="'Plain' takes no settings; expected an empty env_config, not .'a': 1"):
+    with pytest.raises(EnvError, match="'Plain' takes no settings; expected an empty env_config, not .'a': 1"):
         creator({"a": 1})
 
 
 @pytest.mark.parametrize("changed", ["own.py", "helpers.py", "env_config", "number"])
 def test_the_digest_of_what_grades_changes_with_config_and_code(tmp_path, monkeypatch, changed):
     """The class imports its grader from another module of its package; `number` is a file that neither imports."""
-    names = ["graded_world.own", "graded_world.helpers"]
+    names = ["graded_env.own", "graded_env.helpers"]
 
     def digest() -> str:
-        for name in ("graded_world", *names):
+        for name in ("graded_env", *names):
             sys.modules.pop(name, None)
-        env = resolve("graded_world.own:Own")(config)
+        env = resolve("graded_env.own:Own")(config)
         return grading_digest(gymnasium.wrappers.TransformReward(env, lambda reward: reward), config)
 
-    package, config = tmp_path / "graded_world", {"level": 1, "judge": len}
+    package, config = tmp_path / "graded_env", {"level": 1, "judge": len}
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "helpers.py").write_text("def right(answer):\n    return answer == '4'\n")
     (package / "own.py").write_text(
-        "import gymnasium\nfrom graded_world.helpers import right\n\n\nclass Own(gymnasium.Env):\n"
+        "import gymnasium\nfrom graded_env.helpers import right\n\n\nclass Own(gymnasium.Env):\n"
         "    def __init__(self, env_config):\n        self.grade = right\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

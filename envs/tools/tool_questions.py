@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from rllib_srl.envs import text
-from rllib_srl.envs.question import Question, QuestionSettings, QuestionWorld
+from rllib_srl.envs.question import Question, QuestionEnv, QuestionSettings
 from rllib_srl.envs.settings import OneOf, Within
 from rllib_srl.envs.tools.calls import CallError, Said, ToolCall, ToolServerError, ToolTimeoutError, written_call
 from rllib_srl.envs.tools.deadline import run_within
@@ -67,10 +67,10 @@ class ToolSettings(QuestionSettings):
         return faults
 
 
-class ToolWorld(QuestionWorld):
+class ToolQuestionEnv(QuestionEnv):
     """Questions answered with the help of tools.
 
-    Invariant: as in `QuestionWorld`; and the tools of an episode share no state with other episodes.
+    Invariant: as in `QuestionEnv`; and the tools of an episode share no state with other episodes.
     """
 
     settings_class: ClassVar[type[QuestionSettings]] = ToolSettings

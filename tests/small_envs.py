@@ -1,4 +1,4 @@
-"""Worlds for end-to-end tests, so small that a random model learns them, and an `SRLConfig` that plays them fast."""
+"""Environments for end-to-end tests, so small that a random model learns them, and an `SRLConfig` that plays them."""
 
 import os
 import random
@@ -118,7 +118,7 @@ def small_config(model_dir: Path, directory: Path, env: str = "Even", **env_conf
     """
     return (
         SRLConfig()
-        .environment(f"tests.small_worlds:{env}", env_config=env_config)
+        .environment(f"tests.small_envs:{env}", env_config=env_config)
         .rl_module(model_config={"model": str(model_dir)})
         .env_runners(engine="transformers", num_env_runners=0, max_turns=1, max_turn_tokens=3, max_episode_tokens=48)
         .env_runners(num_cpus_per_env_runner=0.25)
