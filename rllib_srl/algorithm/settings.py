@@ -50,7 +50,9 @@ class EnvironmentSettings(Settings):
     env: Any = setting(
         None, 'environment: an installed name (docs/environments.md), or "package.module:Class"', is_rllib=True
     )
-    env_config: dict[str, Any] | None = setting({}, "settings of the environment", "a mapping", is_rllib=True)
+    env_config: dict[str, Any] | None = setting(
+        {}, "settings of the environment, such as num_shots=4", "a mapping", is_rllib=True
+    )
     envs: dict[str, dict[str, Any] | None] | None = setting(
         None, "several environments: name -> env_config; None: `env` alone",
         "a mapping from the names of environments to their env_config, or None"

@@ -67,7 +67,7 @@ class LossSettings(Settings):
         is_preset=True,
     )
     loss: Literal[tuple(PRESETS)] | None = setting(  # type: ignore[valid-type]
-        None, f"preset: {' '.join(PRESETS)}, docs/losses.md; None: no preset; `algorithm` sets sampling and memory, too"
+        None, f"preset of the loss alone: {' '.join(PRESETS)} (docs/losses.md); None: no preset"
     )
     # ratio and clip rule
     ratio_level: Literal["token", "sequence", "geometric"] = setting(

@@ -25,6 +25,8 @@ def test_help_names_every_setting_with_its_default_and_meaning(capsys: pytest.Ca
     for name in {*SETTINGS} - {"log_directory"}:
         assert f"--{name} " in shown
     assert "--clip_high VALUE upper clip bound of the ratio is 1 + clip_high (default: 0.28)" in shown
+    assert "sets its loss, groups and memory" in shown and "preset of the loss alone: grpo" in shown
+    assert "settings of the environment, such as num_shots=4 (default: {})" in shown
     assert "(default: smollm2-135m)" in shown and "(default: none)" in shown
     assert "--log_directory" not in shown
 

@@ -46,7 +46,7 @@ class Shorthands(Settings):
     """Words that stand for several settings; what is given beside them wins."""
 
     algorithm: Literal[tuple(ALGORITHMS)] | None = setting(  # type: ignore[valid-type]
-        None, f"settings of a paper: {' '.join(ALGORITHMS)}, docs/settings.md; `loss` sets the loss alone"
+        None, f"a paper's method: {' '.join(ALGORITHMS)}; sets its loss, groups and memory (docs/settings.md)"
     )
     replay: Literal[tuple(MEMORIES)] | None = setting(  # type: ignore[valid-type]
         None, f"memory in one word: {' '.join(MEMORIES)}; not given: uniform"
