@@ -53,6 +53,19 @@ def test_ray_builds_no_environment_for_workers_under_uv(monkeypatch):
     assert cluster.UV_RUN_HOOK in Path(ray_constants.__file__).read_text(encoding="utf-8")
 
 
+def test_a_command_is_named_as_it_is_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    for place in ("bin", "other"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "srl").write_text("#!/bin/sh\n")
+        (tmp_path / place / "srl").chmod(0o700)
+    for path, program in ((tmp_path / "bin", "srl"), (tmp_path / "other", f"{tmp_path}/bin/srl")):
+        monkeypatch.setenv("PATH", str(path))
+        assert cluster.command("report", "a run") == f"{program} report 'a run'"
+    (tmp_path / "bin" / "srl").unlink()
+    assert cluster.command("report") == f"{tmp_path}/bin/python -m rllib_srl.cli report"
+
+
 def test_every_character_is_printed_in_any_locale():
     program = "import sys; from rllib_srl.cli.main import main; main(['--help']); print('π 🦊')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONPATH": str(ROOT)}

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import socket
 import sys
 import warnings
@@ -133,8 +134,10 @@ def is_installed() -> bool:
 
 def command(name: str, *words: object) -> str:
     """Return the shell command that runs a subcommand of `srl`, from any directory."""
-    installed = Path(sys.executable).with_name("srl")
+    installed, on_path = Path(sys.executable).with_name("srl"), shutil.which("srl")
     program = [str(installed)] if installed.exists() else [sys.executable, "-m", "rllib_srl.cli"]
+    if on_path and installed.exists() and installed.samefile(on_path):
+        program = ["srl"]
     return shlex.join([*program, name, *map(str, words)])
 
 
