@@ -29,7 +29,7 @@ from rllib_srl.algorithm.own_data import ENVIRONMENT as OWN_DATA
 from rllib_srl.cli.shared.cluster import command
 from rllib_srl.cli.shared.display import printable, printable_lines
 from rllib_srl.cli.shared.flags import Program
-from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings
+from rllib_srl.cli.shared.settings import SettingsError, build_config, check, given_settings, words_of
 from rllib_srl.engine.model_dir import load_tokenizer
 from rllib_srl.engine.models import local_model
 from rllib_srl.envs.math.answer_text import plain
@@ -97,8 +97,7 @@ def check_data(arguments: argparse.Namespace) -> int:
         grading(found, env, [*ids["train"], *ids["heldout"]][:NUM_GRADED], tokenizer)
         lengths(found, env, [*ids["train"], *ids["heldout"]], config, transcript, tokenizer)
     if not found.to_look_at:
-        data = given["env_config"].get("hub_id") or given["env_config"]["path"]
-        print(f"\nnothing needs a look; train with the same flags: {command('train', '--data', data, '...')}")
+        print(f"\nnothing needs a look; train with the same flags: {command('train', *words_of(arguments))}")
         return 0
     print(f"\n{len(found.to_look_at)} to look at:")
     for text in found.to_look_at:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
-from rllib_srl.cli import check_data
+from rllib_srl.cli import check_data, train
+from rllib_srl.cli.shared.settings import given_settings
 
 FLAGS = ("--engine", "transformers", "--max_turn_tokens", "12", "--max_episode_tokens", "96")
 ROWS = [{"question": f"Which is largest: {n}, {n + 5} or {n + 9}?", "answer": str(n + 9)} for n in range(10, 60)]
@@ -33,9 +35,14 @@ def test_good_data_needs_no_look(tmp_path: Path, capsys) -> None:
     assert "right answers: 50 of 50 earn 1; mean reward 1.00" in text
     assert "wrong answers (of other rows): 50 of 50 earn 0; mean reward 0.00" in text
     assert "prompts: median 17, 90 % 17, 99 % 17, longest 17 (max_episode_tokens 96)" in text
-    assert "nothing needs a look; train with the same flags:" in text and f"train --data {path} ..." in text
-    _, text = checked(capsys, "--data", path, "--model", "tiny", "--env_config", "num_shots=4")
-    assert "37 questions to train on, 9 held out by a hash of the question, 4 shown as examples" in text
+    assert "nothing needs a look; train with the same flags:" in text
+    (config := tmp_path / "a run.yaml").write_text("lr: 2e-5\n")
+    flags = ("--data", path, "--model", "tiny", "--config", str(config), "--env-config", "num_shots=1", "bad_rows=skip")
+    _, text = checked(capsys, *flags, "--debug")
+    words = shlex.split(text.splitlines()[-1].partition("train with the same flags: ")[2])
+    of_train = train.main.parse(words[words.index("train") + 1 :])
+    assert given_settings(of_train) == given_settings(train.main.parse([*flags, *FLAGS]))
+    assert "39 questions to train on, 10 held out by a hash of the question, 1 shown as examples" in text
 
 
 def test_what_needs_a_look_is_listed_with_examples(tmp_path: Path, capsys) -> None:

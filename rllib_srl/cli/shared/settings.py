@@ -150,6 +150,13 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in flag_settings() if hasattr(arguments, name)}
 
 
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the settings that were given, and `--config`, as words for another command."""
+    given = {"config": getattr(arguments, "config", None), **_given(arguments)}
+    listed = {name: value if isinstance(value, list) else [str(value)] for name, value in given.items() if value}
+    return [word for name, values in listed.items() for word in (f"--{name}", *values)]
+
+
 def more_faults(read: Mapping[str, Any]) -> list[str]:
     """Return the errors in the readable settings; required settings may still be missing."""
     from rllib_srl.algorithm.checks import early_faults
