@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_srl.engine import CanaryGap, Engine, Sampling, WeightBundle, WeightSyncError, make_engine, pack, unpack
+from rllib_srl.engine import CanaryGap, Engine, Sampling, WeightBundle, WeightSyncError, make_engine, pack
 from rllib_srl.engine.adapters import AdapterSpec, adapter_tensors, add_adapters, expected_adapters
 from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.engine.fingerprint import unmoved
 from rllib_srl.engine.model_dir import load_config
-from rllib_srl.engine.transformers_engine import TransformersEngine
 from tests.engine.small_llama import CONTEXT_LENGTH, Learner, moved
-from tests.engine.test_faults import noise_of, run_self_test
+from tests.engine.test_faults import noise_of, run_self_test, tampered
 
 SPEC = AdapterSpec(4, 6.0, ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"))  # parts of stacked matrices, too
 ONE = "model.layers.1.self_attn.v_proj.lora_B.weight"
@@ -74,16 +73,6 @@ def engine(started: Engine, learner: AdapterLearner) -> Engine:
     return started
 
 
-def tampered(monkeypatch: pytest.MonkeyPatch, engine: Engine, change) -> None:
-    """Let the engine load what `change` makes of each (name, tensor)."""
-
-    def loaded(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, change(name, tensor.clone())) for name, tensor in unpack(bundle))
-
-    module = "transformers_engine" if isinstance(engine, TransformersEngine) else "vllm_transfer"
-    monkeypatch.setattr(f"rllib_srl.engine.{module}.unpack", loaded)
-
-
 def test_a_new_engine_is_the_base_and_a_loaded_one_the_learner(started, learner, random_llama_dir, dtype) -> None:
     zeros = pack([(name, torch.zeros_like(one)) for name, one in learner.tensors(0.0).items()], 0, dtype)
     started.load_weights(zeros)
@@ -113,17 +102,18 @@ def test_the_self_test_passes_and_every_matrix_is_in_the_fingerprint(engine, lea
 
 def test_a_stale_matrix_is_found_and_named(engine, learner, monkeypatch) -> None:
     old = noise_of(engine)[ONE]
-    tampered(monkeypatch, engine, lambda name, tensor: old.to(tensor.dtype) if name == ONE else tensor)
+    tampered(monkeypatch, engine, lambda name, tensor: [(name, old.to(tensor.dtype) if name == ONE else tensor)])
     with pytest.raises(WeightSyncError, match="did not take the weights sent") as caught:
         run_self_test(engine, learner)
     assert [("layers.1" in name, "v_proj" in name, "lora_B" in name) for name in caught.value.tensors] == [(True,) * 3]
 
 
 def test_one_corrupted_entry_is_found(engine, learner, monkeypatch, dtype) -> None:
-    def corrupted(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def corrupted(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        tensor = tensor.clone()
         if name == ONE:
             tensor[7, 2] += 4.0
-        return tensor
+        return [(name, tensor)]
 
     healthy = run_self_test(engine, learner)
     tampered(monkeypatch, engine, corrupted)

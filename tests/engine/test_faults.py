@@ -53,19 +53,15 @@ def engine(kind: str, dtype: str, start_engine: StartEngine, learner: Learner) -
         engine._model.tie_weights()
 
 
-@pytest.fixture
-def tamper(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> Callable[[Callable], None]:
-    """Return a function that changes what the engine loads: the given one maps (name, tensor) to a list of them."""
+def tampered(monkeypatch: pytest.MonkeyPatch, engine: Engine | None, change: Callable) -> None:
+    """Let an engine (None: any of transformers) load the list of (name, tensor) that `change` makes of each."""
 
-    def tamper_with(change: Callable) -> None:
-        def tampered(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in unpack(bundle):
-                yield from change(name, tensor)
+    def loaded(bundle: WeightBundle) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in unpack(bundle):
+            yield from change(name, tensor)
 
-        module = "transformers_engine" if isinstance(engine, TransformersEngine) else "vllm_transfer"
-        monkeypatch.setattr(f"rllib_srl.engine.{module}.unpack", tampered)
-
-    return tamper_with
+    module = "transformers_engine" if isinstance(engine, TransformersEngine | None) else "vllm_transfer"
+    monkeypatch.setattr(f"rllib_srl.engine.{module}.unpack", loaded)
 
 
 def stale_head(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,12 +135,12 @@ def test_a_stale_tied_head_is_caught(engine: Engine, learner: Learner, monkeypat
 
 
 @pytest.mark.parametrize("fault", ["a stale layer", "swapped keys and values", "a skipped sync"])
-def test_a_fault_is_caught_by_self_test_and_canary(engine, learner, tamper, monkeypatch, fault: str) -> None:
+def test_a_fault_is_caught_by_self_test_and_canary(engine, learner, monkeypatch, fault: str) -> None:
     healthy = CanaryGap.between(engine.score(learner.sequences), learner.score())
     if fault == "a skipped sync":
         monkeypatch.setattr(engine, "load_weights", lambda bundle: setattr(engine, "version", bundle.version))
     else:
-        tamper(stale_layer if fault == "a stale layer" else swapped_keys_and_values)
+        tampered(monkeypatch, engine, stale_layer if fault == "a stale layer" else swapped_keys_and_values)
     with pytest.raises(WeightSyncError) as caught:
         run_self_test(engine, learner)
     assert fault.startswith("swapped") or "did not take the weights sent" in str(caught.value)
@@ -154,18 +150,18 @@ def test_a_fault_is_caught_by_self_test_and_canary(engine, learner, tamper, monk
 
 
 @pytest.mark.slow
-def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, tamper) -> None:
+def test_each_single_stale_tensor_is_caught(engine: Engine, learner: Learner, monkeypatch) -> None:
     old = noise_of(engine)
     stacks = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj")
     stacks |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
     for stale in old:
-        tamper(lambda name, tensor, stale=stale: [(name, old[name] if name == stale else tensor)])
+        tampered(monkeypatch, engine, lambda name, one, stale=stale: [(name, old[name] if name == stale else one)])
         with pytest.raises(WeightSyncError, match="did not take the weights sent") as caught:
             run_self_test(engine, learner)
         module, part = stale.removesuffix(".weight").rpartition(".")[::2]
         places = {f"{module}.{part}", f"{module}.{stacks.get(part, part)}", "lm_head" if part == "embed_tokens" else ""}
         assert modules_of(caught.value.tensors) <= places
-        tamper(lambda name, tensor: [(name, tensor)])
+        tampered(monkeypatch, engine, lambda name, tensor: [(name, tensor)])
         engine.load_weights(learner.pack(0))
 
 

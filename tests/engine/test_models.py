@@ -41,7 +41,6 @@ def test_hub_ids_are_downloaded_and_checked_or_one_clear_line(monkeypatch, tmp_p
     with pytest.raises(ModelError, match="has no tokenizer"):
         local_model("gpt2")
     assert asked == ["some/model-1.5", "gpt2"]
-    import huggingface_hub
 
     def offline(hub_id, **kwargs):
         raise huggingface_hub.errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot\nand more lines")

@@ -6,11 +6,11 @@ import pytest
 import ray
 import torch
 
-from rllib_srl.engine import WeightSyncError, unpack
+from rllib_srl.engine import WeightSyncError
 from rllib_srl.engine.adapters import adapter_tensors
 from rllib_srl.engine.canary import FP32_MAX_GAP
 from rllib_srl.rollout.env_runner import LLMEnvRunner
-from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values
+from tests.engine.test_faults import LAYER, stale_layer, swapped_keys_and_values, tampered
 from tests.small_envs import small_config
 
 
@@ -43,18 +43,8 @@ def config(random_llama_dir, tmp_path, ray_here):
     return small_config(random_llama_dir, tmp_path).training(lr=0.02, num_prompts_per_batch=16)
 
 
-def tampered(monkeypatch, change):
-    """Let engines load what `change` makes of each (name, tensor)."""
-
-    def loaded(bundle):
-        for name, tensor in unpack(bundle):
-            yield from change(name, tensor)
-
-    monkeypatch.setattr("rllib_srl.engine.transformers_engine.unpack", loaded)
-
-
 def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
-    tampered(monkeypatch, stale_layer)
+    tampered(monkeypatch, None, stale_layer)
     with pytest.raises(WeightSyncError, match="version 0") as caught:
         config.build_algo()
     assert caught.value.tensors and all(name.startswith(LAYER) for name in caught.value.tensors)
@@ -64,7 +54,7 @@ def test_a_fault_in_loading_stops_the_start(config, monkeypatch):
 def test_a_fault_that_comes_later_stops_training(config, build, monkeypatch):
     algo = build(config, compute_dtype="bfloat16")
     assert algo.train()["weight_sync"]["version"] == 1
-    tampered(monkeypatch, swapped_keys_and_values)
+    tampered(monkeypatch, None, swapped_keys_and_values)
     with pytest.raises(WeightSyncError, match=r"version [2-5]: .*the canary differs|the canary differs.*version [2-5]"):
         [algo.train() for _ in range(4)]
 
