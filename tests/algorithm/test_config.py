@@ -52,7 +52,6 @@ FAULTS = [
     ("mixture", {"lookup": 1}, "mixture = {'lookup': 1}; expected weights of some of ['compare']"),
     ("mixture", {"compare": 0}, "mixture = {'compare': 0}; expected a mapping from the names of environments to"),
     ("_model_config", {"model": "./nowhere"}, "model directory ./nowhere does not exist"),
-    ("_model_config", {"model": 7}, "model = 7; expected"),
     ("_model_config", {"model": "tiny/", "lora": 8}, "model_config has ['lora']; expected only 'model'"),
 ]
 OF_KIND = {int: (1.5, "an integer"), bool: ("yes", "True or False"), float: ("long", "a number")}
@@ -85,7 +84,6 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
 
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"num_env_runners": 0, "num_learners": 2}, "num_learners = 2; expected num_learners = 0"),
-    ({"max_lag": -1}, "max_lag = -1; expected an integer of at least 0"),
     ({**AHEAD, "in_flight": 16}, "in_flight = 16; expected an integer above num_prompts_per_batch = 16, or None"),
     ({**AHEAD, "num_env_runners": 0, "num_learners": 0}, "num_env_runners = 0 with max_lag = 1; expected at least"),
     ({**AHEAD, "colocate": True}, "colocate = True with max_lag = 1; expected False"),
@@ -99,7 +97,6 @@ OFF = {"replay_capacity": 0, "replay_revisit_fraction": 0.0}
         "num_gpus_per_env_runner = 0.6 and num_gpus_per_learner = 0.6; expected fractions that sum to at most 1",
     ),
     ({"optimizer_name": "sgd", "weight_decay": 0.1}, "weight_decay = 0.1 with optimizer_name = 'sgd'; expected 0"),
-    ({"env": None, "envs": {"nowhere": {}}}, "envs: environment 'nowhere' is unknown"),
     ({"env": None, "envs": {"compare": 3}}, "envs = {'compare': 3}; expected a mapping from the names of "),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_each_other(config, settings, expected):

@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.rllib.algorithms import algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rllib_srl.common.placement import learner_resources, packed_places
 from rllib_srl.common.remote_calls import ActorFailure
-from rllib_srl.rollout.runner_group import StartedRunners, runners_started_in_time
+from rllib_srl.rollout.runner_group import StartedRunners
 
 
 def test_a_learner_asks_for_what_rllib_would_ask_for():
@@ -34,12 +33,6 @@ def test_runners_are_spread_unless_they_share_a_card_or_tune_places_them(monkeyp
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: "of a trial")
     assert strategy() is None
     assert packed_places({"CPU": 1}, 2, 1.0) is None  # and learners are placed by Tune
-
-
-def test_runners_start_in_time_inside_the_context_only():
-    with runners_started_in_time():
-        assert algorithm.EnvRunnerGroup is StartedRunners
-    assert algorithm.EnvRunnerGroup is EnvRunnerGroup
 
 
 @pytest.mark.slow

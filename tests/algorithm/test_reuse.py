@@ -10,15 +10,11 @@ from rllib_srl.batch.shard import build_shards
 from rllib_srl.learner.objective import SUMS, episode_drift, first_pass, played_loss, reused_loss, statistics
 from rllib_srl.losses.settings import LossSettings
 from rllib_srl.types import GroupMeta
+from tests.losses.test_losses import ADVANTAGE, ENGINE, NEW, OLD
 from tests.small_learner import GROUPS, advantages_of, learner_config, learner_group, make_group, relative_gap, update
 
 STORED = [make_group(11, 5, [6, 2]), make_group(12, 9, [3, 1, 12])]
-
-NEW = torch.tensor([-0.5, -1.0, -0.2, -0.7, -2.0, -0.1])
-OLD = torch.tensor([-1.0, -1.1, -0.3, -0.2, -1.5, -0.1])
-ENGINE = torch.tensor([-1.0, -2.0, -0.3, -0.2, -3.0, -0.1])
 EPISODE = torch.tensor([4, 4, 7, 7, 7, 7])
-ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
 
 
 def by_hand(config, max_logp_gap=None, objective=reused_loss):

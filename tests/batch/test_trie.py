@@ -171,11 +171,7 @@ def flex_inputs(length, dtype=torch.float32):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_compiled_flex_attention_has_the_gradient_of_the_parts(monkeypatch, window):
-    """The function that a GPU compiles, on torch's dense reference kernel, forward and backward.
-
-    torch refuses gradients on a CPU because inductor has no kernel there; its reference has one. The generated GPU
-    kernel itself needs a GPU: scripts/gpu_check.sh compares it.
-    """
+    """On torch's dense reference kernel; the generated one needs a GPU: scripts/gpu_check.sh compares it."""
     from torch.nn.attention import flex_attention
 
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)

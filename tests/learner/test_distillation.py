@@ -53,7 +53,6 @@ def test_the_sampled_token_alone_by_hand():
 
 @pytest.mark.parametrize(("settings", "fault"), [
     ({"distill": {"teacher": ""}}, "regularisers.distill.teacher = ''; expected 'start', a model, a checkpoint, or"),
-    ({"distill": {"mode": "both"}}, "regularisers.distill.mode = 'both'; expected one of 'reverse', 'forward'"),
     ({"distill": {"mode": "forward", "top_k": 0}}, "regularisers.distill.top_k = 0 with mode = 'forward'; expected"),
     ({"distill": {"teacher": "./none"}}, "regularisers.distill.teacher = './none'; model directory ./none does not"),
     ({"distill": {"teacher": "tiny"}}, "of the teacher's 647 tokens have another id there, or none"),
