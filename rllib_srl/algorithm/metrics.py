@@ -267,8 +267,8 @@ class Report:
         logger.warning(line)
 
     def _value(self, name: str, value: float, reduce: str | None = None) -> None:
-        how = {"reduce": reduce} if reduce else {"reduce": "mean", "window": 1}
-        self._metrics.log_value((ENV_RUNNER_RESULTS, name), value, **how)
+        reduction = {"reduce": reduce} if reduce else {"reduce": "mean", "window": 1}
+        self._metrics.log_value((ENV_RUNNER_RESULTS, name), value, **reduction)
 
     def _warn_of_silence(self, iteration: int, rewards: np.ndarray, batches: Sequence[RunnerBatch]) -> None:
         """Warn once, with sample answers, if no episode of the first `NUM_SILENT_BATCHES` batches has a reward."""
@@ -279,10 +279,10 @@ class Report:
         answers = [answer for batch in batches for answer in batch.unpaid][:MAX_SHOWN_ANSWERS]
         if answers:
             lines = [f"answer {a['answer']!r}: parsed {a['parsed']!r}, expected {a['expected']!r}" for a in answers]
-            told = "\n    ".join(lines)
+            samples = "\n    ".join(lines)
             self.warn(
                 f"all rewards of the first {NUM_SILENT_BATCHES} iterations are 0, so nothing is learned. "
-                f"{len(answers)} sample answers:\n    {told}\n  Check that the prompt, max_turn_tokens and the "
+                f"{len(answers)} sample answers:\n    {samples}\n  Check that the prompt, max_turn_tokens and the "
                 "expected format suit the model; see docs/grading.md."
             )
 

@@ -81,7 +81,7 @@ def surrogate_of(
     return surrogate
 
 
-def _spoilt(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _nonfinite(batch: MicroBatch[torch.Tensor], logp_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of tokens with a non-finite log-prob, and the term to add to the loss: 0 or NaN.
 
     The term depends on `logp_N` so that the gradient is NaN too: a clamp or window would give a gradient of 0.
@@ -116,8 +116,8 @@ def played_loss(
             loss_N = loss_N + settings.kl_coeff * kl_N
     if settings.entropy_coeff:
         loss_N = loss_N - settings.entropy_coeff * fwd_out["entropy"]
-    num_bad, spoilt = _spoilt(batch, logp_N)
-    loss = (batch["scale"] * loss_N).sum() + spoilt
+    num_bad, nan_term = _nonfinite(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + nan_term
     return loss, {
         "total_loss": loss.detach(),
         "loss": loss_N.detach().sum(),
@@ -157,8 +157,8 @@ def reused_loss(
     if settings.kl_coeff and settings.kl_on_reused == "weighted":
         kl_N = torch.where(is_kept_N, ratio_N * KL_LOSSES[settings.kl_estimator](logp_N, batch["ref_logp"]), 0.0)
         loss_N = loss_N + settings.kl_coeff * kl_N
-    num_bad, spoilt = _spoilt(batch, logp_N)
-    loss = (batch["scale"] * loss_N).sum() + spoilt
+    num_bad, nan_term = _nonfinite(batch, logp_N)
+    loss = (batch["scale"] * loss_N).sum() + nan_term
     # Factor of -A * grad(logp) of each token; 0 where clip or mask removed its gradient.
     weight_N = torch.where(is_kept_N, weight_N, 0.0)
     return loss, {
