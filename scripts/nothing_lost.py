@@ -49,7 +49,7 @@ from rllib_srl.replay.admission import redact
 from scripts.broken_requests import broken_requests
 from scripts.evening import NotServed, Served, question_of
 
-OF_KIND = {"trainer": "rllib_srl.cli.serving.trainer.process", "server": "rllib_srl.cli.serving.end_with_owner"}
+OF_KIND = {"trainer": "rllib_srl.cli.serving.trainer_process", "server": "rllib_srl.cli.serving.end_with_owner"}
 KINDS = ("trainer", "server", "gateway")
 PARTS = (*KINDS, "requests", "disk", "raters")
 FLAGS = (

@@ -16,7 +16,7 @@ from rllib_srl.algorithm.gpu_memory import FREE, GIB, Need, engine_need, learner
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.cli.serving.job import CONTEXT, Job, KeptDomain, ServedSettings, TrainingSettings
-from rllib_srl.cli.serving.trainer.rated_run import NUM_PLAYED, rated_config
+from rllib_srl.cli.serving.rated_run import NUM_PLAYED, rated_config
 from rllib_srl.cli.serving.vllm_server import MAX_ADAPTERS, NUM_REQUESTS, rank_of
 from rllib_srl.cli.shared.diagnosis import FAILURE, OK, Line
 from rllib_srl.engine.models import local_model, sizes_of

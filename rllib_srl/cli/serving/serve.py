@@ -33,7 +33,7 @@ from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import CONTEXT, FileError, Job, KeptDomain, ServedSettings, TrainingSettings
 from rllib_srl.cli.serving.served_directory import TOKEN, Running, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.trainer.trainer import Before, Examiner
+from rllib_srl.cli.serving.trainer import Before, Examiner
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
 from rllib_srl.cli.serving.vllm_server import PLAIN_STOP, VLLMServer

@@ -1,7 +1,7 @@
 """Train versions in the background: start the trainer when enough ratings are new, let it wait while answering.
 
     enough new ratings ─> job ─> trainer process ─> candidate ─> gates ─> push ─> active
-                                  │  waits while an answer is under way or training is paused (trainer/process.py)
+                                  │  waits while an answer is under way or training is paused (trainer_process.py)
                                   └  killed: the next one continues with its newest slice
 
 What is to be done follows from the states of the versions in the store, so a start of the server goes on where the last
@@ -21,7 +21,7 @@ from rllib_srl.cli.serving.adapter import checksums
 from rllib_srl.cli.serving.job import FileError, Job, Progress, RatedTokens, Result
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
-from rllib_srl.cli.serving.trainer.process import UP, TrainerProcess, start_trainer
+from rllib_srl.cli.serving.trainer_process import UP, TrainerProcess, start_trainer
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.rating import SCHEMES

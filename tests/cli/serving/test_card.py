@@ -18,8 +18,8 @@ from rllib_srl.algorithm.resources import PlacementError
 from rllib_srl.cli.serving import card
 from rllib_srl.cli.serving.card import card_share, needs_of
 from rllib_srl.cli.serving.job import Job, KeptDomain, ServedSettings
-from rllib_srl.cli.serving.trainer.process import TURN, UP, TrainerProcess, take_turns
-from rllib_srl.cli.serving.trainer.rated_run import rated_config
+from rllib_srl.cli.serving.rated_run import rated_config
+from rllib_srl.cli.serving.trainer_process import TURN, UP, TrainerProcess, take_turns
 from rllib_srl.cli.serving.vllm_server import VLLMServer
 from rllib_srl.cli.shared.diagnosis import FAILURE, OK
 from rllib_srl.engine.models import local_model

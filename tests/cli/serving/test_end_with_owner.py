@@ -23,7 +23,7 @@ time.sleep(60)
 TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
-from rllib_srl.cli.serving.trainer.process import NICENESS, start_trainer
+from rllib_srl.cli.serving.trainer_process import NICENESS, start_trainer
 process = start_trainer(Path(sys.argv[1]), sys.stderr.buffer)
 while os.getpriority(os.PRIO_PROCESS, process.pid) != NICENESS:  # then it is tied to its owner
     time.sleep(0.01)

@@ -10,12 +10,11 @@ import numpy as np
 import psutil
 import pytest
 
-from rllib_srl.cli.serving import adapter
+from rllib_srl.cli.serving import adapter, trainer
 from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
 from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens, ServedSettings, TrainingSettings
-from rllib_srl.cli.serving.trainer import trainer
-from rllib_srl.cli.serving.trainer.process import TrainerProcess, start_trainer
-from rllib_srl.cli.serving.trainer.rated_run import RatedRun, group_of, parent_checkpoint
+from rllib_srl.cli.serving.rated_run import RatedRun, group_of, parent_checkpoint
+from rllib_srl.cli.serving.trainer_process import TrainerProcess, start_trainer
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.replay.payloads import decode

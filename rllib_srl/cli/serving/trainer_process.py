@@ -1,6 +1,6 @@
 """Start the trainer's process: tie it to its owner and lower its priority before anything slow is imported.
 
-    python -m rllib_srl.cli.serving.trainer.process DIRECTORY OWNER
+    python -m rllib_srl.cli.serving.trainer_process DIRECTORY OWNER
 
 The owner, the gateway, lets this process wait while an answer is under way (`TrainerProcess.hold`):
 
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
     quiet(verbose=False)  # before Ray is imported
     os.environ[PRESTARTS] = "0"  # no worker is needed
-    from rllib_srl.cli.serving.trainer.trainer import run
+    from rllib_srl.cli.serving.trainer import run
 
     return run(directory)
 

@@ -1,6 +1,6 @@
 """The trainer: train one version, play held-out prompts, apply the gates, write the files.
 
-It runs in its own process (`process.py`) at the lowest priority and waits while the server answers. Killed, it
+It runs in its own process (`trainer_process.py`) at the lowest priority and waits while the server answers. Killed, it
 continues with the newest checkpoint when it is started again.
 
 The gates compare a candidate with version 0, the model that was given, and not with its parent: small losses, each
@@ -20,8 +20,8 @@ import numpy as np
 from rllib_srl.algorithm.evaluation import GREEDY, Play
 from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Canary, Continuation
 from rllib_srl.cli.serving.job import Job, JsonFile, Progress, Result
-from rllib_srl.cli.serving.trainer.process import UP, take_turns
-from rllib_srl.cli.serving.trainer.rated_run import NUM_BAD, RatedRun, rated_config
+from rllib_srl.cli.serving.rated_run import NUM_BAD, RatedRun, rated_config
+from rllib_srl.cli.serving.trainer_process import UP, take_turns
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.common.environments import environment_id, grading_digest
 from rllib_srl.curriculum.prompts import PromptSource
