@@ -28,8 +28,8 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_srl.batch.advantages import AdvantageBatch, AdvantageEstimator
 from rllib_srl.batch.shard import TrainingShard
-from rllib_srl.cli.serving.adapter import write_adapter
 from rllib_srl.cli.serving.job import FileError, Job, RatedTokens
+from rllib_srl.cli.serving.version_files import write_adapter
 from rllib_srl.cli.shared.settings import build_config
 from rllib_srl.common.callbacks import SRLCallback, hooks
 from rllib_srl.curriculum.curriculum import Plan

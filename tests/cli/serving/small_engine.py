@@ -19,13 +19,13 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from rllib_srl.cli.serving.canary import ServedContinuation
 from rllib_srl.cli.serving.gateway import Gateway
 from rllib_srl.cli.serving.job import Job, ServedSettings
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.training import Training
 from rllib_srl.cli.serving.translation import Sampling
+from rllib_srl.cli.serving.version_files import ServedContinuation
 from rllib_srl.cli.serving.vllm_server import ServerError, VLLMServer
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.envs.agents.web import Server, listen

@@ -15,11 +15,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rllib_srl.cli.serving import adapter
-from rllib_srl.cli.serving.adapter import checksums
-from rllib_srl.cli.serving.canary import Canary, Continuation
+from rllib_srl.cli.serving import version_files
 from rllib_srl.cli.serving.job import FileError, Job, Result
 from rllib_srl.cli.serving.serve import _until_stopped
+from rllib_srl.cli.serving.version_files import Canary, Continuation, checksums
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.people.gates import Change, Verdict
 from scripts.broken_requests import may_wait, request_of, with_other_bytes
@@ -37,7 +36,7 @@ async def candidate(parts, uses):
     version = await parts.db.run(lineage.begin, uses, {})
     directory = parts.served.version(version.number)
     directory.mkdir(parents=True)
-    for name in adapter.FILES:
+    for name in version_files.FILES:
         (directory / name).write_text(CANARY.model_dump_json())
     return await parts.db.run(lineage.finish, version.number, checksums(directory), {})
 
@@ -46,7 +45,7 @@ def trainer_that_ends_with(about):
     """Return a trainer that writes the files of a version and a result, and ends."""
 
     def start(directory, log):
-        for name in adapter.FILES:
+        for name in version_files.FILES:
             (directory / name).write_text(CANARY.model_dump_json())
         Result(**{"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, **about}).write(directory)
         return subprocess.Popen([sys.executable, "-c", ""], process_group=0)
@@ -309,7 +308,7 @@ async def test_a_rollback_ends_what_is_trained_from_the_version_that_goes(parts,
 async def test_no_answer_comes_from_a_version_that_fails_its_check(parts, how):
     version = await candidate(parts, {"a/0": "good"})
     if how == "checksum":
-        (parts.served.version(1) / adapter.WEIGHTS).write_text("changed")
+        (parts.served.version(1) / version_files.WEIGHTS).write_text("changed")
     parts.engine.canary_shift = 0.5
     with pytest.raises(FileError if how == "checksum" else WeightSyncError):
         await parts.serving.push(version)

@@ -10,11 +10,11 @@ import numpy as np
 import psutil
 import pytest
 
-from rllib_srl.cli.serving import adapter, trainer
-from rllib_srl.cli.serving.canary import Continuation, ServedContinuation, gap_of
+from rllib_srl.cli.serving import trainer, version_files
 from rllib_srl.cli.serving.job import FileError, Job, KeptDomain, RatedTokens, ServedSettings, TrainingSettings
 from rllib_srl.cli.serving.rated_run import RatedRun, group_of, parent_checkpoint
 from rllib_srl.cli.serving.trainer_process import TrainerProcess, start_trainer
+from rllib_srl.cli.serving.version_files import Continuation, ServedContinuation, gap_of
 from rllib_srl.engine.models import local_model
 from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.replay.payloads import decode
@@ -114,7 +114,7 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     while second.num_done < second.num_slices:
         second.step()
     second.write(cut)
-    assert (cut / adapter.WEIGHTS).read_bytes() == (whole / adapter.WEIGHTS).read_bytes()
+    assert (cut / version_files.WEIGHTS).read_bytes() == (whole / version_files.WEIGHTS).read_bytes()
     assert preference(second) > before
     assert second.noted.trained == result["trained"]
     assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from rllib_srl.cli.serving.adapter import write_adapter
-from rllib_srl.cli.serving.canary import Continuation, check
 from rllib_srl.cli.serving.job import ServedSettings
+from rllib_srl.cli.serving.version_files import Continuation, check_served, write_adapter
 from rllib_srl.cli.serving.vllm_server import BASE, ServerError, VLLMServer
 from rllib_srl.engine.adapters import AdapterSpec, add_adapters
 from rllib_srl.engine.models import local_model
@@ -60,10 +59,10 @@ def test_the_server_computes_an_adapter_as_its_trainer_does(tmp_path):
         await server.start()
         try:
             await server.load("v1", tmp_path)
-            gap = check(expected, await server.continuations("v1", expected), 1)
+            gap = check_served(expected, await server.continuations("v1", expected), 1)
             assert gap.max < 1e-4
             with pytest.raises(WeightSyncError):  # the model itself is another policy
-                check(expected, await server.continuations(BASE, expected), 1)
+                check_served(expected, await server.continuations(BASE, expected), 1)
             await server.unload("v1")
             with pytest.raises(ServerError, match="404"):
                 await server.continuations("v1", expected)
