@@ -13,6 +13,9 @@ Version 0 is the model that was given. It has no row, cannot be rejected, and is
 A version is *stale* if a rating that it was trained on has changed, or its parent was rolled back, before it was
 active; its ratings are free. A rating is used up by the version that was trained on it, even if that version
 failed, until it is changed.
+
+Token ids reveal as much as the text. A conversation in which the redaction found a secret therefore has none: it can be
+rated but is not trained on, and `untrainable` says so.
 """
 
 from __future__ import annotations
@@ -21,20 +24,23 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rllib_srl.people.conversation import Conversation, Tokens
-from rllib_srl.people.rating import TAKEN_BACK, Rating
+from rllib_srl.people.rating import TAKEN_BACK, Answer, Rating
 from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.replay.admission import redact
 from rllib_srl.storage.database import DatabaseError
+from rllib_srl.types import Prompt
 
 Result = TypeVar("Result")
 
 FILE = "served.db"  # in the directory of a served model
+SERVED = "served"  # environment id and domain of served answers
+HAS_SECRET = "it contains a secret or personal data, so its tokens are not stored"
 TRAINING, CANDIDATE, ACTIVE, SUPERSEDED = "training", "candidate", "active", "superseded"
 REJECTED, ROLLED_BACK, STALE = "rejected", "rolled_back", "stale"
 _AFTER = {  # state -> states that may follow
@@ -86,6 +92,50 @@ ORDER BY seq DESC LIMIT ?"""
 
 class LineageError(DatabaseError):
     """A version cannot change its state in this way; the message says why."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of an answer as sampled. Invariant: one log-prob for each token of the answer, at least one."""
+
+    prompt_ids: Sequence[int]
+    ids: Sequence[int]
+    logps: Sequence[float]  # nats, of the distribution that was sampled
+
+    def faults(self) -> str:
+        """Return why the tokens are unusable, "" if they are usable."""
+        if not self.prompt_ids or not 0 < len(self.ids) == len(self.logps):
+            return f"{len(self.prompt_ids)} prompt tokens, {len(self.ids)} tokens and {len(self.logps)} log-probs"
+        return "" if max(self.logps) <= 1e-4 else "a log-prob above 0"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A request with its answer. Invariant: `tokens` is None exactly if `untrainable` says why."""
+
+    id: str
+    version: int  # version of the model that answered; 0 is the initial model
+    at: str  # UTC, ISO 8601
+    messages: Sequence[Mapping[str, Any]]
+    answer: str
+    finish_reason: str  # "stop", "length", or "cut" if the client or the server went away
+    tokens: Tokens | None
+    untrainable: str = ""
+
+    def as_answer(self) -> Answer:
+        """Return what `RatingStore` rates."""
+        said = "\n".join(f"{one['role']}: {one['content']}" for one in self.messages)
+        key = Prompt(SERVED, self.id).key
+        return Answer(self.id, 0, key, self.id, SERVED, SERVED, self.version, said, self.answer)
+
+    def redacted(self) -> Conversation:
+        """Return the conversation without secrets; one that has some loses its tokens."""
+        messages = [{**one, "content": redact(str(one.get("content") or ""))} for one in self.messages]
+        answer = redact(self.answer)
+        pairs = zip(messages, self.messages, strict=True)
+        if answer == self.answer and all(a["content"] == str(b.get("content") or "") for a, b in pairs):
+            return replace(self, messages=messages)
+        return replace(self, messages=messages, answer=answer, tokens=None, untrainable=self.untrainable or HAS_SECRET)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ import sqlite3
 
 import pytest
 
-from rllib_srl.people.conversation import HAS_SECRET, Conversation, Tokens
 from rllib_srl.people.rating import TAKEN_BACK
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import CANDIDATE, FILE, LineageError, ServedStore
+from rllib_srl.people.served_store import CANDIDATE, FILE, HAS_SECRET, Conversation, LineageError, ServedStore, Tokens
 
 TOKENS = Tokens([1, 2], [3, 4], [-0.5, -0.1])
 FILES = {"adapter_model.safetensors": "ab" * 32}

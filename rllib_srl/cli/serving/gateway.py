@@ -49,10 +49,9 @@ from rllib_srl.engine.sync import WeightSyncError
 from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import RequestError, fields_of, read_object, read_request
 from rllib_srl.envs.agents.web import Refusal, body_of
-from rllib_srl.people.conversation import Conversation
 from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
 from rllib_srl.people.rating_store import RatingsError
-from rllib_srl.people.served_store import LineageError, StoreThread
+from rllib_srl.people.served_store import Conversation, LineageError, StoreThread
 from rllib_srl.storage.disk import DiskFull
 from rllib_srl.storage.event_file import EventFile
 

@@ -20,7 +20,7 @@ from rllib_srl.envs.agents.requests import ChatRequest, RequestError
 from rllib_srl.envs.agents.responses import answer_of
 from rllib_srl.envs.agents.web import MODEL
 from rllib_srl.envs.tools.formats import CALL_FORMATS
-from rllib_srl.people.conversation import Tokens
+from rllib_srl.people.served_store import Tokens
 
 OURS = ("prompt_token_ids", "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics")
 OURS_OF_CHOICE = ("token_ids", "routed_experts", "stop_reason")

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from rllib_srl.cli.serving.dialogue import ServedDialogue, pressed
+from rllib_srl.cli.chat import ServedDialogue, pressed
 from rllib_srl.cli.serving.served_directory import TOKEN, DirectoryError, Running, ServedDirectory, address_in
 from tests.cli.serving import small_engine
 from tests.cli.serving.small_engine import gateway

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from rllib_srl.people.conversation import Conversation, Tokens
-from rllib_srl.people.served_store import FILE, ServedStore
+from rllib_srl.people.served_store import FILE, Conversation, ServedStore, Tokens
 from scripts.page.browser import CHROMIUM
 from scripts.page.hands import PHONE, WIDE, PageHands
 from tests.cli.serving.small_engine import TOKEN, gateway, run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rllib_srl.people.rating_session import NO_MORE, RatingSession, shown
+from rllib_srl.cli.rate import NO_MORE, RatingSession, shown
 from rllib_srl.people.rating_store import RATINGS, RatingStore
 from tests.people.answers import an_answer
 
