@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rllib_srl.cli.report.run_facts import RunFacts
-from rllib_srl.cli.report.run_page import page_of_run
+from rllib_srl.cli.report import page_of_run
 from rllib_srl.cli.serving.served_directory import ServedDirectory
 from rllib_srl.cli.shared.access import Access, Guard
 from rllib_srl.cli.shared.flags import Program, local_directory
+from rllib_srl.cli.shared.run_facts import RunFacts
 from rllib_srl.cli.shared.run_log import METRICS
 from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError, missing
 from rllib_srl.envs.agents.web import Server, listen
