@@ -25,9 +25,8 @@ from rllib_srl.cli.shared import runs
 from rllib_srl.cli.shared.display import counted
 from rllib_srl.cli.shared.flags import Program, local_directory
 from rllib_srl.cli.shared.run_log import METRICS, json_lines
-from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of
+from rllib_srl.cli.shared.settings import flag_settings, listed, model_config_of, without_secrets
 from rllib_srl.engine.models import SMOLLM2, TINY
-from rllib_srl.replay.admission import redact
 from rllib_srl.storage.disk import writing
 
 CARD = "README.md"
@@ -66,7 +65,7 @@ def card(title: str, settings: Mapping[str, Any], iteration: int, evaluation: Ma
     base = hub_name(model)
     link = f"[{base}](https://huggingface.co/{base})"
     sections = {
-        "Base model": link if base else f"`{publishable(model)}`, which is not on the hub",
+        "Base model": link if base else f"`{publishable(without_secrets(model))}`, which is not on the hub",
         "Data": as_yaml({name: settings[name] for name in SOURCES if settings.get(name)}),
         "Settings that differ from the defaults": as_yaml(changed),
         "Results": results(iteration, evaluation),
@@ -107,19 +106,19 @@ def versions() -> Iterator[str]:
 
 def as_yaml(values: Mapping[str, Any]) -> str:
     """Return a block of YAML, fit to be published; "" without values."""
-    text = yaml.safe_dump(publishable(values), sort_keys=False, allow_unicode=True, width=100)
+    text = yaml.safe_dump(publishable(without_secrets(values)), sort_keys=False, allow_unicode=True, width=100)
     return f"```yaml\n{text}```" if values else ""
 
 
 def publishable(value: Any) -> Any:
-    """Return a setting's value with local paths cut to their last name, and secrets redacted."""
+    """Return a setting's value with local paths cut to their last name."""
     if isinstance(value, Mapping):
         return {name: publishable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [publishable(one) for one in value]
     if isinstance(value, str):
         is_path = value.startswith(("/", "~", "./", "../")) and "\n" not in value
-        return redact(Path(value).name if is_path else value)
+        return Path(value).name if is_path else value
     return value
 
 

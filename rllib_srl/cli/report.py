@@ -24,8 +24,7 @@ from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
 from rllib_srl.cli.shared.run_facts import ACCURACY, LIVE_TOKENS, REWARD, RunFacts, episodes_in
 from rllib_srl.cli.shared.run_log import METRICS, PARTS
 from rllib_srl.cli.shared.runs import RunError, missing
-from rllib_srl.cli.shared.settings import all_settings, listed
-from rllib_srl.cli.shared.shown_settings import flat_settings
+from rllib_srl.cli.shared.settings import all_settings, flat_settings, listed
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.storage.disk import writing
 from rllib_srl.studies.records import STUDY_FILE, read_results

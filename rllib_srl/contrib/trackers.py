@@ -27,16 +27,30 @@ from typing import Any, ClassVar
 
 from filelock import FileLock
 
-from rllib_srl.cli.shared.shown_settings import settings_to_log, without_secrets
+from rllib_srl.algorithm.settings import SETTINGS
+from rllib_srl.cli.shared.settings import flat_settings, without_secrets
 from rllib_srl.common.callbacks import SRLCallback
 from rllib_srl.common.metric_names import numbers_of
 from rllib_srl.engine.models import cache_root
 
 logger = logging.getLogger(__name__)
 
+# RLlib's settings that are sent beside those of SRL.
+OF_RLLIB = (
+    *("env", "env_config", "seed", "lr", "num_epochs", "grad_clip", "num_env_runners", "num_learners"),
+    *("evaluation_interval", "evaluation_duration"),
+)
 TIMEOUT_S = 60.0  # of W&B's start, and of the upload at its end
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
 _MLFLOW = {"HTTP_REQUEST_TIMEOUT": "20", "HTTP_REQUEST_MAX_RETRIES": "1", "DISABLE_TELEMETRY": "true"}  # seconds
+
+
+def settings_to_log(config: Any) -> dict[str, Any]:
+    """Return the settings of a run as texts and numbers, nested names joined by ".", without secrets."""
+    names = [name for name, row in SETTINGS.items() if name in OF_RLLIB or not row.is_rllib]
+    values = {"model": config.model_config["model"], **{name: getattr(config, name) for name in names}}
+    del values["seal_key_file"]
+    return dict(flat_settings(values))
 
 
 class TrackerError(ValueError):
@@ -236,4 +250,4 @@ wandb, mlflow, prometheus = Wandb, MLflow, Prometheus
 def _line_of(error: Exception) -> str:
     """Return the first line of an error; servers and clients may repeat what they were given, so no secrets."""
     line = next(iter(str(error).strip().splitlines()), "")
-    return without_secrets(f"{type(error).__name__}: {line}")
+    return str(without_secrets(f"{type(error).__name__}: {line}"))

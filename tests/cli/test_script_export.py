@@ -89,9 +89,11 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
 
 def test_a_card_has_no_paths_and_no_secrets(tmp_path: Path) -> None:
     values = {"path": "/data/me/secret/my.jsonl", "reward": ["~/f.py:g"], "note": "key AKIAIOSFODNN7EXAMPLE"}
-    assert publishable(values) == {"path": "my.jsonl", "reward": ["f.py:g"], "note": "key [aws_key]"}
+    assert publishable(values) == {**values, "path": "my.jsonl", "reward": ["f.py:g"]}
+    values |= {"reward_url": "https://me:hunter2@host/f", "api_key": "qq1", "agents": [{"token": "qq2"}]}
     text = card("x", {"model": "/data/me/model", "env_config": values, "seal_key_file": "/data/me/key"}, 1)
-    assert "/data/me" not in text and "AKIA" not in text and "`model`, which is not on the hub" in text
+    assert not any(secret in text for secret in ("/data/me", "AKIA", "hunter2", "qq1", "qq2")) and "[aws_key]" in text
+    assert "`model`, which is not on the hub" in text
     assert "This run has no evaluation on held-out prompts." in text
     older = card("x", {"model": "tiny"}, 9, evaluation(5, 0.5))
     assert "63 held-out prompts, measured at iteration 5:" in older

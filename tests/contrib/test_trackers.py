@@ -19,8 +19,7 @@ import pytest
 import ray
 
 from rllib_srl import SRLConfig
-from rllib_srl.cli.shared.shown_settings import settings_to_log
-from rllib_srl.contrib.trackers import GAUGES, Tracker, TrackerError, found_in
+from rllib_srl.contrib.trackers import GAUGES, Tracker, TrackerError, found_in, settings_to_log
 from tests.small_envs import small_config
 from tests.waiting import wait_until
 

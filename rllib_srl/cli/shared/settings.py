@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rllib_srl.algorithm.config import SRLConfig
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_SECRET_NAME = re.compile(r"(key|token|secret|password|passwd|authorization|cookie|credential)s?$", re.IGNORECASE)
+_USER_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 OWN_DATA = "question_file"  # the environment that `data` and `reward` stand for
 
 
@@ -90,6 +92,30 @@ def listed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: listed(one) for name, one in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def flat_settings(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings as (name, text or number), nested names joined by ".", without secrets."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            is_plain = isinstance(value, bool | int | float)
+            yield f"{prefix}{name}", value if is_plain else str(without_secrets(value, str(name)))
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return the value of a setting without passwords and keys, by their names or form, nor users in addresses."""
+    from rllib_srl.replay.admission import redact
+
+    if isinstance(value, Mapping):
+        return {one: without_secrets(of, str(one)) for one, of in value.items()}
+    if isinstance(value, list | tuple):
+        found = [without_secrets(of, name) for of in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    if not isinstance(value, str):
+        return value
+    return "[secret]" if _SECRET_NAME.search(name) else redact(_USER_IN_ADDRESS.sub("[password]", value))
 
 
 def run_settings(values: Mapping[str, Any]) -> RunSettings:
