@@ -20,9 +20,6 @@ def ids(prompts):
     return [prompt.prompt_id for prompt in prompts]
 
 
-# --- the source's defects -------------------------------------------------------------------------
-
-
 def test_a_batch_is_full_though_nothing_is_due_and_it_is_not_always_the_same():
     # The source drew due items only, the hardest first: a batch could be short or empty, and knew no chance.
     def drawn(seed, now=3):
@@ -45,10 +42,9 @@ def test_a_stored_group_comes_back_with_ids_log_probs_and_versions():
     buffer.add([group], 7)
     (drawn,) = buffer.draw_groups(1, 8)
     assert_same(replace(drawn, origin="fresh"), group)
-    assert drawn.origin == "reuse" and row_of(buffer, group.prompt)["version"] == 5
-
-
-# --- what learners say -----------------------------------------------------------------
+    row = row_of(buffer, group.prompt)
+    assert drawn.origin == "reuse" and row["version"] == 5
+    assert row["nll"] == pytest.approx(-group.behaviour_logp_N[group.loss_mask_N].mean(dtype=float))
 
 
 def test_dropped_groups_are_gone():
@@ -74,9 +70,6 @@ def test_a_batch_is_drawn_in_parts_without_what_it_has():
     assert len(more) == 2 and set(ids(first)) | set(ids(more)) == {f"p{i}" for i in range(6)}
 
 
-# --- on disk --------------------------------------------------------------------------------------
-
-
 def test_stats_name_every_count_from_the_beginning():
     buffer = a_buffer(on_group="tests.replay.test_intake:continued")
     empty = buffer.stats(0)
@@ -88,9 +81,6 @@ def test_stats_name_every_count_from_the_beginning():
     zeros = Counter(name for name, value in empty.items() if value == 0)
     assert {"num_items", "num_refused", "num_evicted", "num_revisits", "num_reuses"} <= set(zeros)
     assert later["num_items"] == 12 + later["num_grown"] and later["num_reuses"] == 4
-
-
-# --- copies --------------------------------------------------------------------------------------
 
 
 VARIANTS = {
