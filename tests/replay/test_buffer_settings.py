@@ -46,19 +46,6 @@ def test_a_bad_value_is_named(name, value):
     assert ReplaySettings.faults({name: value}, "replay_")[0].startswith("replay_")
 
 
-@pytest.mark.parametrize(
-    "name, value, beside",
-    [
-        ("desired_retention", 0.8, {"spacing": "fsrs"}),
-        ("iterations_per_day", 4.0, {"spacing": "fixed"}),
-    ],
-)
-def test_a_parameter_of_a_part_that_is_off_is_refused(name, value, beside):
-    (fault,) = ReplaySettings.faults({name: value})
-    assert fault.startswith(f"{name} = {value!r} with spacing = 'none'; expected it only with ")
-    assert ReplaySettings.faults({name: value, **beside}) == []
-
-
 def test_all_faults_are_named_at_once_before_anything_is_opened(tmp_path):
     with pytest.raises(ValueError) as caught:
         SRLReplayBuffer(directory=tmp_path / "new", capacity=-5, spacing="never", max_uses=0)

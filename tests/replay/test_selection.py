@@ -56,9 +56,6 @@ def some(num: int, seed: int = 0, are_groups: bool = False) -> Candidates:
     return Candidates(num, are_groups, 0.5, **values)
 
 
-# By hand
-
-
 def test_due_items_come_first_by_lateness_learnability_and_diversity():
     # (1 + overdue)(1 + 3 * 4p(1 - p))(1 + .5 d):  2 * 1 * 1 = 2;  1 * 4 * 1 = 4;  1 * 4 * 1.5 = 6;  early; early
     columns = {"overdue": [1, 0, 0, -0.1, -0.5], "retrievability": [0.5, 0.5, 0.5, 0.95, 0.92]}
@@ -110,9 +107,6 @@ def test_balanced_gives_domains_equal_slots():
 )
 def test_evictions(rule, columns, expected):
     assert EVICTIONS[rule](Candidates(4, **columns), 2, generator()).tolist() == expected
-
-
-# Draw frequencies: chi-square over 20,000 draws
 
 
 def in_order(weights) -> dict[tuple[int, int], float]:
@@ -182,9 +176,6 @@ def test_weights_of_zero_fill_at_random_and_bad_ones_are_named():
             weighted(np.array([0, bad]), 1, generator())
 
 
-# The contract over every rule
-
-
 RULES = [(table, name) for table in (SELECTIONS, EVICTIONS) for name in table.own]
 
 
@@ -231,9 +222,6 @@ def test_a_rule_that_leaves_candidates_out_draws_fewer():
     assert len(full) == 0
 
 
-# Parameters
-
-
 class Newest(Settings):
     """A rule of a user: the newest candidates, without the first `skipped` of them."""
 
@@ -250,13 +238,7 @@ def test_a_rule_of_a_user_has_parameters():
     buffer.add([a_group(i, 1, i) for i in range(6)], 1)
     assert [prompt.prompt_id for prompt in buffer.draw_prompts(2, 2)] == ["p3", "p2"]
     (error,) = ReplaySettings.faults({**values, "selection_config": {"skiped": 2}})
-    has = f"selection '{path}' has no parameters ['skiped']; expected some of skipped; did you mean skipped?"
-    assert error == f"selection_config = {{'skiped': 2}}; {has}"
-    (error,) = ReplaySettings.faults({"reuse_selection_config": {"temperature": 1.0}})
-    assert error.endswith("selection 'uniform' has no parameters ['temperature']; expected none: it has no parameters")
-
-
-# Bad input
+    assert "has no parameters ['skiped']; expected some of skipped" in error
 
 
 def test_no_due_item_starves_under_greedy():
