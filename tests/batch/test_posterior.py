@@ -21,9 +21,6 @@ HISTORIES = st.builds(
 )
 
 
-# Baseline
-
-
 def test_a_baseline_by_hand():
     # w0 m = 2 * .25 = .5, s = 3, n = 4: b of the first = (.5 + 3 + 0 + 1) / (2 + 4 + 2) = 4.5 / 8
     rewards_G = np.array([1.0, 0.0, 1.0])
@@ -74,9 +71,6 @@ def test_one_episode_with_the_pseudo_counts_as_history_is_spo(batch):
     histories = [History(alpha, alpha + beta) for alpha, beta, _ in batch]
     ours = posterior([np.array([float(won)]) for *_, won in batch], histories, 0.0, "centred")
     np.testing.assert_allclose(np.concatenate(ours), expected, rtol=0, atol=1e-9)
-
-
-# Estimator
 
 
 def estimate(groups, histories, reused=(), kl=None, **given):
@@ -137,9 +131,6 @@ def test_one_episode_is_enough_with_a_prior_alone():
     assert AdvantageEstimator(LossSettings.made()).min_episodes == 2
     assert AdvantageEstimator(LossSettings.made(advantage="posterior")).min_episodes == 1
     assert AdvantageEstimator(LossSettings.made(advantage="posterior", prior_weight=0.0)).min_episodes == 2
-
-
-# Settings
 
 
 @pytest.fixture

@@ -33,9 +33,6 @@ SENT: dict[str, Any] = {}  # what `sending` sends
 GOT: list[Any] = []
 
 
-# --- agents; `run` is one of them by its name in the task's row
-
-
 def ask(client: Any, *contents: str, **how: Any) -> Any:
     messages = [{"role": "user", "content": content} for content in contents]
     return client.chat.completions.create(model="m", messages=messages, **how)
@@ -140,9 +137,6 @@ def reset(env: Agent, prompt_id: str = "4") -> dict[str, Any]:
 def step_to_its_end(env: Agent, turn: str) -> None:
     with suppress(AgentError):
         env.step(turn)
-
-
-# --- functions and commands
 
 
 def test_an_agent_gets_a_turn_and_gives_a_reward(agent):
@@ -265,9 +259,6 @@ def test_a_stopped_command_leaves_no_process(agent, tmp_path: Path):
     assert len(processes) == 2 and wait_until(lambda: still_alive(processes) == [])
 
 
-# --- clients, and programs of other environments
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_template_gets_its_arguments_and_the_client_its_tokens(agent, stream: bool) -> None:
     thought = {"role": "assistant", "content": "a", "reasoning": "I see."}
@@ -337,9 +328,6 @@ def test_a_program_does_not_inherit_the_path_of_this_package(monkeypatch):
     program = "import os; print(float(os.environ['PYTHONPATH'] == '/of/the/user'))"
     programs.CommandProgram([sys.executable, "-c", program], "http://127.0.0.1:1", "token", {}, ended.put).start()
     assert float(ended.get(timeout=60).value) == 1.0
-
-
-# --- settings and tasks
 
 
 def test_tasks_are_rows_in_two_splits(tmp_path: Path, agent):

@@ -118,8 +118,6 @@ def test_calls_and_turns_that_cannot_be_read_are_limited():
     assert env.step("Tool: add(\n") == ("", 0.0, True, False, {"stop_reason": "unparsable"})
 
 
-# --- installed environments with tools ------------------------------------------------------------
-
 WITH_TOOLS = ("bfcl", "function_call", "retail", "retrieval", "word_problem_tool")
 CASES = {name: case for name, case in table.cases().items() if name.split()[0] in WITH_TOOLS}
 
@@ -137,8 +135,6 @@ def test_episodes_vote_with_what_they_come_to(name):
     assert env.vote(prompt_id, [""]) is None
     assert env.vote(prompt_id, env.gold_turns(another)) != vote or not vote
 
-
-# --- tools shown by the model's chat template ---------------------------------------------------
 
 # As Qwen 2.5 writes tools and their results; a template of CHATML's kind otherwise.
 QWEN = (

@@ -17,8 +17,6 @@ from tests.envs.play import play
 PROMPT_ID = "17, 93, 40"
 WRONG, GOLD = " 17\n", " 93\n"
 
-# --- prompts and splits
-
 
 def test_shuffled_is_a_permutation_without_order():
     for size in (0, 1, 2, 3, 7, 64, 1000, 4097):
@@ -54,9 +52,6 @@ def test_num_questions_is_what_the_splits_hold(env, num_questions):
     assert num_questions in (None, len(ids))
 
 
-# --- questions and answers
-
-
 def test_texts_by_hand():
     compare, two = Compare({"num_shots": 0}), Compare({"num_shots": 0, "num_numbers": 2})
     assert compare.reset(options={"prompt_id": PROMPT_ID})[0] == "Question: Which is largest: 17, 93 or 40?\nAnswer:"
@@ -86,9 +81,6 @@ def test_the_first_line_counts():
         assert play(env, [turn], PROMPT_ID)[1:] == ([0.0], True, {"stop_reason": "unparsable"}), turn
 
 
-# --- feedback and shots
-
-
 def test_feedback_gives_further_tries_for_part_of_the_reward():
     env = Compare({"num_shots": 0, "feedback_turns": 2, "retry_reward": 0.25})
     again = "Wrong. Try again.\nAnswer:"
@@ -101,9 +93,6 @@ def test_feedback_gives_further_tries_for_part_of_the_reward():
     for turn, reward in ((GOLD, 0.25), (WRONG, 0.0)):  # replayed tries count
         env.reset(options={"prompt_id": PROMPT_ID, "history": [WRONG, "x"]})
         assert env.step(turn)[1:3] == (reward, True)
-
-
-# --- copied words
 
 
 def test_copied_words_forwards_and_backwards_by_hand():

@@ -32,9 +32,6 @@ def prompt_of(env):
     return env.reset(options={"prompt_id": env._ids[0]})[0]
 
 
-# --- what is paid
-
-
 def test_content_and_format_are_paid_apart(tmp_path):
     def paid(env, turn):
         reward, info = played(env, turn)
@@ -79,9 +76,6 @@ def test_the_info_says_what_was_parsed_and_a_note_that_a_solution_has_two_answer
     assert env.row_notes == ["row 1 has 2 boxes in its solution, such as '4' and '5', and the last one counts"]
     assert env.gold_turns(env._ids[0]) == [" #### 5\nQuestion:"]
     assert [played(env, turn)[0] for turn in (f" {row['solution']}", " #### 5\nQuestion:")] == [0.0, 1.0]
-
-
-# --- splits and rows
 
 
 def test_a_second_file_is_held_out_and_shares_no_question(tmp_path):
@@ -196,9 +190,6 @@ def test_a_split_without_all_of_its_files_lists_them(names, monkeypatch) -> None
     monkeypatch.setattr("huggingface_hub.list_repo_files", lambda hub_id, repo_type: names)
     with pytest.raises(ValueError, match=f"files of the split 'train'; expected one of its files as path: {names[0]}"):
         local_files("org/name", "train")
-
-
-# --- prompts
 
 
 @pytest.mark.parametrize(("answer_format", "told"), [

@@ -93,9 +93,6 @@ def score(file: Path, given, answer: str = "4", row=ROW, messages=(), **settings
     return Rewards.load(specs, **{"timeout_s": 20.0, **settings}).score("2 + 2?", answer, row, messages)
 
 
-# --- forms and weights
-
-
 def test_the_reward_is_the_weighted_mean_of_functions_that_get_a_copy_of_the_row(file: Path) -> None:
     given = [{"function": "right", "weight": 3.0}, {"function": "short", "weight": 1.0}, "later"]
     scored = score(file, given, answer="41")
@@ -124,9 +121,6 @@ def test_all_functions_share_one_timeout(monkeypatch) -> None:
     with pytest.raises(RewardError, match="reward 'b' gave no reward within reward_timeout_s = 60"):
         Rewards([(RewardSettings(f.__name__), f) for f in (a, b)], timeout_s=60.0).score("2 + 2?", "4", ROW)
     assert time.monotonic() - start < 50.0
-
-
-# --- what is no reward
 
 
 @pytest.mark.parametrize(("function", "form", "reason"), [
@@ -184,9 +178,6 @@ def test_wrong_settings_are_named(given, fault: str) -> None:
     assert any(fault in line for line in read_rewards(given)[1])
 
 
-# --- loading
-
-
 @pytest.mark.parametrize(("spec", "fault"), [
     ("{dir}/gone.py:f", "gone.py is not a file"),
     ("{dir}/functions.py:gone", "functions.py has no 'gone'; it has right, short, later"),
@@ -198,9 +189,6 @@ def test_a_function_that_cannot_be_loaded_is_named(file: Path, spec: str, fault:
     with pytest.raises(ValueError) as caught:
         load_function(spec.format(dir=file.parent))
     assert fault in str(caught.value) and "\n" not in str(caught.value)
-
-
-# --- servers
 
 
 class Server:
@@ -271,9 +259,6 @@ def test_at_most_so_many_requests_are_open(server) -> None:
     assert len(server.asked) == 8 and 1 <= server.most <= 2
 
 
-# --- the environment
-
-
 def environment(file: Path, rows, **settings) -> QuestionFile:
     data = file.parent / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
@@ -333,9 +318,6 @@ def test_wrong_settings_of_the_environment_are_named(file: Path, settings, fault
     assert fault in str(caught.value)
 
 
-# --- TRL: columns, tokens, abstaining
-
-
 def test_a_function_that_abstains_gives_its_weight_to_the_others(file: Path) -> None:
     one = {"function": "trl_abstains", "form": "trl", "weight": 8.0}
     scored = score(file, [one, {"function": "right", "weight": 1.0}, {"function": "short", "weight": 3.0}], answer="4")
@@ -365,9 +347,6 @@ def test_functions_of_trl_get_tokens_state_and_columns_as_they_name_them(file: P
         env.step("4\n")  # the tokens of another turn are never taken
 
 
-# --- names of parameters, before anything starts
-
-
 @pytest.mark.parametrize(("function", "form", "fault"), [
     ("other_names", "row", "form = 'row' gives it prompt, answer, row, but missing a required argument: 'question'; it "
                            "takes (question, response); rename its parameters"),
@@ -383,9 +362,6 @@ def test_parameters_that_no_argument_has_are_named_when_the_environment_is_made(
     with pytest.raises(ValueError) as caught:
         environment(file, [ROW], reward={"function": f"{file}:{function}", "form": form})
     assert f"reward '{file}:{function}'" in str(caught.value) and fault in str(caught.value)
-
-
-# --- conversations
 
 
 def test_a_parquet_file_of_verl_and_a_conversation_of_trl_are_the_same_prompt(file: Path) -> None:

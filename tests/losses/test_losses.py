@@ -41,8 +41,6 @@ def close(a, b):
     torch.testing.assert_close(a, torch.as_tensor(b, dtype=torch.float32), atol=1e-6, rtol=0)
 
 
-# --- clip rules -------------------------------------------------------------------------------------------------
-
 # Ratios of NEW to OLD: e^.5 = 1.648721, e^.1 = 1.105171 | e^.1, e^-.5 = .606531, e^-.5, 1.
 SAPO_P = 4 / (1 + E(-(E(0.5) - 1))), 4 / (1 + E(-(E(0.1) - 1)))
 SAPO_N = [4 / 1.05 / (1 + E(-1.05 * (r - 1))) for r in (E(0.1), E(-0.5), E(-0.5), 1.0)]
@@ -85,9 +83,6 @@ def test_on_policy_every_rule_has_the_gradient_of_reinforce(rule, level):
     torch.testing.assert_close(gradient, -ADVANTAGE)
 
 
-# --- ratio levels -----------------------------------------------------------------------------------------------
-
-
 def test_levels_of_the_ratio_by_hand():
     # differences .5, .1 | .1, -.5, -.5, 0: sums .6 and -.9, means .3 and -.225
     close(ratio_of("sequence", NEW, OLD, EPISODE), [E(0.6)] * 2 + [E(-0.9)] * 4)
@@ -106,8 +101,6 @@ def test_episode_means_do_not_care_for_order(episodes, seed):
     shuffle = torch.randperm(len(episodes), generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(episode_mean(value_N[shuffle], episode_N[shuffle]), mean_N[shuffle])
 
-
-# --- corrections ------------------------------------------------------------------------------------------------
 
 # Ratios of OLD to ENGINE: 1, e^.9 = 2.459603 | 1, 1, e^1.5 = 4.481689, 1; products those, geometric e^.45, e^.375.
 WEIGHTS = {
@@ -138,9 +131,6 @@ def test_no_window_swallows_what_is_not_a_number(name):
     weight_N = correction_of(LossSettings.made(correction=name), broken, ENGINE, EPISODE)
     assert name in ("none", "mis_po") or weight_N[1].isnan()
     assert name != "mis_po" or weight_N[1] == 1  # kept, so that the surrogate beside it is not lost
-
-
-# --- KL ---------------------------------------------------------------------------------------------------------
 
 
 def test_kl_estimators_on_the_fixture():

@@ -42,9 +42,6 @@ def test_importance_is_fisher_information_that_decays():
     assert decayed(None, squares, 4, 1.0).item() == pytest.approx(3 / 16)
 
 
-# --- the setting ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def config(random_llama_dir):
     config = SRLConfig().environment(stream=STAGES).rl_module(model_config={"model": str(random_llama_dir)})

@@ -48,9 +48,6 @@ def played(memory, indices, now, **fields):
     return visits
 
 
-# --- slots ----------------------------------------------------------------------------------------
-
-
 def test_slots_by_hand():
     slots = Slots(0.2)
     assert [slots.owed(4) for _ in range(10)] == [0, 1, 1, 1, 1] * 2  # .8, 1.6, 1.4, 1.2, 1.0
@@ -90,9 +87,6 @@ def test_slots_resume_where_they_were():
         slots.owed(4)
     other.carry = Fraction(str(slots.carry))
     assert [slots.owed(5) for _ in range(20)] == [other.owed(5) for _ in range(20)]
-
-
-# --- a memory -------------------------------------------------------------------------------------
 
 
 def test_nothing_is_owed_below_the_smallest_size(start):
@@ -142,9 +136,6 @@ def test_a_group_is_dropped_once_all_of_its_episodes_have_drifted(start):
     assert memory.stats(2)["num_dropped_drifted"] == 1
 
 
-# --- states ---------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_with_a_memory_needs_one_and_one_without_needs_none(start):
     start().check_fits(True)
     NO_MEMORY.check_fits(False)
@@ -162,9 +153,6 @@ def test_no_memory_keeps_and_draws_nothing(tmp_path):
     assert none.restore(tmp_path / "copy") == 0 and not (tmp_path / "copy").exists()
     none.set_state(none.get_state())
     none.stop()
-
-
-# --- the process; tests/algorithm/test_memory_actors.py has real kills ----------------------------
 
 
 @pytest.mark.slow

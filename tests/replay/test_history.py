@@ -26,9 +26,6 @@ def add(buffer, now, *groups, **arguments):
     return [visit.history for visit in buffer.add(list(groups), now, **arguments)]
 
 
-# By hand
-
-
 def test_the_history_of_a_prompt_by_hand():
     buffer = a_buffer(history_half_life=2.0)
     assert add(buffer, 1, played(0, 1, (1, 0, 1, 1))) == [History(0.0, 0.0, 0.5)]  # nothing was ever played
@@ -69,9 +66,6 @@ def test_groups_of_another_policy_change_no_history_of_a_known_item():
     before = [row_of(buffer, 0)[name] for name in FIELDS], dict(buffer.domain_statistics.sums)
     buffer.add([played(0, 2, (0, 0))], 2, is_played=False)
     assert ([row_of(buffer, 0)[name] for name in FIELDS], buffer.domain_statistics.sums) == before
-
-
-# Domains
 
 
 def test_the_mean_of_a_domain_by_hand():

@@ -31,9 +31,6 @@ def draws_of(tables, **settings):
     return Draws(chosen, tables, Recall(chosen, tables))
 
 
-# Pools
-
-
 def test_the_pool_is_the_earliest_due_and_then_a_sample_of_the_rested():
     tables, rng = Tables(), np.random.default_rng(0)
     due = add(tables, 0, due=4, last_review=1)
@@ -100,9 +97,6 @@ def test_a_sample_is_drawn_as_ranks_of_a_sort():
         state = one.bit_generator.state  # nothing to draw leaves the generator alone
         assert sample(3, one, np.empty(0, np.int64)).tolist() == sample(0, one, np.arange(3)).tolist() == []
         assert one.bit_generator.state == state
-
-
-# Tables
 
 
 def test_a_slot_is_the_smallest_free_row_and_a_number_is_given_once():

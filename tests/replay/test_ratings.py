@@ -135,9 +135,6 @@ def test_the_history_of_the_prompt_is_corrected_with_the_discount_of_the_visit(t
         each.close()
 
 
-# --- what is not there ------------------------------------------------------------------------------
-
-
 def test_another_answer_under_the_same_id_is_not_rated(buffer):
     other = a_group(0, (0, 0, 0, 0), 1, ids=[99])
     assert other.group_id == "1.0"
@@ -159,9 +156,6 @@ def test_a_rating_that_changes_after_the_group_has_left_is_unused(tmp_path):
         apply(buffer, rated(old, {0: 0.0}), position=position)
         assert buffer.rated.num_unused == 1
     buffer.close()
-
-
-# --- an environment that pays nothing ---------------------------------------------------------------
 
 
 def unpaid(number: int, size: int, now: int) -> Group:

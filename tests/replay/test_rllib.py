@@ -33,9 +33,6 @@ def open_buffer():
         buffer.close()
 
 
-# --- RLlib's interface, as its documentation has it -----------------------------------------------
-
-
 def test_it_is_one_of_rllibs_buffers(open_buffer):
     from rllib_srl import SRL  # registers it
 
@@ -80,9 +77,6 @@ def test_its_state_is_serialisable_and_makes_another_buffer_draw_the_same(open_b
     with pytest.raises(StoreError):
         buffer.set_state({"snapshot": b"no journal"})
     assert len(buffer) == 6
-
-
-# --- an actor -------------------------------------------------------------------------------------
 
 
 def test_why_it_did_not_start_is_told_whatever_is_asked():

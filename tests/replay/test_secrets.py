@@ -123,9 +123,6 @@ def seconds_of(text: str) -> float:
     return time.thread_time() - start
 
 
-# --- tokens ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer(merges=[("a", "b"), ("=", "h"), ("1", "1")])

@@ -49,9 +49,6 @@ def user(*arguments: object) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-# --- round trips ----------------------------------------------------------------------------------
-
-
 def test_three_visits_by_hand(tmp_path):
     with closing(Store(tmp_path / "deep")) as store:
         for index in (0, 2, 1):
@@ -89,9 +86,6 @@ def test_a_closed_store_is_one_file_and_refuses_commits(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == [DATABASE, f"{DATABASE}.lock"]
     with pytest.raises(StoreError, match="closed database"):
         commit(store, 2)
-
-
-# --- whose it is, and what it is ------------------------------------------------------------------
 
 
 def test_two_buffers_cannot_share_a_store(tmp_path):
@@ -162,9 +156,6 @@ def test_a_torn_page_is_noticed(tmp_path):
         stream.write(os.urandom(path.stat().st_size - PAGE_BYTES))
     with pytest.raises(StoreError, match="damaged|malformed"), closing(Store(tmp_path)) as store:
         contents(store)
-
-
-# --- snapshots ------------------------------------------------------------------------------------
 
 
 def snapshot_of(directory: Path, name: str = "s") -> Path:
@@ -248,9 +239,6 @@ def test_a_restore_that_dies_at_any_step_can_be_repeated(tmp_path):
         shutil.copyfile(tmp_path / "kept", live / DATABASE)
         num_steps += 1
     assert 3 <= num_steps < 50 and visited(live) == new
-
-
-# --- erasing and kills ----------------------------------------------------------------------------
 
 
 @pytest.mark.smoke

@@ -104,9 +104,6 @@ def test_a_wrong_target_changes_nothing():
     check_valid(buffer)
 
 
-# --- draws of places ------------------------------------------------------------------------------
-
-
 def tables_with_targets(*answers):
     """Return tables with an item and a group for each tuple (domain, item, number of its answers with a target)."""
     store = Tables()

@@ -212,9 +212,6 @@ async def test_a_client_that_stops_reading_does_not_hold_up_training(parts, monk
     assert await parts.db.run(parts.db.store.num_conversations) == 1
 
 
-# --- versions
-
-
 @gateway()
 async def test_a_version_is_pushed_serves_and_is_rolled_back(parts):
     await parts.serving.push(await candidate(parts, {"a/0": "good"}))
@@ -398,9 +395,6 @@ async def test_a_version_that_fails_its_check_after_a_restart_of_the_engine_ends
     with pytest.raises(ValueError, match=r"it fails its check: .*; go back to its parent: srl"):
         await _until_stopped(parts.served, parts.serving, parts.training, parts.gateway)
     assert (await parts.ask()).status_code == 503
-
-
-# --- mutated requests
 
 
 @asynccontextmanager

@@ -46,9 +46,6 @@ async def fill(parts):
     parts.serving.number = 1
 
 
-# --- without a browser
-
-
 @gateway()
 async def test_nothing_is_read_without_the_token_which_sets_a_cookie_that_is_enough(parts):
     get = parts.client.get
@@ -114,9 +111,6 @@ async def test_conversations_come_newest_first_with_search_and_pages(parts):
     for name, value in (("before", "-1"), ("before", "x"), ("q", "x" * 201)):
         reply = await parts.send("GET", f"/v1/conversations?{name}={value}")
         assert reply.status_code == 400 and reply.json()["error"]["param"] == name
-
-
-# --- in a browser
 
 
 def at_the_page(tmp_path, do, is_filled=True, **how):
