@@ -33,15 +33,12 @@ def test_a_right_answer_is_a_pass_of_its_environment(mark, right):
     assert np.isnan(_mean_pass([together], 4, pass_hat_k))
 
 
-def test_a_run_reports_what_sampled_answers_add(random_llama_dir, tmp_path, ray_here):
+def test_a_run_reports_what_sampled_answers_add(random_llama_dir, tmp_path, ray_here, build):
     config = small_config(random_llama_dir, tmp_path).evaluation(evaluation_duration=6, evaluation_pass_k=3)
-    algo = config.build_algo()
-    try:
-        seen = watch(algo)
-        results, again = algo.evaluate(), algo.evaluate()
-        plain = list(algo.play(algo.source.heldout(1), as_groups=False, num_transcripts=0))
-    finally:
-        algo.stop()
+    algo = build(config)
+    seen = watch(algo)
+    results, again = algo.evaluate(), algo.evaluate()
+    plain = list(algo.play(algo.source.heldout(1), as_groups=False, num_transcripts=0))
     greedy, sampled, repeated, _, _ = seen
     prompts = [group.prompt.prompt_id for group in greedy.groups]
     assert prompts == [group.prompt.prompt_id for group in repeated.groups] and len(set(prompts)) == 6

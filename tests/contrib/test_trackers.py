@@ -175,9 +175,6 @@ def test_a_real_tracker_stores_a_run_and_its_continuation(name, ray_here, tmp_pa
     assert [value for _, value in found] == pytest.approx(rewards)
 
 
-# --- gauges of Prometheus
-
-
 def test_metrics_become_gauges_with_their_domain() -> None:
     result = {
         "rollout": {"lag_mean": 1.5, "lag_max": 2},
@@ -205,22 +202,19 @@ def scraped() -> list[str]:
 
 
 @pytest.mark.slow
-def test_prometheus_reads_the_numbers_of_a_run(random_llama_dir: Path, tmp_path: Path, ray_here: object) -> None:
-    config = small_config(random_llama_dir, tmp_path / "mine").evaluation(evaluation_interval=1)
-    algo = config.callbacks("contrib.trackers:prometheus").build_algo()
-    try:
-        result = algo.train()
-        wanted = {name for name, _, _ in found_in(result)}
-        assert wanted == {"live_share", "accuracy", "canary_gap"}
-        values: dict[str, str] = {}
+def test_prometheus_reads_the_numbers_of_a_run(random_llama_dir: Path, tmp_path: Path, ray_here: object, build) -> None:
+    config = small_config(random_llama_dir, tmp_path).evaluation(evaluation_interval=1)
+    algo = build(config.callbacks("contrib.trackers:prometheus"))
+    result = algo.train()
+    wanted = {name for name, _, _ in found_in(result)}
+    assert wanted == {"live_share", "accuracy", "canary_gap"}
+    values: dict[str, str] = {}
 
-        def are_there() -> bool:
-            values.update(line.rsplit(" ", 1) for line in scraped() if 'run="mine"' in line)
-            return {name.partition("{")[0].removeprefix("ray_rllib_srl_") for name in values} == wanted
+    def are_there() -> bool:
+        values.update(line.rsplit(" ", 1) for line in scraped() if 'run="log0"' in line)
+        return {name.partition("{")[0].removeprefix("ray_rllib_srl_") for name in values} == wanted
 
-        assert wait_until(are_there, 90), values
-        (share,) = [float(value) for name, value in values.items() if "live_share{" in name]
-        assert share == pytest.approx(result["env_runners"]["live_token_share"])
-        assert any("accuracy{" in name and 'domain="even"' in name for name in values), values
-    finally:
-        algo.stop()
+    assert wait_until(are_there, 90), values
+    (share,) = [float(value) for name, value in values.items() if "live_share{" in name]
+    assert share == pytest.approx(result["env_runners"]["live_token_share"])
+    assert any("accuracy{" in name and 'domain="even"' in name for name in values), values
