@@ -88,8 +88,8 @@ class SavedAlgorithm(Algorithm):
 
     def _newest_checkpoint(self) -> str | None:
         written = [self._newest] if self._newest and (self._newest / checkpoints.MANIFEST).is_file() else []
-        found = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves the written checkpoint
-        return str(found[-1]) if found else None
+        saved = written or checkpoints.checkpoints_in(Path(self.logdir))  # Tune moves the written checkpoint
+        return str(saved[-1]) if saved else None
 
     def note_due(self, results: dict[str, Any]) -> None:
         """Decide whether a checkpoint is due after the iteration with these results, or request one from Tune.
@@ -104,8 +104,8 @@ class SavedAlgorithm(Algorithm):
 
     def _is_drain_noticed(self) -> bool:
         """Return whether Ray has newly begun to drain a node whose loss would cost iterations."""
-        own = {*self.learners.nodes, ray.get_runtime_context().get_node_id()}
-        new = (draining_nodes() & own) - self._drained
+        used_nodes = {*self.learners.nodes, ray.get_runtime_context().get_node_id()}
+        new = (draining_nodes() & used_nodes) - self._drained
         self._drained |= new
         for node in sorted(new):
             self.report.warn(f"Ray drains node {node[:8]} of this run; writing a checkpoint")
@@ -113,17 +113,17 @@ class SavedAlgorithm(Algorithm):
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return RLlib's state and SRL's: prompt source, rollouts, memory and callbacks."""
-        own: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
-        own["memory"], own["vocabulary"] = self.memory.get_state(), self._vocabulary
-        own["callbacks"] = states_of(self)
+        srl_state: dict[str, Any] = {"prompts": self.source.get_state(), "rollouts": self.rollouts.get_state()}
+        srl_state["memory"], srl_state["vocabulary"] = self.memory.get_state(), self._vocabulary
+        srl_state["callbacks"] = states_of(self)
         if self.retention:
-            own["retention"] = self.retention.get_state()
+            srl_state["retention"] = self.retention.get_state()
         if self.config.fsdp:  # RLlib reads the full state from one learner
             self.learners.gather(self.config.sync_timeout_s)
         if not self._is_saving:  # `_save_to` writes the snapshot into the checkpoint
-            own["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")
-            self.memory.snapshot(Path(own["snapshot"]))
-        return {**super().get_state(*args, **kwargs), "srl": own}
+            srl_state["snapshot"] = str(Path(self.logdir) / MEMORY / f"state_{uuid.uuid4().hex[:12]}")
+            self.memory.snapshot(Path(srl_state["snapshot"]))
+        return {**super().get_state(*args, **kwargs), "srl": srl_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state and, if it contains weights, sync them to every engine.
@@ -133,8 +133,8 @@ class SavedAlgorithm(Algorithm):
                 nothing was changed.
         """
         if "srl" in state:
-            own = state["srl"]
-            self._check_fits(own["prompts"]["drawn"], bool(own["memory"]), own["vocabulary"])
+            srl_state = state["srl"]
+            self._check_fits(srl_state["prompts"]["drawn"], bool(srl_state["memory"]), srl_state["vocabulary"])
         super().set_state(state)
         if "srl" in state:
             self.rollouts.set_state(state["srl"]["rollouts"])
@@ -266,11 +266,11 @@ class SavedAlgorithm(Algorithm):
         Raises:
             CheckpointError: as there, or it contains a pickle that Tune would open before any check.
         """
-        found = getattr(checkpoint_path, "checkpoint", checkpoint_path)
-        found = Checkpoint.from_directory(found) if isinstance(found, str) else found
-        if found.filesystem.get_file_info(f"{found.path}/{TUNES_PICKLE}").type.name != "NotFound":
+        checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
+        checkpoint = Checkpoint.from_directory(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        if checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{TUNES_PICKLE}").type.name != "NotFound":
             raise checkpoints.CheckpointError(
-                f"checkpoint {found.path} contains {TUNES_PICKLE}, which SRL never writes; use another checkpoint"
+                f"checkpoint {checkpoint.path} contains {TUNES_PICKLE}, which SRL never writes; use another checkpoint"
             )
         super().restore(checkpoint_path)
 

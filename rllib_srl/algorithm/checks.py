@@ -76,10 +76,10 @@ def early_faults(config: Any, known: Sequence[str]) -> list[str]:
             faults.append(f"model = {name!r}; {error}")
     if any(line.startswith(ENVIRONMENT_NAMES) for line in known) or (key := _key(config, directory)) in _passed:
         return faults
-    found = _of_environments(config, directory)
-    if not found:
+    env_errors = _of_environments(config, directory)
+    if not env_errors:
         _passed.add(key)
-    return faults + found
+    return faults + env_errors
 
 
 # --- packages and model ---------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def _of_environments(config: Any, directory: Path | None) -> list[str]:
     envs = {env_id: env for env_id, env in made.items() if not isinstance(env, Fault)}
     faults = [_told(config, name, env.text) for name, env in made.items() if isinstance(env, Fault)]
     looks = [partial(_fault_of_prompts, config, env_id, env, directory) for env_id, env in envs.items()]
-    for env_id, found in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
-        text = found.text if isinstance(found, Fault) else found
+    for env_id, outcome in zip(envs, in_turn(config.env_timeout_s, *looks), strict=True):
+        text = outcome.text if isinstance(outcome, Fault) else outcome
         faults += [_told(config, env_id, text)] if text else []
     in_turn(config.env_timeout_s, *(env.close for env in envs.values()))
     return faults
@@ -249,15 +249,15 @@ def _fault_of_lengths(config: Any, lengths: Sequence[tuple[str, int]], env_id: s
     long = [(prompt_id, num) for prompt_id, num in lengths if num >= most]
     if not long:
         return ""
-    prompt_id, num = max(long, key=lambda one: one[1])
+    prompt_id, num = max(long, key=lambda pair: pair[1])
     if len(long) == len(lengths):
         return (
             f"its prompt {prompt_id!r} has {num} tokens; expected fewer than max_episode_tokens = {most}, which "
             "includes the answer"
         )
     question = getattr(env.unwrapped, "data_question", None)  # prompt ids of rows are hashes
-    of_row = {one: f" ({question(one)[0][:NUM_CHARACTERS]!r})" if question else "" for one, _ in long[:NUM_SHOWN]}
-    shown = ", ".join(repr(one) + text for one, text in of_row.items()) + (", ..." if len(long) > NUM_SHOWN else "")
+    of_row = {row: f" ({question(row)[0][:NUM_CHARACTERS]!r})" if question else "" for row, _ in long[:NUM_SHOWN]}
+    shown = ", ".join(repr(row) + text for row, text in of_row.items()) + (", ..." if len(long) > NUM_SHOWN else "")
     warn_once(
         f"environment {env_id!r}: {len(long)} of the {len(lengths)} prompts checked have max_episode_tokens = {most} "
         f"tokens or more, and will be left out: {shown}; the longest has {num}. Shorten them, or set "
@@ -276,18 +276,18 @@ def _lengths(
     """
     most = config.max_episode_tokens
     size_of = getattr(env.unwrapped, "size_of", None)
-    found, until = [(first.prompt_id, count(reply))], time.monotonic() + LOOK_SHARE * config.env_timeout_s
-    if not hasattr(env.unwrapped, "prompt_ids") or (size_of is None and found[0][1] < most):
-        return found
-    ids = (str(one) for split in ("train", "heldout") for one in source.ids(first.env_id, split))
+    lengths, until = [(first.prompt_id, count(reply))], time.monotonic() + LOOK_SHARE * config.env_timeout_s
+    if not hasattr(env.unwrapped, "prompt_ids") or (size_of is None and lengths[0][1] < most):
+        return lengths
+    ids = (str(row_id) for split in ("train", "heldout") for row_id in source.ids(first.env_id, split))
     for prompt_id in islice(ids, MOST_PROMPTS if size_of is None else MOST_ROWS):
         if prompt_id == first.prompt_id:
             continue
         num = _TEMPLATE_TOKENS + size_of(prompt_id) if size_of else most
-        found.append((prompt_id, num if num < most else count(reset(env, Prompt(first.env_id, prompt_id)))))
+        lengths.append((prompt_id, num if num < most else count(reset(env, Prompt(first.env_id, prompt_id)))))
         if time.monotonic() > until:
             break
-    return found
+    return lengths
 
 
 @lru_cache(maxsize=8)

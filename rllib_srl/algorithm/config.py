@@ -132,10 +132,10 @@ class SRLConfig(AlgorithmConfig):
         """
         if agent is not None or agent_command is not None:
             others = {"env": env, "envs": envs, "stream": kwargs.get("stream", NotProvided)}
-            if given := [name for name, value in others.items() if value not in (NotProvided, None)]:
-                raise ValueError(f"agent and {', '.join(given)}; expected one of them")
-            own = agent_settings(agent, agent_command, tasks)
-            env, kwargs["env_config"] = AGENT, {**(kwargs.get("env_config") or {}), **own}
+            if names := [name for name, value in others.items() if value not in (NotProvided, None)]:
+                raise ValueError(f"agent and {', '.join(names)}; expected one of them")
+            agent_config = agent_settings(agent, agent_command, tasks)
+            env, kwargs["env_config"] = AGENT, {**(kwargs.get("env_config") or {}), **agent_config}
             self.env_config = {}
         elif tasks is not None:
             raise ValueError("tasks without an agent; expected agent=... or agent_command=..., or data(...)")
@@ -269,17 +269,17 @@ class SRLConfig(AlgorithmConfig):
         """
         if not self.in_evaluation:
             self.create_local_env_runner = self.num_env_runners == 0
-            given = {name: getattr(self, name) for name in (*PLACEMENT, "max_episode_tokens")}
+            user_values = {name: getattr(self, name) for name in (*PLACEMENT, "max_episode_tokens")}
             self.choose_length()
             faults = [*self._choose_gpus(), *faults_of(self)]
             if faults := [*faults, *early_faults(self, faults)]:
-                for name, value in given.items():  # chosen values must not count as the user's at the next call
+                for name, value in user_values.items():  # chosen values must not count as the user's at the next call
                     setattr(self, name, value)
                 raise ValueError("SRLConfig is invalid:\n  " + "\n  ".join(faults))
             for line in sorted(warnings_of(self)):
                 warn_once(line)
             self._settle()
-            if given["colocate"] is None and self.colocate:
+            if user_values["colocate"] is None and self.colocate:
                 self.colocate = not self._fit_awake()
                 logger.info("engine and learner share a GPU%s", " in turns" if self.colocate else ", both awake")
         super().validate()
@@ -308,23 +308,23 @@ class SRLConfig(AlgorithmConfig):
         counts, size = (self.num_env_runners, self.num_learners), self.engine_tensor_parallel_size
         if not all(isinstance(number, int) for number in (*counts, size)):
             return []  # `faults_of` reports it
-        given = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
-        num_gpus = num_gpus_here() if None in given else 0
+        user_gpus = (self.num_gpus_per_env_runner, self.num_gpus_per_learner)
+        num_gpus = num_gpus_here() if None in user_gpus else 0
         try:
-            shares = gpu_shares(num_gpus, *counts, size, given)
+            shares = gpu_shares(num_gpus, *counts, size, user_gpus)
         except PlacementError as error:
-            self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in given)
+            self.num_gpus_per_env_runner, self.num_gpus_per_learner = (number or 0 for number in user_gpus)
             return [str(error)]
         self.num_gpus_per_env_runner, self.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
         if num_gpus:
-            warn_of_cpu(*given, shares)
+            warn_of_cpu(*user_gpus, shares)
         faults = []
         if self.colocate is None:
             faults = list(self._cannot_take_turns(int(num_gpus))) if shares.is_colocated else []
             self.colocate = shares.is_colocated and not faults
         if is_number(shares.per_learner) and shares.per_learner > 0 and counts[1] == 0 and counts[0] > 0:
             self.num_learners = 1
-        if None in given and (shares.per_env_runner or shares.per_learner):
+        if None in user_gpus and (shares.per_env_runner or shares.per_learner):
             logger.info("GPUs: %g per env runner, %g per learner", shares.per_env_runner, shares.per_learner)
         return faults
 
@@ -376,8 +376,8 @@ class SRLConfig(AlgorithmConfig):
         """Return the memory's settings, without their prefix; `min_graded` is at most `group_size`."""
         prefix = ReplaySettings.prefix
         values = {name.removeprefix(prefix): getattr(self, name) for name in ReplaySettings.table()}
-        found = ReplaySettings.model_construct(**values)
-        return found.model_copy(update={"min_graded": min(found.min_graded, self.group_size)})
+        settings = ReplaySettings.model_construct(**values)
+        return settings.model_copy(update={"min_graded": min(settings.min_graded, self.group_size)})
 
     def may_draw(self, kind: str) -> bool:
         """Return whether the memory is ever drawn from for "revisit" or "reuse"."""
@@ -481,8 +481,8 @@ class SRLConfig(AlgorithmConfig):
         packed = None
         if placement_group is None:
             packed = packed_places(learner_resources(self), self.num_learners, self.start_timeout_s)
-        how = {"env": env, "spaces": spaces, "rl_module_spec": rl_module_spec}
-        build = partial(super().build_learner_group, **how, placement_group=placement_group or packed)
+        options = {"env": env, "spaces": spaces, "rl_module_spec": rl_module_spec}
+        build = partial(super().build_learner_group, **options, placement_group=placement_group or packed)
         try:
             return started(build, self.num_learners, self.start_timeout_s) if self.num_learners else build()
         except BaseException:
@@ -505,11 +505,11 @@ def _describe(method: str) -> None:
     """Give a grouped method the signature and the documentation of its settings, for completion and `help`."""
     function = getattr(SRLConfig, method)
     rows = {name.removeprefix("replay_"): row for name, row in settings_of(method).items()}
-    *own, rest = inspect.signature(function).parameters.values()
-    named = {one.name for one in own}
+    *parameters, var_keyword = inspect.signature(function).parameters.values()
+    named = {parameter.name for parameter in parameters}
     kind = inspect.Parameter.KEYWORD_ONLY
-    given = [inspect.Parameter(name, kind, default=row.initial) for name, row in rows.items() if name not in named]
-    function.__signature__ = inspect.Signature([*own, *given, rest])
+    keywords = [inspect.Parameter(name, kind, default=row.initial) for name, row in rows.items() if name not in named]
+    function.__signature__ = inspect.Signature([*parameters, *keywords, var_keyword])
     listed = "\n".join(f"    {name}: {row.meaning}" for name, row in rows.items())
     function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings:\n{listed}"
 

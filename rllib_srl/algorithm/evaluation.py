@@ -67,8 +67,8 @@ def several_answers(k: int, prompts: Sequence[Prompt], play: Play) -> tuple[dict
 
 def diversity_of(answers: Sequence[Sequence[str]]) -> float:
     """Return the mean over prompts of the probability that two answers differ, whitespace ignored."""
-    found = [answer_diversity([" ".join(text.split()) for text in of_prompt]) for of_prompt in answers]
-    known = [value for value in found if not np.isnan(value)]
+    diversities = [answer_diversity([" ".join(text.split()) for text in of_prompt]) for of_prompt in answers]
+    known = [value for value in diversities if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
 

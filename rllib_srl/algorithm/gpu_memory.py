@@ -231,12 +231,12 @@ def variant(
         card_bytes: memory of each card.
         changes: settings that differ.
     """
-    own = _changed(config, **changes)
-    counts = own.num_env_runners, own.num_learners, own.engine_tensor_parallel_size
+    new_config = _changed(config, **changes)
+    counts = new_config.num_env_runners, new_config.num_learners, new_config.engine_tensor_parallel_size
     shares = gpu_shares(num_gpus, *counts)
-    own.num_gpus_per_env_runner, own.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
-    own.colocate = shares.is_colocated
-    return Variant(name, num_gpus, learner_need(shape, own), list(memory_faults(shape, own, card_bytes)))
+    new_config.num_gpus_per_env_runner, new_config.num_gpus_per_learner = shares.per_env_runner, shares.per_learner
+    new_config.colocate = shares.is_colocated
+    return Variant(name, num_gpus, learner_need(shape, new_config), list(memory_faults(shape, new_config, card_bytes)))
 
 
 def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -> list[Variant]:
@@ -245,14 +245,14 @@ def variants(shape: ModelShape, config: Any, num_gpus: int, card_bytes: float) -
     The rank of the adapters is `lora_rank`, 16 if it is 0; all other settings are as given.
     """
     rank, places = config.lora_rank or 16, (min(num_gpus, 2), card_bytes)
-    found = [
+    candidates = [
         variant(shape, config, "full", *places, fsdp=False, lora_rank=0, num_learners=1),
         variant(shape, config, f"lora_rank = {rank}", *places, fsdp=False, lora_rank=rank, num_learners=1),
     ]
     if num_gpus > 2:
         sharded = {"fsdp": True, "lora_rank": 0, "num_learners": num_gpus - 1}
-        found.append(variant(shape, config, f"fsdp over {num_gpus - 1}", num_gpus, card_bytes, **sharded))
-    return found
+        candidates.append(variant(shape, config, f"fsdp over {num_gpus - 1}", num_gpus, card_bytes, **sharded))
+    return candidates
 
 
 def table(config: Any) -> list[str]:
@@ -265,8 +265,8 @@ def table(config: Any) -> list[str]:
         for gib in CARDS:
             cells = []
             for num_gpus in (1, 2):
-                for one in variants(shape, config, num_gpus, gib * GIB):
-                    cells.append(f"{'no' if one.faults else 'yes'}, {one.learner.total / GIB:.0f}")
+                for candidate in variants(shape, config, num_gpus, gib * GIB):
+                    cells.append(f"{'no' if candidate.faults else 'yes'}, {candidate.learner.total / GIB:.0f}")
             cells.append(_least_fsdp(shape, config, gib * GIB))
             lines.append(f"| {size} | {gib} GiB | {' | '.join(cells)} |")
     return lines
@@ -274,9 +274,9 @@ def table(config: Any) -> list[str]:
 
 def _least_fsdp(shape: ModelShape, config: Any, card_bytes: float) -> str:
     for num in (2, 4, 8, 16, 32):
-        one = variants(shape, config, num + 1, card_bytes)[-1]
-        if not one.faults:
-            return f"{num}, {one.learner.total / GIB:.0f} each"
+        candidate = variants(shape, config, num + 1, card_bytes)[-1]
+        if not candidate.faults:
+            return f"{num}, {candidate.learner.total / GIB:.0f} each"
     return "none up to 32"
 
 

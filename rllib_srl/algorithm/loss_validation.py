@@ -59,8 +59,8 @@ def _of_ratios(loss: LossSettings, config: Any) -> Iterator[Clash]:
     is_low = loss.clip_rule == "two_sided" and loss.clip_delta <= highest
     yield is_low, "clip_delta", f"more than 1 + clip_high = {highest!r}"
     is_mixed = loss.ratio_level != "token" and loss.correction in _TOKEN_CORRECTIONS
-    own = "'none', 'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
-    yield is_mixed, "correction ratio_level", own
+    expected = "'none', 'sequence_tis' or 'sequence_mask': the ratio is per episode, so its correction is too"
+    yield is_mixed, "correction ratio_level", expected
     is_double = loss.ratio_anchor == "bypass" and loss.correction not in ("none", "mis_po")
     contained = "'none' or 'mis_po': the ratio to the engine's log-probs already contains the correction"
     yield is_double, "correction ratio_anchor", contained

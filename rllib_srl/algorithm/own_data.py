@@ -82,7 +82,7 @@ def names_data_set(text: str) -> bool:
         return False
     path = Path(text)
     # "data/train" may also name the files data/train-00000-of-00002.parquet ...
-    is_split = path.parent.is_dir() and any(_FILE.search(one.name) for one in path.parent.glob(f"{path.name}[-_.0-9]*"))
+    is_split = path.parent.is_dir() and any(_FILE.search(p.name) for p in path.parent.glob(f"{path.name}[-_.0-9]*"))
     return not path.exists() and not is_split
 
 
@@ -106,17 +106,17 @@ def reward_settings(
         known = ", ".join(("weights", *_OF_ENTRY, *_RENAMED))
         raise TypeError(f"reward() got unknown settings: {', '.join(unknown)}; expected some of {known}")
     shared = {name: settings[name] for name in _OF_ENTRY if name in settings}
-    found = []
+    specs = []
     for number, entry in enumerate(entries):
-        one = {**shared, **(dict(entry) if isinstance(entry, Mapping) else {"function": entry})}
-        if callable(one.get("function")):
-            one["function"] = import_path_of(one["function"])
+        spec = {**shared, **(dict(entry) if isinstance(entry, Mapping) else {"function": entry})}
+        if callable(spec.get("function")):
+            spec["function"] = import_path_of(spec["function"])
         if weights is not None:
-            one["weight"] = float(weights[number])
-        found.append(one)
-    is_plain = len(found) == 1 and set(found[0]) == {"function"}
+            spec["weight"] = float(weights[number])
+        specs.append(spec)
+    is_plain = len(specs) == 1 and set(specs[0]) == {"function"}
     return {
-        REWARD: found[0]["function"] if is_plain else found,
+        REWARD: specs[0]["function"] if is_plain else specs,
         **{_RENAMED[name]: value for name, value in settings.items() if name in _RENAMED},
     }
 
@@ -136,7 +136,7 @@ def agent_settings(agent: Any, command: Sequence[str] | None, tasks: Any) -> dic
         raise ValueError(f"agent = {agent!r} and agent_command = {command!r}; expected one of the two")
     if command is not None and (isinstance(command, str) or not command):
         raise ValueError(f"agent_command = {command!r}; expected a list: the program, then its arguments")
-    named: dict[str, Any] = {COMMAND: [str(one) for one in command]} if command is not None else {}
+    named: dict[str, Any] = {COMMAND: [str(word) for word in command]} if command is not None else {}
     if agent is not None:
         named = {AGENT: import_path_of(agent, AGENT) if callable(agent) else agent}
     if tasks is None:
@@ -185,11 +185,11 @@ def _rows_of(data: Any) -> Iterator[Any]:
 def _plain(value: Any) -> Any:
     """Return a value in JSON's types where it has an equivalent: arrays as lists, a missing number as null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return [_plain(one) for one in sorted(value, key=repr)]
+        return [_plain(item) for item in sorted(value, key=repr)]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, Decimal) and value.is_finite():

@@ -54,9 +54,9 @@ def engine_threads(num_engines: int) -> int:
     Args:
         num_engines: engines that share the cores; 0 counts as 1.
     """
-    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
+    limit = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if limit.isdecimal() and int(limit) > 0:
+        return int(limit)
     return max(1, (os.cpu_count() or 1) // max(1, num_engines))
 
 
@@ -106,16 +106,16 @@ def gpu_shares(
         PlacementError: there are cards, but too few for the number of processes.
     """
     runners, learners, cards = max(1, num_env_runners), max(1, num_learners), int(num_gpus)
-    own, theirs = given
-    if own is not None and theirs is not None:
-        return GpuShares(own, theirs)
+    per_env_runner, per_learner = given
+    if per_env_runner is not None and per_learner is not None:
+        return GpuShares(per_env_runner, per_learner)
     if not cards:
-        return GpuShares(own or 0, theirs or 0)
-    if own is not None:
-        return GpuShares(own, 1 if cards - own * runners >= learners else 0)
-    if theirs is not None:
+        return GpuShares(per_env_runner or 0, per_learner or 0)
+    if per_env_runner is not None:
+        return GpuShares(per_env_runner, 1 if cards - per_env_runner * runners >= learners else 0)
+    if per_learner is not None:
         size = tensor_parallel_size
-        return GpuShares(size if cards - theirs * learners >= size * runners else 0, theirs)
+        return GpuShares(size if cards - per_learner * learners >= size * runners else 0, per_learner)
     free = cards - runners * tensor_parallel_size - learners
     if free >= 0:
         return GpuShares(tensor_parallel_size, 1)
@@ -137,14 +137,14 @@ def warn_of_cpu(per_env_runner: float | None, per_learner: float | None, shares:
         shares: those in use.
     """
     if per_env_runner and per_learner is None and not shares.per_learner:
-        name, given, who, other = "num_gpus_per_env_runner", per_env_runner, "learners", "num_gpus_per_learner"
+        name, share, who, other = "num_gpus_per_env_runner", per_env_runner, "learners", "num_gpus_per_learner"
     elif per_learner and per_env_runner is None and not shares.per_env_runner:
-        name, given, who, other = "num_gpus_per_learner", per_learner, "engines", "num_gpus_per_env_runner"
+        name, share, who, other = "num_gpus_per_learner", per_learner, "engines", "num_gpus_per_env_runner"
     else:
         return
-    rest = f", such as {1 - given:g}" if 0 < given < 1 else ""
-    reason = f"{name} = {given:g} leaves no whole GPU for the {who}, which use the CPU"
-    logger.warning("%s; to give them a GPU, set %s%s", reason, other, rest)
+    example = f", such as {1 - share:g}" if 0 < share < 1 else ""
+    reason = f"{name} = {share:g} leaves no whole GPU for the {who}, which use the CPU"
+    logger.warning("%s; to give them a GPU, set %s%s", reason, other, example)
 
 
 def num_gpus_here() -> float:

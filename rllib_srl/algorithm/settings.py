@@ -318,9 +318,9 @@ def errors_of(values: Mapping[str, Any], parts: Iterable[Part] = PARTS) -> tuple
     together: list[str] = []
     for part in parts:
         prefix, rows = part.model.prefix, part.rows
-        own = {name: value for name, value in values.items() if name in rows}
-        own = {n: v for n, v in own.items() if not (rows[n].is_preset and isinstance(v, str) and v == PRESET)}
-        found, others = part.model.found({name.removeprefix(prefix): value for name, value in own.items()})
-        wrong |= {prefix + name: prefix + line for name, line in found.items()}
+        subset = {name: value for name, value in values.items() if name in rows}
+        subset = {n: v for n, v in subset.items() if not (rows[n].is_preset and isinstance(v, str) and v == PRESET)}
+        errors, others = part.model.found({name.removeprefix(prefix): value for name, value in subset.items()})
+        wrong |= {prefix + name: prefix + line for name, line in errors.items()}
         together += [prefix + line for line in others]
     return wrong, together

@@ -136,7 +136,7 @@ class SRL(SavedAlgorithm):
         assert isinstance(self.env_runner_group, StartedRunners)
         self.runners, self.learners = self.env_runner_group.wait_until_started(), Learners(self.learner_group)
         loss, admit = self.config.loss_settings(), self.config.replay_admit
-        trains_all = any(one.trains_all for one in self.config.made_regularisers().values())
+        trains_all = any(regulariser.trains_all for regulariser in self.config.made_regularisers().values())
         self.advantage_estimator = AdvantageEstimator(loss, trains_all)
         self.report = Report(self.metrics, Path(self.logdir), admit)
         model_dir = self.config.model_dir()
@@ -414,9 +414,9 @@ class SRL(SavedAlgorithm):
         )
         for name, number in batch.counts.items():
             self.report.count(name, number)
-        found = dict(zip((group.group_id for group in groups), batch.played, strict=True))
+        advantages = dict(zip((group.group_id for group in groups), batch.played, strict=True))
         batch = batch.without({name: visit.without_loss for name, visit in it.visits.items() if visit.without_loss})
-        played = [found.get(group.group_id, np.zeros(len(group.rewards_G))) for group in it.groups]
+        played = [advantages.get(group.group_id, np.zeros(len(group.rewards_G))) for group in it.groups]
         it.batch = weighted(replace(batch, played=played), it.plan.weights)
         return self._shards(it)
 
@@ -465,12 +465,12 @@ class SRL(SavedAlgorithm):
         of_stages = {name: one for name, one in self.config.made_regularisers().items() if one.needs_stages}
         if not ended or not of_stages:
             return
-        own = [group for group in groups if group.prompt.domain in ended]
-        num_read = {name: one.num_stage_episodes for name, one in of_stages.items()}
-        num_P = np.cumsum([0, *(len(group.rewards_G) for group in own)])
-        own = own[: int(np.searchsorted(num_P, max(num_read.values())))]
-        nothing = [np.zeros(len(group.rewards_G)) for group in own]
-        shards = build_shards(own, nothing, self.learners.num, self.config.sync_timeout_s)
+        stage_groups = [group for group in groups if group.prompt.domain in ended]
+        num_read = {name: regulariser.num_stage_episodes for name, regulariser in of_stages.items()}
+        num_P = np.cumsum([0, *(len(group.rewards_G) for group in stage_groups)])
+        stage_groups = stage_groups[: int(np.searchsorted(num_P, max(num_read.values())))]
+        nothing = [np.zeros(len(group.rewards_G)) for group in stage_groups]
+        shards = build_shards(stage_groups, nothing, self.learners.num, self.config.sync_timeout_s)
         with self._engines_at_rest():
             num = self.learners.end_stages(ended, shards, self.config.update_timeout_s)
         if readers := [name for name, most in num_read.items() if most]:
@@ -555,8 +555,8 @@ class SRL(SavedAlgorithm):
 
 def _stored(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[tuple[GroupMeta, Collection[int]]]:
     """Return the groups that the memory has stored, each with the episodes that it keeps out of the loss."""
-    found = [(group, visits.get(group.group_id)) for group in groups]
-    return [(group, visit.without_loss) for group, visit in found if visit is not None and not visit.refused]
+    pairs = [(group, visits.get(group.group_id)) for group in groups]
+    return [(group, visit.without_loss) for group, visit in pairs if visit is not None and not visit.refused]
 
 
 def _histories(groups: Sequence[GroupMeta], visits: Mapping[str, Visit]) -> list[History]:

@@ -180,10 +180,10 @@ def _sharded(config: Any) -> Iterator[Clash]:
 def _placement(config: Any) -> Iterator[Clash]:
     engine, learner = config.num_gpus_per_env_runner or 0, config.num_gpus_per_learner or 0
     is_one = config.num_env_runners == 0
-    one = "num_learners = 0: without env runners there is one process"
-    yield is_one and config.num_learners, "num_env_runners num_learners", one
-    own = "'cpu': the memory needs its own process, with its own CUDA runtime"
-    yield is_one and config.replay_diversity_device == "gpu", "replay_diversity_device num_env_runners", own
+    expected_learners = "num_learners = 0: without env runners there is one process"
+    yield is_one and config.num_learners, "num_env_runners num_learners", expected_learners
+    expected_device = "'cpu': the memory needs its own process, with its own CUDA runtime"
+    yield is_one and config.replay_diversity_device == "gpu", "replay_diversity_device num_env_runners", expected_device
     yield learner > 1, "num_gpus_per_learner", "at most 1: raise num_learners, with fsdp = True"
     is_split = engine >= 1 and config.engine_tensor_parallel_size != engine
     yield is_split, "engine_tensor_parallel_size", f"num_gpus_per_env_runner = {engine:g}"
@@ -269,8 +269,8 @@ def _regularisers(config: Any) -> Iterator[str]:
     """Yield all errors; contradictions with other settings only if the parameters alone are valid."""
     faults = list(parameter_faults(config.regularisers))
     yield from faults
-    for name, one in made(config.regularisers).items() if not faults else ():
-        yield from one.faults(f"regularisers.{name}", config)
+    for name, regulariser in made(config.regularisers).items() if not faults else ():
+        yield from regulariser.faults(f"regularisers.{name}", config)
 
 
 PAIRS = (
