@@ -97,8 +97,8 @@ class GRPOTorchLearner(TorchLearner):
 
             parameters = dict(self.policy.saved_parameters())
             of_run = (config.num_learners, config.fsdp, self.frozen.load)
-            own = Training(self.policy, parameters, self.scorer, device, *of_run)
-            self.regularisers = Regularisers(named, own)
+            training = Training(self.policy, parameters, self.scorer, device, *of_run)
+            self.regularisers = Regularisers(named, training)
         self._gathered: dict[str, Any] | None = None  # whole states of the optimisers, from `gather` to the next update
         self._bundle: WeightBundle | None = None  # the last one sent, its buffer is reused; the object store has a copy
         self._micro_batches: dict[bool, list[MicroBatch[torch.Tensor]]] = {}  # key: is_reused
@@ -173,7 +173,7 @@ class GRPOTorchLearner(TorchLearner):
                 has_others = self.regularisers is not None and self.regularisers.run_passes and not is_reused
                 are_scored = self._has_kl(is_reused) or has_others
                 num_empty = self._num_empty(len(passes)) if are_scored else 0
-                self._micro_batches[is_reused] = [self._training_tensors(one, is_reused) for one in passes]
+                self._micro_batches[is_reused] = [self._training_tensors(arrays, is_reused) for arrays in passes]
                 self._run_empty_of_reference(num_empty, also_others=not is_reused)
         if self.retention is not None:
             with self._timed("retention_s"):
@@ -182,8 +182,8 @@ class GRPOTorchLearner(TorchLearner):
         self._has_reused = shard.num_reused_tokens > 0
         return [shard] * num_epochs
 
-    def _training_tensors(self, one: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
-        batch = self.scorer.tensors(one, self.config.temperature)
+    def _training_tensors(self, arrays: MicroBatch[np.ndarray], is_reused: bool) -> MicroBatch[torch.Tensor]:
+        batch = self.scorer.tensors(arrays, self.config.temperature)
         if self.reference is not None and self._has_kl(is_reused):
             batch["ref_logp"] = self.reference.logp(batch)
         if self.regularisers is not None:
@@ -264,32 +264,32 @@ class GRPOTorchLearner(TorchLearner):
     def _run(self, batches: Sequence[MicroBatch[torch.Tensor]], sums: Sums) -> None:
         with self._timed("forward_backward_s"):
             num_empty = self._num_empty(len(batches))
-            for one in batches:
-                fwd_out = self._forward(one)
+            for batch in batches:
+                fwd_out = self._forward(batch)
                 loss = self.compute_loss_for_module(
-                    module_id=DEFAULT_MODULE_ID, config=self.config, batch=one, fwd_out=fwd_out
+                    module_id=DEFAULT_MODULE_ID, config=self.config, batch=batch, fwd_out=fwd_out
                 )
                 if self.regularisers is not None:
-                    loss = self.regularisers.loss(one, loss, fwd_out)
+                    loss = self.regularisers.loss(batch, loss, fwd_out)
                 loss.backward()
-                for name, value in one.pop("stats").items():
+                for name, value in batch.pop("stats").items():
                     sums[name] = sums[name] + value
             for _ in range(num_empty):
                 (0.0 * self.scorer.forward(self._empty_pass())["logp"].sum()).backward()
 
-    def _forward(self, one: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
-        fwd_out = self.scorer.forward(one)
-        if "prox_logp" not in one:
-            self._take_first_pass(one, fwd_out)
+    def _forward(self, batch: MicroBatch[torch.Tensor]) -> dict[str, torch.Tensor]:
+        fwd_out = self.scorer.forward(batch)
+        if "prox_logp" not in batch:
+            self._take_first_pass(batch, fwd_out)
         return fwd_out
 
-    def _take_first_pass(self, one: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
+    def _take_first_pass(self, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> None:
         """Store the values that stay fixed for all epochs: `prox_logp`, targets, drift; no extra pass."""
-        first_pass(one, fwd_out["logp"], self.settings.max_logp_gap)
+        first_pass(batch, fwd_out["logp"], self.settings.max_logp_gap)
         if self.retention is not None:
-            self.retention.keep(one, fwd_out)
-        if one["is_reused"]:
-            self._left_out.update(self._group_of_B[b] for b in one["episode"][~one["is_kept"]].unique().tolist())
+            self.retention.keep(batch, fwd_out)
+        if batch["is_reused"]:
+            self._left_out.update(self._group_of_B[b] for b in batch["episode"][~batch["is_kept"]].unique().tolist())
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: MicroBatch[torch.Tensor], fwd_out: dict[str, Any]
@@ -306,8 +306,8 @@ class GRPOTorchLearner(TorchLearner):
                 self.retention.note(self.conflict.cosines(gradients, domains, self.retention.backward_of))
 
     def _summed_gradients(self) -> list[torch.Tensor]:
-        own = gradients_of(self._params.values())
-        return summed_shards(own) if self.config.fsdp else summed(own, self.config.num_learners)
+        gradients = gradients_of(self._params.values())
+        return summed_shards(gradients) if self.config.fsdp else summed(gradients, self.config.num_learners)
 
     def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return norm_of_shards(gradients) if self.config.fsdp else norm(gradients)
@@ -358,7 +358,7 @@ class GRPOTorchLearner(TorchLearner):
         groups = shard.groups()
         episodes = _scored(groups)
         passes = micro_batches(episodes, self.config.micro_batch_tokens, self.can_share_prefixes)
-        batches = (self.scorer.tensors(one, self.config.temperature) for one in passes)
+        batches = (self.scorer.tensors(arrays, self.config.temperature) for arrays in passes)
         num_empty = self._num_empty(len(passes))
         with self.reference.on_device():
             sums_B = self.reference.episode_kl(batches, len(episodes), self.settings.kl_estimator)
@@ -430,7 +430,7 @@ class GRPOTorchLearner(TorchLearner):
         """Gather weights and optimiser state on the first learner, from which RLlib reads them; a collective."""
         if self.config.fsdp:
             self.policy.gather(self._is_first)
-            states = {name: one.state_dict() for name, one in self._named_optimizers.items()}
+            states = {name: optimizer.state_dict() for name, optimizer in self._named_optimizers.items()}
             self._gathered = {name: whole_optimizer_state(state, self._is_first) for name, state in states.items()}
 
     def _forget_gathered(self) -> None:
@@ -450,10 +450,10 @@ class GRPOTorchLearner(TorchLearner):
             super()._set_optimizer_state(state)
             return
         for name, optimizer in self._named_optimizers.items():
-            given = state[name]["state"]
-            entries = convert_to_torch_tensor(given["state"], device=self._device)
+            saved = state[name]["state"]
+            entries = convert_to_torch_tensor(saved["state"], device=self._device)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            optimizer.load_state_dict(sharded_optimizer_state({**given, "state": entries}, parameters))
+            optimizer.load_state_dict(sharded_optimizer_state({**saved, "state": entries}, parameters))
 
     def save_to_path(self, *args: Any, **kwargs: Any) -> Any:
         """Write this learner's part of a checkpoint.

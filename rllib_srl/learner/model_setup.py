@@ -116,7 +116,7 @@ def sent_weights(
     """Return layout and tensors of what an engine receives: only the adapters, or the whole policy."""
     if not sends_adapter:
         return weights_layout(model), policy_weights(model)
-    return [(name, one.shape, one.dtype) for name, one in adapter_tensors(model)], adapter_tensors(model)
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in adapter_tensors(model)], adapter_tensors(model)
 
 
 def export(policy: CausalLMModule, directory: str, is_first: bool) -> None:

@@ -72,9 +72,9 @@ def surrogate_of(
     ratio_N = ratio_of(settings.ratio_level, logp_N, anchor_logp_N, batch["episode"])
     tokens = Tokens(ratio_N, batch["advantage"], logp_N)
 
-    def check(found: Any) -> str:
-        is_pair = isinstance(found, tuple) and len(found) == 2
-        is_usable = is_pair and all(getattr(one, "shape", None) == ratio_N.shape for one in found)
+    def check(result: Any) -> str:
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        is_usable = is_pair and all(getattr(tensor, "shape", None) == ratio_N.shape for tensor in result)
         return "" if is_usable else f"expected (loss_N, weight_N), two tensors of shape {tuple(ratio_N.shape)}"
 
     surrogate: Surrogate = CLIP_RULES.call(settings.clip_rule, tokens, settings, check=check)

@@ -71,7 +71,7 @@ class FrozenPolicy:
         """Copy offloaded weights to the device for the block."""
         if self._home.is_offloaded and not self._home.is_sharded:
             named = [*self._root.named_parameters(), *self._root.named_buffers()]
-            self._copies = {name: one.to(self._home.device) for name, one in named}
+            self._copies = {name: tensor.to(self._home.device) for name, tensor in named}
         try:
             yield
         finally:

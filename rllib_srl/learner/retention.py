@@ -83,12 +83,12 @@ class StoredAnswers:
         episodes = self._episodes(held, part.scales)
         self._held = self._held_passes(episodes, targets)
         for domain in part.compared:
-            own = [one for one in episodes if self._domain_B[one.index] == domain]
-            self._compared[domain] = self._held_passes(own, targets)
+            of_domain = [episode for episode in episodes if self._domain_B[episode.index] == domain]
+            self._compared[domain] = self._held_passes(of_domain, targets)
         self._score(part.scored, scored)
         self._of_B = _taken(part, shard.group_refs, groups)
-        for one in played:
-            self._ask(one)
+        for batch in played:
+            self._ask(batch)
         return part.num_held_tokens > 0
 
     def _score(self, refs: Sequence[PartRef], groups: Sequence[Group]) -> None:
@@ -97,11 +97,11 @@ class StoredAnswers:
         batches = self._passes(self._episodes(groups))
         empty = self._empty_passes(len(batches))
         with torch.no_grad():
-            for one in batches:
-                self._ask(one)
-                self.keep(one, self._scorer.forward(one))
-            for one in empty:
-                self._scorer.forward(one)
+            for batch in batches:
+                self._ask(batch)
+                self.keep(batch, self._scorer.forward(batch))
+            for batch in empty:
+                self._scorer.forward(batch)
         self._scorer.reshard()
 
     def _episodes(self, groups: Sequence[Group], scales: Sequence[float] | None = None) -> list[Episode]:
@@ -109,10 +109,10 @@ class StoredAnswers:
 
     def _passes(self, episodes: Sequence[Episode]) -> list[MicroBatch[torch.Tensor]]:
         cut = micro_batches(episodes, self._config.micro_batch_tokens, self._shares)
-        return [self._scorer.tensors(one, self._config.temperature) for one in cut]
+        return [self._scorer.tensors(arrays, self._config.temperature) for arrays in cut]
 
     def _held_passes(self, episodes: Sequence[Episode], targets: Sequence[Target]) -> list[MicroBatch[torch.Tensor]]:
-        return [self._with_targets(one, targets) for one in self._passes(episodes)]
+        return [self._with_targets(batch, targets) for batch in self._passes(episodes)]
 
     def _with_targets(self, batch: MicroBatch[torch.Tensor], targets: Sequence[Target]) -> MicroBatch[torch.Tensor]:
         device, episode_N = batch["episode"].device, batch["episode"]
@@ -144,7 +144,7 @@ class StoredAnswers:
         episode_M = batch["episode"][at_M]
         for b in torch.unique(episode_M).tolist():
             at = episode_M == b
-            self._targets.append(make_target(*self._of_B[b], *(one[at] for one in stored)))
+            self._targets.append(make_target(*self._of_B[b], *(values[at] for values in stored)))
 
     def stored(
         self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]
@@ -161,16 +161,16 @@ class StoredAnswers:
 
     def backward_of(self, domain: str) -> None:
         """Add the gradient of the held answers of a domain that is compared to the parameters."""
-        for one in self._compared[domain]:
-            one["is_noted"] = True
+        for batch in self._compared[domain]:
+            batch["is_noted"] = True
         self._run(self._compared[domain])
 
     def _run(self, batches: Sequence[MicroBatch[torch.Tensor]]) -> None:
         empty = self._empty_passes(len(batches))
-        for one in batches:
-            self._loss(one, self._scorer.forward(one)).backward()
-        for one in empty:
-            (0.0 * self._scorer.forward(one)["logp"].sum()).backward()
+        for batch in batches:
+            self._loss(batch, self._scorer.forward(batch)).backward()
+        for batch in empty:
+            (0.0 * self._scorer.forward(batch)["logp"].sum()).backward()
 
     def _loss(self, batch: MicroBatch[torch.Tensor], fwd_out: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return this micro-batch's part of the term; the first pass of an update also notes KL and Delta."""
@@ -219,20 +219,20 @@ class StoredAnswers:
         Delta_y = sum_t (log p - log q) at the sampled tokens: the policy's right answers are at least exp(-Delta) as
         likely as when they were stored. All are measured before the update's step.
         """
-        found = HeldReport(self._sums, self._cosines)
+        report = HeldReport(self._sums, self._cosines)
         self._sums, self._cosines = {}, None
-        return found
+        return report
 
 
 def _taken(part: RetentionPart, refs: Sequence[object], groups: Sequence[Group]) -> dict[int, tuple[str, int]]:
     """Return group id and number in the stored group of each episode whose target is taken, by `Episode.index`."""
-    found, index = {}, 0
+    taken, index = {}, 0
     for ref, group in zip(refs, groups, strict=True):
         for number in episodes_in(ref, group.size):
             if (group.group_id, number) in part.taken:
-                found[index] = group.group_id, int(number)
+                taken[index] = group.group_id, int(number)
             index += 1
-    return found
+    return taken
 
 
 class Conflict:
@@ -252,8 +252,8 @@ class Conflict:
     ) -> None:
         """Set what is compared: trained parameters of the block or, without any, all; `summed` is over learners."""
         self._parameters, self._summed = list(parameters), summed
-        own = {id(one) for one in block.parameters()}
-        self._at = [i for i, one in enumerate(parameters) if id(one) in own] or list(range(len(parameters)))
+        block_ids = {id(p) for p in block.parameters()}
+        self._at = [i for i, p in enumerate(parameters) if id(p) in block_ids] or list(range(len(parameters)))
         self._held: list[torch.Tensor] = []
 
     def note(self, held: Sequence[torch.Tensor]) -> None:
@@ -270,14 +270,14 @@ class Conflict:
             domains: of held answers, equal on all learners.
             backward: adds the gradient of a domain's held answers to the parameters.
         """
-        rest = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]
+        others = [gradients[i] - held for i, held in zip(self._at, self._held, strict=True)]
         by_domain = {}
         for domain in domains:
             with aside(self._parameters):
                 backward(domain)
                 gradients_of_it = self._summed()
-                by_domain[domain] = cosine([gradients_of_it[i] for i in self._at], rest)
-        of_all, self._held = cosine(self._held, rest), []
+                by_domain[domain] = cosine([gradients_of_it[i] for i in self._at], others)
+        of_all, self._held = cosine(self._held, others), []
         return Cosines(of_all, {domain: value for domain, value in by_domain.items() if not math.isnan(value)})
 
 

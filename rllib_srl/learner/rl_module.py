@@ -48,7 +48,7 @@ class CausalLMModule(TorchRLModule):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._layers = tuple(one for one in self.model.modules() if isinstance(one, GradientCheckpointingLayer))
+        self._layers = tuple(m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer))
         if offload:
             for layer in self._layers:
                 layer._gradient_checkpointing_func = _saving_on_cpu(layer._gradient_checkpointing_func)
@@ -56,15 +56,15 @@ class CausalLMModule(TorchRLModule):
 
     def gather(self, keeps: bool) -> None:
         """Gather the sharded weights; a collective. RLlib calls `get_state` on the learner that keeps them."""
-        found = {}
+        weights = {}
         for name, tensor in whole(self.saved_parameters()):
             if keeps:
-                found[name] = tensor.cpu().float().numpy()
-        self.gathered = found if keeps else None
+                weights[name] = tensor.cpu().float().numpy()
+        self.gathered = weights if keeps else None
 
     def saved_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the trained parameters; the others are read from the model's own files."""
-        return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def _forward_train(self, batch: MicroBatch[torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
         return self._forward(batch, **kwargs)
@@ -94,17 +94,17 @@ class CausalLMModule(TorchRLModule):
         """
         if not state:
             return
-        own = dict(self.saved_parameters())
-        faults = [f"{name}: missing" for name in own if name not in state]
-        faults += [f"{name}: unknown" for name in state if name not in own]
+        parameters = dict(self.saved_parameters())
+        faults = [f"{name}: missing" for name in parameters if name not in state]
+        faults += [f"{name}: unknown" for name in state if name not in parameters]
         faults += [
-            f"{name}: shape {tuple(state[name].shape)}; expected {tuple(own[name].shape)}"
-            for name in own
-            if name in state and tuple(state[name].shape) != tuple(own[name].shape)
+            f"{name}: shape {tuple(state[name].shape)}; expected {tuple(parameters[name].shape)}"
+            for name in parameters
+            if name in state and tuple(state[name].shape) != tuple(parameters[name].shape)
         ]
         if faults:
             raise ValueError(f"the state does not fit model {self.model_config['model']!r}: " + "; ".join(faults[:8]))
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             assign(parameter, torch.tensor(np.asarray(state[name])))  # a copy: arrays of the object store are read-only
 
     def save_to_path(self, path: Any = None, *, state: Any = None, **kwargs: Any) -> str:

@@ -36,11 +36,11 @@ GPU_TILE = 2**26
 KEPT_BYTES = 64 * 2**20  # logits are kept for the backward pass up to this size
 
 
-def as_tensors(one: MicroBatch[np.ndarray], device: torch.device, temperature: float) -> MicroBatch[torch.Tensor]:
+def as_tensors(arrays: MicroBatch[np.ndarray], device: torch.device, temperature: float) -> MicroBatch[torch.Tensor]:
     """Return a micro-batch with tensors on a device in place of its arrays."""
     batch = {
         name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-        for name, value in one.items()
+        for name, value in arrays.items()
     }
     return cast("MicroBatch[torch.Tensor]", batch | {"temperature": temperature})
 
@@ -125,7 +125,7 @@ class Widened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, a linear layer with all its tensors in fp32."""
         if func is torch.nn.functional.linear:
-            args = tuple(one.float() if isinstance(one, torch.Tensor) else one for one in args)
+            args = tuple(arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args)
         return func(*args, **(kwargs or {}))
 
 
@@ -137,9 +137,9 @@ class Scorer:
         self._policy, self._device = policy, device
         self._compute_dtype, self._is_sharded = compute_dtype, is_sharded
 
-    def tensors(self, one: MicroBatch[np.ndarray], temperature: float = 1.0) -> MicroBatch[torch.Tensor]:
+    def tensors(self, arrays: MicroBatch[np.ndarray], temperature: float = 1.0) -> MicroBatch[torch.Tensor]:
         """Return a micro-batch with tensors on the device: what `token_logps` and the loss read."""
-        return as_tensors(one, self._device, temperature)
+        return as_tensors(arrays, self._device, temperature)
 
     def forward(self, batch: MicroBatch[torch.Tensor], is_exact: bool = False) -> dict[str, torch.Tensor]:
         """Return the output of `token_logps` for what `tensors` returned; `is_exact` computes in fp32."""

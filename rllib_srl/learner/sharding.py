@@ -63,8 +63,8 @@ def shard(
 
 def norms_of(layer: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules of a layer whose own weights are all vectors."""
-    own = ((module, list(module.parameters(recurse=False))) for module in layer.modules())
-    return [module for module, weights in own if weights and all(weight.ndim == 1 for weight in weights)]
+    pairs = ((module, list(module.parameters(recurse=False))) for module in layer.modules())
+    return [module for module, weights in pairs if weights and all(weight.ndim == 1 for weight in weights)]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -98,7 +98,7 @@ def summed_shards(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def norm_of_shards(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm of all gradients over all learners; a collective."""
-    parts = [torch.linalg.vector_norm(local(one)).square() for one in gradients]
+    parts = [torch.linalg.vector_norm(local(gradient)).square() for gradient in gradients]
     total = torch.stack(parts).sum()
     torch.distributed.all_reduce(total)
     length: torch.Tensor = total.sqrt()
@@ -115,9 +115,9 @@ def clipped_shards(gradients: Mapping[Any, torch.Tensor], norm: float, limit: fl
 
 def most(number: int, device: torch.device) -> int:
     """Return the maximum of `number` over learners; a collective."""
-    found = torch.tensor([number], device=device)
-    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
-    return int(found)
+    maximum = torch.tensor([number], device=device)
+    torch.distributed.all_reduce(maximum, torch.distributed.ReduceOp.MAX)
+    return int(maximum)
 
 
 def assign(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -144,9 +144,9 @@ def sharded_optimizer_state(state: Mapping[str, Any], parameters: Sequence[torch
     """Return this learner's shard of a whole optimiser state; the parameters are in the optimiser's order."""
     entries = {}
     for index, entry in state["state"].items():
-        own = parameters[int(index)]
+        tensor = parameters[int(index)]
         entries[int(index)] = {
-            name: _like(own, value) if isinstance(value, torch.Tensor) and value.shape == own.shape else value
+            name: _like(tensor, value) if isinstance(value, torch.Tensor) and value.shape == tensor.shape else value
             for name, value in entry.items()
         }
     return {**state, "state": entries}

@@ -103,23 +103,23 @@ class _ByParts(torch.autograd.Function):
         out_THD = torch.empty(1, q.shape[2], q.shape[1], q.shape[3])
         out, lse_HT = out_THD.transpose(1, 2), torch.empty(1, q.shape[1], q.shape[2])
         for squares in cover.squares:
-            given = (_stacked(one, squares) for one in (q, k, v))
-            part, part_lse = _flash(*given, attn_mask=_hidden(squares), scale=scaling)
+            stacked = (_stacked(tensor, squares) for tensor in (q, k, v))
+            part, part_lse = _flash(*stacked, attn_mask=_hidden(squares), scale=scaling)
             for n, run, inside in _places(squares):
                 out[0, :, run], lse_HT[0, :, run] = part[n, :, inside], part_lse[n, :, inside]
-        for one in [*cover.triangles, *cover.below]:
+        for rectangle in [*cover.triangles, *cover.below]:
             part, part_lse = _flash(
-                q[:, :, one.rows],
-                k[:, :, one.keys],
-                v[:, :, one.keys],
-                is_causal=one.is_causal,
-                attn_mask=_additive(one),
+                q[:, :, rectangle.rows],
+                k[:, :, rectangle.keys],
+                v[:, :, rectangle.keys],
+                is_causal=rectangle.is_causal,
+                attn_mask=_additive(rectangle),
                 scale=scaling,
             )
-            if one.rows == one.keys:  # triangles come first, so there is nothing to merge with yet
-                out[:, :, one.rows], lse_HT[:, :, one.rows] = part, part_lse
+            if rectangle.rows == rectangle.keys:  # triangles come first, so there is nothing to merge with yet
+                out[:, :, rectangle.rows], lse_HT[:, :, rectangle.rows] = part, part_lse
             else:
-                _merge(out[:, :, one.rows], lse_HT[:, :, one.rows], part, part_lse)
+                _merge(out[:, :, rectangle.rows], lse_HT[:, :, rectangle.rows], part, part_lse)
         out_THD = out_THD.to(query.dtype)
         ctx.save_for_backward(query, key, value, out_THD, lse_HT)
         ctx.cover, ctx.scaling = cover, scaling
@@ -130,37 +130,37 @@ class _ByParts(torch.autograd.Function):
         query, key, value, out_THD, lse_HT = ctx.saved_tensors
         q, k, v = _expanded(query, key, value)
         grad, out = grads[0].transpose(1, 2).float(), out_THD.transpose(1, 2).float()
-        sums = [torch.zeros_like(one) for one in (q, k, v)]
+        sums = [torch.zeros_like(tensor) for tensor in (q, k, v)]
         for squares in ctx.cover.squares:
-            given = [_stacked(one, squares) for one in (grad, q, k, v, out, lse_HT)]
+            stacked = [_stacked(tensor, squares) for tensor in (grad, q, k, v, out, lse_HT)]
             # Rows outside a run are fully masked: exp(HIDDEN - lse) = 0, so they get no gradient.
-            parts = _flash_backward(*given, 0.0, False, attn_mask=_hidden(squares), scale=ctx.scaling)
+            parts = _flash_backward(*stacked, 0.0, False, attn_mask=_hidden(squares), scale=ctx.scaling)
             for total, part in zip(sums, parts, strict=True):
                 for n, run, inside in _places(squares):
                     total[0, :, run] = part[n, :, inside]
-        for one in [*ctx.cover.triangles, *ctx.cover.below]:
+        for rectangle in [*ctx.cover.triangles, *ctx.cover.below]:
             parts = _flash_backward(
-                grad[:, :, one.rows],
-                q[:, :, one.rows],
-                k[:, :, one.keys],
-                v[:, :, one.keys],
-                out[:, :, one.rows],
-                lse_HT[:, :, one.rows].contiguous(),
+                grad[:, :, rectangle.rows],
+                q[:, :, rectangle.rows],
+                k[:, :, rectangle.keys],
+                v[:, :, rectangle.keys],
+                out[:, :, rectangle.rows],
+                lse_HT[:, :, rectangle.rows].contiguous(),
                 0.0,
-                one.is_causal,
-                attn_mask=_additive(one),
+                rectangle.is_causal,
+                attn_mask=_additive(rectangle),
                 scale=ctx.scaling,
             )
-            for total, at, part in zip(sums, (one.rows, one.keys, one.keys), parts, strict=True):
+            for total, at, part in zip(sums, (rectangle.rows, rectangle.keys, rectangle.keys), parts, strict=True):
                 total[:, :, at] += part
         num_heads = key.shape[1]
         grad_k, grad_v = (total.unflatten(1, (num_heads, -1)).sum(2) for total in sums[1:])
         return sums[0].to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), None, None
 
 
-def _stacked(one: torch.Tensor, squares: Squares) -> torch.Tensor:
+def _stacked(tensor: torch.Tensor, squares: Squares) -> torch.Tensor:
     """Return [N, H, S, ...] of [1, H, T, ...]."""
-    return torch.stack([one[0, :, start : start + squares.size] for start in squares.starts])
+    return torch.stack([tensor[0, :, start : start + squares.size] for start in squares.starts])
 
 
 def _places(squares: Squares) -> Iterator[tuple[int, slice, slice]]:
@@ -176,13 +176,13 @@ def _hidden(squares: Squares) -> torch.Tensor:
 def _expanded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return query, key and value in fp32, with keys and values repeated for grouped-query attention."""
     group = query.shape[1] // key.shape[1]
-    return query.float(), *(one.float().repeat_interleave(group, 1) for one in (key, value))
+    return query.float(), *(tensor.float().repeat_interleave(group, 1) for tensor in (key, value))
 
 
-def _additive(one: Rectangle) -> torch.Tensor | None:
-    if one.mask is None:
+def _additive(rectangle: Rectangle) -> torch.Tensor | None:
+    if rectangle.mask is None:
         return None
-    return torch.zeros(one.mask.shape).masked_fill_(~torch.from_numpy(one.mask), HIDDEN)
+    return torch.zeros(rectangle.mask.shape).masked_fill_(~torch.from_numpy(rectangle.mask), HIDDEN)
 
 
 def _merge(out: torch.Tensor, lse_HT: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:

@@ -100,7 +100,7 @@ class Learners:
     def num_left_out(self, timeout_s: float) -> dict[str, int]:
         """Return how many episodes of each reused group were left out; a group is in one shard."""
         counts = self._every(Call.of(GRPOTorchLearner.num_left_out), timeout_s, "reporting")
-        return {group_id: num for one in counts for group_id, num in one.items()}
+        return {group_id: num for by_group in counts for group_id, num in by_group.items()}
 
     def _taken(self, call: Call[Any]) -> list[Any]:
         if self._group.is_local:
@@ -272,6 +272,6 @@ def started(build: Callable[[], LearnerGroup], num: int, timeout_s: float) -> Le
         return future.result()
     except Exception as error:
         # Ray 2.60 raises None after the death of a learner that starts; the death is then the context of the TypeError.
-        if any(isinstance(one, RayActorError) for one in (error, error.__context__)):
+        if any(isinstance(cause, RayActorError) for cause in (error, error.__context__)):
             raise LearnerFailure("a learner died while starting") from error
         raise

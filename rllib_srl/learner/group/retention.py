@@ -74,7 +74,7 @@ class Retention:
             self._num_outdated = self._drop_outdated(now)
             held = self._memory.draw_targets(self._settings.retain_answers, now, learned, sorted(keys))
         self._watch.observe(groups, held)
-        self._compared = () if now % COMPARED_EVERY else tuple(sorted({one.prompt.domain for one in held}))
+        self._compared = () if now % COMPARED_EVERY else tuple(sorted({group.prompt.domain for group in held}))
         return held
 
     def _drop_outdated(self, now: int) -> int:
@@ -97,8 +97,8 @@ class Retention:
         oldest: int,
     ) -> None:
         """Set each shard's part of retention; `held` is what `draw` returned, for the rest see `plan`."""
-        num_tokens = [int(one.num_loss_tokens_G.sum()) for one in held]
-        factors = scales(num_tokens, [one.prompt.domain for one in held], self.weight)
+        num_tokens = [int(group.num_loss_tokens_G.sum()) for group in held]
+        factors = scales(num_tokens, [group.prompt.domain for group in held], self.weight)
         parts = plan(held, factors, stored, trained, len(shards), self._settings.pass_reward, oldest)
         for shard, part in zip(shards, parts, strict=True):
             shard.retention = replace(part, compared=self._compared)
@@ -119,13 +119,13 @@ class Retention:
                 num_stored = self._memory.add_targets(self._learners.take_targets(), now, PER_DOMAIN)
         reports: list[HeldReport] = self._learners.retention_report(self._timeout_s)
         of_all, by_domain = means_of([report.sums for report in reports])
-        if (found := reports[0].cosines) is not None:
-            of_all["cosine"] = found.of_all
-            for domain, cosine in found.by_domain.items():
+        if (cosines := reports[0].cosines) is not None:
+            of_all["cosine"] = cosines.of_all
+            for domain, cosine in cosines.by_domain.items():
                 by_domain[domain]["cosine"] = cosine
         counts = {**self._counts, "num_stored": num_stored, "memory_s": self._memory_s}
         warnings, self._warnings = self._warnings, []
-        warnings += self._watch.warnings(found.by_domain if found else {})
+        warnings += self._watch.warnings(cosines.by_domain if cosines else {})
         return {**counts, **of_all}, by_domain, warnings
 
     @contextmanager

@@ -35,7 +35,7 @@ REVERSE, FORWARD = MODES = ("reverse", "forward")
 
 def _is_teacher(value: Any) -> bool:
     named = value.values() if isinstance(value, Mapping) else [value]
-    return bool(named) and all(isinstance(one, str) and one for one in named)
+    return bool(named) and all(isinstance(source, str) and source for source in named)
 
 
 @dataclass
@@ -106,10 +106,10 @@ class Distillation(Regulariser):
         batch["has_teacher"] = number_N >= 0
         for number, out in enumerate(self._scores(batch)):
             here_N = number_N == number
-            found = {"teacher_logp": out["logp"]}
+            outputs = {"teacher_logp": out["logp"]}
             if self.top_k:
-                found |= {"stored_tokens": out["top_tokens"], "teacher_top": out["top_logp"]}
-            for key, value in found.items():
+                outputs |= {"stored_tokens": out["top_tokens"], "teacher_top": out["top_logp"]}
+            for key, value in outputs.items():
                 here = here_N.view(-1, *[1] * (value.dim() - 1))
                 batch[key] = torch.where(here, value, batch[key]) if number else value  # type: ignore[literal-required]
 
@@ -153,10 +153,10 @@ def _fault_of(source: str, model: str) -> str:
         return str(error)
     if None in places or places[0] == places[1]:
         return ""
-    theirs, own = (load_tokenizer(place).get_vocab() for place in places if place is not None)
-    if theirs == own:
+    theirs, ours = (load_tokenizer(place).get_vocab() for place in places if place is not None)
+    if theirs == ours:
         return ""
-    other = sum(own.get(token) != number for token, number in theirs.items())
+    other = sum(ours.get(token) != number for token, number in theirs.items())
     return (
         f"expected a model with the tokenizer of {model!r}: {other} of the teacher's {len(theirs)} tokens have another "
         "id there, or none"

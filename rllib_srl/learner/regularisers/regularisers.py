@@ -28,9 +28,9 @@ REGULARISERS: Rules[type[Regulariser]] = Rules("regularisers", OWN)
 
 def made(value: Any) -> dict[str, Regulariser]:
     """Return the regularisers of a valid value of the setting, by name; those of the package first."""
-    given = {name: REGULARISERS.named(name)(**_given(one)) for name, one in (value or {}).items()}
-    order = [*REGULARISERS, *given]
-    return {name: given[name] for name in sorted(given, key=order.index) if given[name].coeff}
+    regularisers = {name: REGULARISERS.named(name)(**_given(spec)) for name, spec in (value or {}).items()}
+    order = [*REGULARISERS, *regularisers]
+    return {name: regularisers[name] for name in sorted(regularisers, key=order.index) if regularisers[name].coeff}
 
 
 def parameter_faults(value: Any) -> Iterator[str]:
@@ -41,16 +41,16 @@ def parameter_faults(value: Any) -> Iterator[str]:
         listed = ", ".join(map(repr, sorted(REGULARISERS)))
         yield f"regularisers = {value!r}; expected a mapping from some of {listed} to their parameters, or None"
         return
-    for name, one in value.items():
+    for name, spec in value.items():
         if fault := REGULARISERS.fault(name):
-            yield f"regularisers.{name} = {one!r}; {fault}"
+            yield f"regularisers.{name} = {spec!r}; {fault}"
             continue
         kind: Any = REGULARISERS.named(name)
         if not isinstance(kind, type) or not issubclass(kind, Regulariser):
-            yield f"regularisers.{name} = {one!r}; expected a subclass of Regulariser (rllib_srl.learner.regularisers)"
+            yield f"regularisers.{name} = {spec!r}; expected a subclass of Regulariser (rllib_srl.learner.regularisers)"
             continue
         ranges = {field.name: field.metadata.get("range") for field in dataclasses.fields(kind) if field.init}
-        for key, number in _given(one).items():
+        for key, number in _given(spec).items():
             shown = f"regularisers.{name}.{key} = {number!r}"
             if key not in ranges:
                 yield f"{shown}; expected some of {', '.join(ranges)}"
@@ -61,19 +61,19 @@ def parameter_faults(value: Any) -> Iterator[str]:
 def size_faults(regularisers: Mapping[str, Regulariser], num_tokens: int) -> list[str]:
     """Return an error message for each parameter that the model's vocabulary rules out."""
     pairs = regularisers.items()
-    return [line for name, one in pairs for line in one.faults_of_model(f"regularisers.{name}", num_tokens)]
+    return [line for name, r in pairs for line in r.faults_of_model(f"regularisers.{name}", num_tokens)]
 
 
-def _given(one: Any) -> dict[str, Any]:
-    return dict(one) if isinstance(one, Mapping) else {"coeff": one}
+def _given(spec: Any) -> dict[str, Any]:
+    return dict(spec) if isinstance(spec, Mapping) else {"coeff": spec}
 
 
 def _metric(name: str) -> str:
     return f"regularisers/{name.replace(':', '.').rpartition('.')[2]}"
 
 
-def _overrides(one: Regulariser, method: str) -> bool:
-    return getattr(type(one), method) is not getattr(Regulariser, method)
+def _overrides(regulariser: Regulariser, method: str) -> bool:
+    return getattr(type(regulariser), method) is not getattr(Regulariser, method)
 
 
 class Regularisers:
@@ -88,36 +88,36 @@ class Regularisers:
         self._all, self._training = dict(regularisers), training
         if faults := size_faults(self._all, training.policy.model.config.get_text_config().vocab_size):
             raise ValueError("; ".join(faults))
-        for one in self._all.values():
-            one.start(training)
-        self._in_loss = {_metric(name): one for name, one in self._all.items() if _overrides(one, "loss")}
-        self._pulls = {_metric(name): one for name, one in self._all.items() if _overrides(one, "pull")}
+        for regulariser in self._all.values():
+            regulariser.start(training)
+        self._in_loss = {_metric(name): r for name, r in self._all.items() if _overrides(r, "loss")}
+        self._pulls = {_metric(name): r for name, r in self._all.items() if _overrides(r, "pull")}
         # Names of sums over micro-batches and learners.
         self.sums = tuple(key for name in self._in_loss for key in (name, f"{name}_tokens"))
 
     def begin(self, groups: Sequence[Group], origins: Sequence[str]) -> None:
-        for one in self._all.values():
-            one.begin(groups, origins)
+        for regulariser in self._all.values():
+            regulariser.begin(groups, origins)
 
     def prepare(self, batch: MicroBatch[torch.Tensor], is_reused: bool) -> None:
-        for one in self._all.values():
-            one.prepare(batch, is_reused)
+        for regulariser in self._all.values():
+            regulariser.prepare(batch, is_reused)
 
     @property
     def run_passes(self) -> bool:
         """Return whether `prepare` runs passes in which all learners of a sharded model take part."""
-        return any(_overrides(one, "idle") for one in self._all.values())
+        return any(_overrides(regulariser, "idle") for regulariser in self._all.values())
 
     def idle(self, batch: MicroBatch[torch.Tensor]) -> None:
-        for one in self._all.values():
-            one.idle(batch)
+        for regulariser in self._all.values():
+            regulariser.idle(batch)
 
     def loss(
         self, batch: MicroBatch[torch.Tensor], loss: torch.Tensor, fwd_out: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """Return the loss of a micro-batch with the terms of regularisers; their sums go to `batch["stats"]`."""
-        for name, one in self._in_loss.items():
-            if (term := one.loss(batch, fwd_out)) is not None:
+        for name, regulariser in self._in_loss.items():
+            if (term := regulariser.loss(batch, fwd_out)) is not None:
                 loss = loss + term.loss
                 batch["stats"] |= {name: term.total, f"{name}_tokens": term.num_tokens}
         return loss
@@ -127,8 +127,8 @@ class Regularisers:
     ) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Return the gradients, summed over learners as `sums` are, with the pulls added, and the metrics of both."""
         result, penalties = list(gradients), {}
-        for name, one in self._pulls.items():
-            result, penalties[name] = one.pull(result)
+        for name, regulariser in self._pulls.items():
+            result, penalties[name] = regulariser.pull(result)
         if self._training.is_sharded and penalties:  # each learner has the penalty of its part
             totals = torch.tensor(list(penalties.values()), dtype=torch.float64, device=self._training.device)
             torch.distributed.all_reduce(totals)
@@ -141,14 +141,14 @@ class Regularisers:
     def end_stages(
         self, domains: Collection[str], episodes: Sequence[Episode], temperature: float, shares: bool
     ) -> int:
-        return sum(one.end_stage(domains, episodes, temperature, shares) for one in self._all.values())
+        return sum(regulariser.end_stage(domains, episodes, temperature, shares) for regulariser in self._all.values())
 
     def get_state(self) -> dict[str, Any]:
         """Return the states of those that keep one, by name; {} if none does."""
-        return {name: one.get_state() for name, one in self._all.items() if _overrides(one, "get_state")}
+        return {name: r.get_state() for name, r in self._all.items() if _overrides(r, "get_state")}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Load what `get_state` returned; a regulariser that the state lacks is unchanged."""
-        for name, one in self._all.items():
+        for name, regulariser in self._all.items():
             if name in state:
-                one.set_state(state[name])
+                regulariser.set_state(state[name])

@@ -120,17 +120,17 @@ class EWC(Regulariser):
                 continue
             batch = scorer.tensors(micro_batch([episode], shares), temperature)
             total = scorer.forward(batch)["logp"].sum()
-            found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-            if all(bool(torch.isfinite(one).all()) for one in found if one is not None):
+            gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+            if all(bool(torch.isfinite(g).all()) for g in gradients if g is not None):
                 num += 1
-                for square, gradient in zip(squares, found, strict=True):
+                for square, gradient in zip(squares, gradients, strict=True):
                     if gradient is not None:
                         square.addcmul_(gradient, gradient)
         *squares, count = summed([*squares, squares[0].new_tensor([float(num)])], self.training.num_learners)
         if num := int(count):
             before = self._importance or {}
             named = zip(parameters, squares, strict=True)
-            self._importance = {name: decayed(before.get(name), one, num, self.decay) for name, one in named}
+            self._importance = {name: decayed(before.get(name), sums, num, self.decay) for name, sums in named}
             self._anchor = _copied(parameters)
         return num
 
@@ -149,20 +149,20 @@ class EWC(Regulariser):
 
 def as_arrays(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return copies of tensors by name, in host memory."""
-    return {name: one.detach().cpu().numpy().copy() for name, one in weights.items()}
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in weights.items()}
 
 
 def as_tensors(weights: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
     """Return copies of arrays by name, on a device; arrays of the object store are read-only."""
-    return {name: torch.tensor(np.asarray(one), device=device) for name, one in weights.items()}
+    return {name: torch.tensor(np.asarray(array), device=device) for name, array in weights.items()}
 
 
 def stage_faults(name: str, config: Any, why: str) -> Iterator[str]:
     """Yield errors of a regulariser that acts from the end of the first stage on; with `fsdp` it lacks `why`."""
     if not isinstance(config.stream, list | tuple) or len(config.stream) < 2:
-        found = "None" if config.stream is None else "one without stages that end"
+        shown = "None" if config.stream is None else "one without stages that end"
         yield (
-            f"{name} with stream = {found}; expected a list of at least two stages: it acts from the end of the first"
+            f"{name} with stream = {shown}; expected a list of at least two stages: it acts from the end of the first"
         )
     if config.fsdp:
         yield f"{name} with fsdp = True; expected fsdp = False, or regularisers.l2: it needs {why}"
