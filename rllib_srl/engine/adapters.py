@@ -72,9 +72,9 @@ def check_targets(model: torch.nn.Module, spec: AdapterSpec) -> None:
     Raises:
         ValueError: a target is not a linear layer.
     """
-    own = {name.rsplit(".", 1)[-1] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
-    if missing := sorted(set(spec.targets) - own):
-        expected = f"the model has no layers {missing}, expected some of {sorted(own)}"
+    layers = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    if missing := sorted(set(spec.targets) - layers):
+        expected = f"the model has no layers {missing}, expected some of {sorted(layers)}"
         raise ValueError(f"lora_targets = {list(spec.targets)}; {expected}")
 
 

@@ -59,8 +59,8 @@ def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
         listed = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
     else:
         listed = GenerationConfig.from_model_config(load_config(model_dir)).eos_token_id
-    found = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
-    return frozenset(token for token in found if token is not None)
+    token_ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
+    return frozenset(token for token in token_ids if token is not None)
 
 
 def expected_tensors(config: Any) -> dict[str, tuple[int, ...]]:

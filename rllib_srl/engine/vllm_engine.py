@@ -264,11 +264,11 @@ class VLLMEngine:
         self._adapter, self._request = adapter, None
         self._expected = expected_adapters(config, adapter) if adapter else expected_tensors(config)
         self._tokenizer = load_tokenizer(path)
-        how: dict[str, Any] = {"dtype": dtype, "seed": seed, "context_length": context_length}
-        how |= {"tensor_parallel_size": tensor_parallel_size, "memory_utilization": memory_utilization}
-        how |= {"kv_cache_gib": kv_cache_gib, "max_num_seqs": max_num_seqs, "num_threads": num_threads}
-        how |= {"adapter": adapter, "can_sleep": can_sleep}
-        self._llm, self._is_cpu = start_vllm(path, **how)
+        options: dict[str, Any] = {"dtype": dtype, "seed": seed, "context_length": context_length}
+        options |= {"tensor_parallel_size": tensor_parallel_size, "memory_utilization": memory_utilization}
+        options |= {"kv_cache_gib": kv_cache_gib, "max_num_seqs": max_num_seqs, "num_threads": num_threads}
+        options |= {"adapter": adapter, "can_sleep": can_sleep}
+        self._llm, self._is_cpu = start_vllm(path, **options)
         # On a GPU each request has a seed; with several workers on a CPU, sampling uses the workers' own generators.
         self._owns_generator = self._is_cpu and tensor_parallel_size == 1
         self._llm.set_weight_version("0")
@@ -410,9 +410,9 @@ class VLLMEngine:
         with self._broken_by_lost_worker("fingerprint"):
             by_rank = self._llm.collective_rpc(call[0], args=call[1])
         return {
-            f"worker {rank} {name}" if self._tensor_parallel_size > 1 else name: found
+            f"worker {rank} {name}" if self._tensor_parallel_size > 1 else name: values
             for rank, prints in enumerate(by_rank)
-            for name, found in prints.items()
+            for name, values in prints.items()
         }
 
     def reseed(self, seed: int) -> None:

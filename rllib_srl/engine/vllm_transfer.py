@@ -175,16 +175,16 @@ class WorkerExtension(AdapterWorker):
 
         The output is computed as in the model, from the prepacked copy if there is one.
         """
-        found = {}
+        prints = {}
         for name, layer in self.model_runner.get_model().named_modules():
             # Rows that pad the vocabulary belong to no tensor.
             rows = layer.shard_indices.num_org_elements if isinstance(layer, VocabParallelEmbedding) else None
             if isinstance(layer, LinearBase | ParallelLMHead):
-                found[f"{name} (answer)"] = digests(_answer(layer, self.device).T[:rows])
+                prints[f"{name} (answer)"] = digests(_answer(layer, self.device).T[:rows])
             for kind, parameter in layer.named_parameters(recurse=False):
                 if parameter.numel():  # a prepacked layer may have dropped its parameter
-                    found[f"{name}.{kind}"] = digests(parameter[:rows])
-        return found
+                    prints[f"{name}.{kind}"] = digests(parameter[:rows])
+        return prints
 
     def receive_adapter(self, update_info: dict[str, Any]) -> None:
         """Keep an offered adapter, or one part of it, until `load_adapter`."""
