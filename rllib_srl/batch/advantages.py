@@ -83,7 +83,7 @@ def has_signal(rewards_G: np.ndarray) -> bool:
 def _sized(rewards_G: np.ndarray) -> Callable[[Any], str]:
     """Return the check of a rule's result for these rewards."""
     shape = rewards_G.shape
-    return lambda found: "" if np.shape(found) == shape else f"expected {len(rewards_G)} numbers, one a reward"
+    return lambda values: "" if np.shape(values) == shape else f"expected {len(rewards_G)} numbers, one a reward"
 
 
 def group_relative(
@@ -110,7 +110,7 @@ def group_relative(
     if not rewards_PG:
         return []
     if rule == "batch":
-        spread = np.concatenate([np.asarray(one, np.float64) for one in batch_rewards or rewards_PG]).std(ddof=1)
+        spread = np.concatenate([np.asarray(row, np.float64) for row in batch_rewards or rewards_PG]).std(ddof=1)
         return [advantage_G / (spread + EPSILON) for advantage_G in advantages]
     return advantages
 
@@ -218,8 +218,8 @@ class AdvantageEstimator:
         rewards = [group.rewards_G.astype(np.float64) for group in reused]
         if self.uses_history:
             histories = [group.history or NO_HISTORY for group in reused]
-            found = surprises(rewards, histories, settings.prior_weight)
-            advantages = scaled(found, scale or scale_of(found, settings.surprise_scale))
+            surprises_PG = surprises(rewards, histories, settings.prior_weight)
+            advantages = scaled(surprises_PG, scale or scale_of(surprises_PG, settings.surprise_scale))
             return [pair for pair in zip(reused, advantages, strict=True) if self._is_surprise(pair[1])]
         rule = settings.advantage
         pairs = zip(reused, group_relative(rewards, rule), strict=True)

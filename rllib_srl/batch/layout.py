@@ -183,9 +183,9 @@ def micro_batch(episodes: Sequence[Episode], share_prefixes: bool) -> MicroBatch
     """Lay out episodes and collect their loss tokens, in order of episodes and positions."""
     streams = [stream for e in episodes for stream in e.streams()]
     layout = (trie_layout if share_prefixes else padded_layout)(streams)
-    rest = iter(layout.paths)
+    remaining = iter(layout.paths)
     # The token before a loss token is of the same conversation, because a conversation does not begin with one.
-    paths = [np.concatenate([next(rest) for _ in e.starts]) for e in episodes]
+    paths = [np.concatenate([next(remaining) for _ in e.starts]) for e in episodes]
     written = [np.flatnonzero(e.loss_mask_T) for e in episodes]
     cut = list(zip(episodes, written, paths, strict=True))
     batch = MicroBatch(

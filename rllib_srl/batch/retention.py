@@ -93,18 +93,18 @@ def plan(
         if group.group_id not in are_trained
     ]
     # Take one answer of each group before a second one of any.
-    scored = [one for turn in zip_longest(*rows) for one in turn if one is not None][:MOST_SCORED]
+    scored = [answer for turn in zip_longest(*rows) for answer in turn if answer is not None][:MOST_SCORED]
     held_parts, scored_parts = (
-        balanced_shards([int(one.lengths_G.sum()) for one in metas], num_shards) for metas in (held, scored)
+        balanced_shards([int(meta.lengths_G.sum()) for meta in metas], num_shards) for metas in (held, scored)
     )
-    num_tokens = int(sum(one.num_loss_tokens_G.sum() for one in held))
+    num_tokens = int(sum(group.num_loss_tokens_G.sum() for group in held))
     return [
         RetentionPart(
-            tuple(held[i].ref for i in own),
-            tuple(scales[i] for i in own),
-            tuple(scored[i].ref for i in others),
+            tuple(held[i].ref for i in held_part),
+            tuple(scales[i] for i in held_part),
+            tuple(scored[i].ref for i in scored_part),
             frozenset(taken),
             num_tokens,
         )
-        for own, others in zip(held_parts, scored_parts, strict=True)
+        for held_part, scored_part in zip(held_parts, scored_parts, strict=True)
     ]

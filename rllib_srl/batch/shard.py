@@ -94,8 +94,8 @@ def fetched(refs: Sequence[Any], timeout_s: float) -> list[Group]:
     whole = [ref.ref if isinstance(ref, PartRef) else ref for ref in refs]
     objects = [ref.ref if isinstance(ref, ListedRef) else ref for ref in whole]
     remote = list(dict.fromkeys(ref for ref in objects if isinstance(ref, ray.ObjectRef)))
-    found = dict(zip(remote, ray.get(remote, timeout=timeout_s) if remote else [], strict=True))
-    groups = [found[ref] if isinstance(ref, ray.ObjectRef) else ref for ref in objects]
+    by_ref = dict(zip(remote, ray.get(remote, timeout=timeout_s) if remote else [], strict=True))
+    groups = [by_ref[ref] if isinstance(ref, ray.ObjectRef) else ref for ref in objects]
     groups = [group[ref.index] if isinstance(ref, ListedRef) else group for ref, group in zip(whole, groups)]
     return [part_of(group, ref.episodes) if isinstance(ref, PartRef) else group for ref, group in zip(refs, groups)]
 
@@ -138,8 +138,8 @@ def build_shards(
     )
     parts: list[list[int]] = [[] for _ in range(num_shards)]
     for side in sides.values():
-        for part, own in zip(parts, balanced_shards([int(groups[p].lengths_G.sum()) for p in side], num_shards)):
-            part.extend(side[i] for i in own)
+        for part, chosen in zip(parts, balanced_shards([int(groups[p].lengths_G.sum()) for p in side], num_shards)):
+            part.extend(side[i] for i in chosen)
     return [
         TrainingShard(
             [groups[p].ref for p in part],

@@ -138,17 +138,17 @@ class Trie:
     def _make_cover(self, window: int | None) -> Cover:
         small: list[slice] = []
         large: list[Rectangle] = []
-        for one in self._cover(0, len(self)):
-            (small if isinstance(one, slice) else large).append(one)  # type: ignore[arg-type]
+        for area in self._cover(0, len(self)):
+            (small if isinstance(area, slice) else large).append(area)  # type: ignore[arg-type]
         if window is not None:
-            large = [part for one in large for part in self._windowed(one, window)]
+            large = [part for rectangle in large for part in self._windowed(rectangle, window)]
         by_size: dict[int, list[slice]] = {}
         for rows in small:
             by_size.setdefault(-(-(rows.stop - rows.start) // STEP) * STEP, []).append(rows)
         squares = [self._squares(runs, size, window) for size, runs in sorted(by_size.items())]
-        is_diagonal = [one.rows == one.keys for one in large]
-        triangles = [one for one, yes in zip(large, is_diagonal, strict=True) if yes]
-        return Cover(squares, triangles, [one for one, yes in zip(large, is_diagonal, strict=True) if not yes])
+        is_diagonal = [r.rows == r.keys for r in large]
+        triangles = [r for r, yes in zip(large, is_diagonal, strict=True) if yes]
+        return Cover(squares, triangles, [r for r, yes in zip(large, is_diagonal, strict=True) if not yes])
 
     def _cover(self, start: int, stop: int) -> Iterator[Rectangle | slice]:
         """Yield the rectangles, and the rows of squares (as slices), of the subtrees in rows `start` to `stop` - 1."""
@@ -189,12 +189,12 @@ class Trie:
             mask_SS[inside, inside] = self.sees(run, run, window)
         return Squares(size, starts, runs, mask_NSS)
 
-    def _windowed(self, one: Rectangle, window: int) -> Iterator[Rectangle]:
-        seen_RK = self.sees(one.rows, one.keys, window)
+    def _windowed(self, rectangle: Rectangle, window: int) -> Iterator[Rectangle]:
+        seen_RK = self.sees(rectangle.rows, rectangle.keys, window)
         if not seen_RK.any():
             return
-        whole = self.sees(one.rows, one.keys)
-        yield one if (seen_RK == whole).all() else Rectangle(one.rows, one.keys, mask=seen_RK)
+        whole = self.sees(rectangle.rows, rectangle.keys)
+        yield rectangle if (seen_RK == whole).all() else Rectangle(rectangle.rows, rectangle.keys, mask=seen_RK)
 
     @staticmethod
     def of(depth_T: np.ndarray) -> Trie:
