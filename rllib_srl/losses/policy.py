@@ -246,8 +246,8 @@ def correction_of(
     """
     prox_logp_N = prox_logp_N.detach()
 
-    def check(found: Any) -> str:
-        is_usable = getattr(found, "shape", None) == prox_logp_N.shape
+    def check(result: Any) -> str:
+        is_usable = getattr(result, "shape", None) == prox_logp_N.shape
         return "" if is_usable else f"expected a tensor of shape {tuple(prox_logp_N.shape)}"
 
     def rho(level: str) -> torch.Tensor:

@@ -140,7 +140,7 @@ def make_target(
     group_id: str, episode: int, ids_Tk: torch.Tensor, logp_Tk: torch.Tensor, sampled_logp_T: torch.Tensor
 ) -> Target:
     """Return a target with the values in host memory, rounded to fp16."""
-    logp, sampled = (one.to(torch.float16).cpu().numpy() for one in (logp_Tk, sampled_logp_T))
+    logp, sampled = (values.to(torch.float16).cpu().numpy() for values in (logp_Tk, sampled_logp_T))
     return Target(group_id, episode, ids_Tk.cpu().numpy().astype(np.int32), logp, sampled)
 
 

@@ -150,8 +150,8 @@ class LossSettings(Settings):
     @classmethod
     def of(cls, config: Any) -> LossSettings:
         """Return the settings of an `SRLConfig` with every "preset" filled in, without validation."""
-        given = {name: getattr(config, name) for name in cls.table()}
-        values = filled(given, given["loss"])
+        settings = {name: getattr(config, name) for name in cls.table()}
+        values = filled(settings, settings["loss"])
         of_memory = cls.model_fields.keys() - cls.table().keys()
         values |= {name: getattr(config, f"replay_{name}") for name in of_memory}
         values["kl_in_reward"] = _is_in_reward(values)
@@ -160,9 +160,9 @@ class LossSettings(Settings):
         return cls.model_construct(**values)
 
     @classmethod
-    def made(cls, **given: Any) -> LossSettings:
+    def made(cls, **changes: Any) -> LossSettings:
         """Return the defaults with some settings changed, for use without an `SRLConfig`."""
-        values = {"longest_answer": 512, **PRESETS.get(given.get("loss", ""), {}), **given}
+        values = {"longest_answer": 512, **PRESETS.get(changes.get("loss", ""), {}), **changes}
         plain = cls(**values)
         return plain.model_copy(update={"kl_in_reward": _is_in_reward(vars(plain))})
 
@@ -176,19 +176,19 @@ class LossSettings(Settings):
         return ()
 
 
-def filled(given: Mapping[str, Any], preset: Any) -> dict[str, Any]:
-    """Return `given` with each `PRESET` replaced by the preset's value, else by the default.
+def filled(entries: Mapping[str, Any], preset: Any) -> dict[str, Any]:
+    """Return `entries` with each `PRESET` replaced by the preset's value, else by the default.
 
     Args:
-        given: settings by name.
+        entries: settings by name.
         preset: a key of `PRESETS`; None means the defaults, as does an unknown name (validation reports it separately).
     """
     values = {name: row.default for name, row in LossSettings.table().items() if row.is_preset}
     values |= PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    is_left = {name for name, value in given.items() if name in values and isinstance(value, str) and value == PRESET}
-    return {name: values[name] if name in is_left else value for name, value in given.items()}
+    is_left = {name for name, value in entries.items() if name in values and isinstance(value, str) and value == PRESET}
+    return {name: values[name] if name in is_left else value for name, value in entries.items()}
 
 
 def _is_in_reward(values: Mapping[str, Any]) -> bool:
-    given = values["kl_in_reward"]
-    return bool(values["kl_estimator"] == "k1" if given is None else given)
+    kl_in_reward = values["kl_in_reward"]
+    return bool(values["kl_estimator"] == "k1" if kl_in_reward is None else kl_in_reward)
