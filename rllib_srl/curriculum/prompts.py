@@ -111,14 +111,14 @@ class PromptSource:
             return None
         ids: list[tuple[str, str]] = []
         for env_id in self._ids:
-            ids += [(env_id, str(one)) for one in islice(self._all_ids(env_id, 0), limit + 1 - len(ids))]
+            ids += [(env_id, str(prompt_id)) for prompt_id in islice(self._all_ids(env_id, 0), limit + 1 - len(ids))]
             if len(ids) > limit:
                 return None
         if not ids:
             raise ValueError(f"environments {self._ids} have no training prompts; expected at least one")
         if twice := len(ids) - len(set(ids)):
             logger.warning("%d of %d training prompts are listed twice; each is played once", twice, len(ids))
-        return [self._prompt(*one) for one in sorted(set(ids))]
+        return [self._prompt(*pair) for pair in sorted(set(ids))]
 
     def _shuffled(self, prompts: list[Prompt], epoch: int) -> list[Prompt]:
         generator = np.random.default_rng(np.random.SeedSequence([self._seed, sum(b"epochs"), epoch]))
@@ -286,18 +286,18 @@ class PromptSource:
             ValueError: the domain has fewer than `num_prompts`.
         """
         skipped = -(-num_evaluated // len(self._ids))
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         for env_id in self._ids:
             if domain in self.domains_of(env_id):
                 ids = islice(self._heldout_ids(env_id), skipped, skipped + MAX_REFUSED)
                 mine = (prompt for prompt in (self._made(env_id, i) for i in ids) if prompt.domain == domain)
-                found += islice(mine, num_prompts - len(found))
-        if len(found) < num_prompts:
+                prompts += islice(mine, num_prompts - len(prompts))
+        if len(prompts) < num_prompts:
             raise ValueError(
-                f"domain {domain!r} has {len(found)} held-out prompts besides the {skipped} of evaluation; "
+                f"domain {domain!r} has {len(prompts)} held-out prompts besides the {skipped} of evaluation; "
                 f"expected at least {num_prompts}"
             )
-        return found
+        return prompts
 
     def get_state(self) -> dict[str, Any]:
         """Return the state, for a checkpoint."""
@@ -370,7 +370,7 @@ class PromptSource:
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         left_out = self._left_out.get(env_id, ())
         ids = prompts_of(self._envs[env_id], "train", seed)
-        return self._kept(env_id, (one for one in ids if str(one) not in left_out) if left_out else ids)
+        return self._kept(env_id, (i for i in ids if str(i) not in left_out) if left_out else ids)
 
     def _heldout_ids(self, env_id: str) -> Iterator[str]:
         return self._kept(env_id, prompts_of(self._envs[env_id], "heldout", self._seed))

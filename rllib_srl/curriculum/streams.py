@@ -63,13 +63,13 @@ class Entry:
             return None
         module, _, name = self.filter.partition(":")
         try:
-            found = getattr(import_module(module), name)
+            function = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             message = f"filter = {self.filter!r}; expected 'module:function' that takes a prompt id: {error}"
             raise ValueError(message) from error
-        if not callable(found):
-            raise ValueError(f"filter = {self.filter!r}; expected a function, not a {type(found).__name__}")
-        accepts: Callable[[str], bool] = found
+        if not callable(function):
+            raise ValueError(f"filter = {self.filter!r}; expected a function, not a {type(function).__name__}")
+        accepts: Callable[[str], bool] = function
         return accepts
 
 
@@ -220,10 +220,10 @@ def _faults_of_names(entries: Sequence[Entry], may_return: bool) -> Iterator[str
 def _faults_of_stages(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     unit = _unit_of(stages)
     for at, values in enumerate(stages):
-        given = [name for name in UNITS if name in values]
-        is_open = not given and at == len(stages) - 1  # the last stage needs no end
-        if not is_open and (given != [unit] or not is_integer(values[unit], 1)):
-            yield f"stream[{at}] lasts {({n: values[n] for n in given})!r}; expected {unit} = an integer of at least 1"
+        units = [name for name in UNITS if name in values]
+        is_open = not units and at == len(stages) - 1  # the last stage needs no end
+        if not is_open and (units != [unit] or not is_integer(values[unit], 1)):
+            yield f"stream[{at}] lasts {({n: values[n] for n in units})!r}; expected {unit} = an integer of at least 1"
 
 
 def _faults_of_form(spec: Mapping[str, Any]) -> Iterator[str]:
