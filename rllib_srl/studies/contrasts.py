@@ -89,25 +89,25 @@ def curve_of(trial: Trial, study: Study) -> Curve:
     Raises:
         ValueError: a stage has no evaluation; the message names the file.
     """
-    found, names = trial.evaluations, [domain.name for domain in study.domains]
-    if missing := set(range(study.num_stages)) - {one.stage for one in found}:
+    evaluations, names = trial.evaluations, [domain.name for domain in study.domains]
+    if missing := set(range(study.num_stages)) - {evaluation.stage for evaluation in evaluations}:
         raise ValueError(f"{trial.path}: no evaluation of the stages {sorted(missing)}; expected one after each stage")
     extras: dict[str, list[float]] = defaultdict(list)
-    for measures in found[-1].measures.values():
+    for measures in evaluations[-1].measures.values():
         for name, value in measures.items():
             extras[name].append(value)
 
     def column(name: str) -> np.ndarray:
-        return np.array([getattr(one, name) for one in found])
+        return np.array([getattr(evaluation, name) for evaluation in evaluations])
 
     return Curve(
-        accuracy_IC=np.array([[one.accuracy[name] for name in names] for one in found]),
+        accuracy_IC=np.array([[evaluation.accuracy[name] for name in names] for evaluation in evaluations]),
         stage_I=column("stage"),
         num_generated_tokens_I=column("num_generated_tokens"),
         num_trained_tokens_I=column("num_trained_tokens"),
         num_probe_tokens_I=column("num_probe_tokens"),
         seconds_I=column("seconds"),
-        peak_bytes=max(one.peak_bytes for one in found),
+        peak_bytes=max(evaluation.peak_bytes for evaluation in evaluations),
         learned_at_C=study.learned_at_C(),
         extras={name: float(np.mean(values)) for name, values in sorted(extras.items())},
     )
@@ -115,37 +115,37 @@ def curve_of(trial: Trial, study: Study) -> Curve:
 
 def findings_of(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, dict[str, Finding]]:
     """Return each measure of each arm: arm -> measure -> finding."""
-    found = {}
+    findings = {}
     for arm, by_seed in curves.items():
         measured = {seed: measure(curve) for seed, curve in by_seed.items()}
         names = dict.fromkeys([*MEASURES, *COSTS, *(name for values in measured.values() for name in values)])
-        found[arm] = {name: _finding({s: m.get(name, float("nan")) for s, m in measured.items()}) for name in names}
-    return found
+        findings[arm] = {name: _finding({s: m.get(name, float("nan")) for s, m in measured.items()}) for name in names}
+    return findings
 
 
 def contrasts_of(
     findings: Mapping[str, Mapping[str, Finding]], first: str, others: Sequence[str], measures: Sequence[str]
 ) -> list[Contrast]:
     """Compare `first` with each of `others` on each measure, as one family of tests for Holm's correction."""
-    found = []
+    contrasts = []
     for name in measures:
         for second in others:
             values, beside = findings[first][name].values, findings[second][name].values
             pairs = {s: (values[s], beside[s]) for s in sorted(values.keys() & beside.keys())}
-            found.append(_contrast(name, first, second, {s: p for s, p in pairs.items() if np.isfinite(p).all()}))
-    adjusted = holm([contrast.p for contrast in found])
-    least = [min(1.0, c.smallest_p_holm * len(found)) for c in found]
+            contrasts.append(_contrast(name, first, second, {s: p for s, p in pairs.items() if np.isfinite(p).all()}))
+    adjusted = holm([contrast.p for contrast in contrasts])
+    least = [min(1.0, c.smallest_p_holm * len(contrasts)) for c in contrasts]
     return [
         replace(c, p_holm=float(p), smallest_p_holm=max(c.smallest_p_holm, low))
-        for c, p, low in zip(found, adjusted, least, strict=True)
+        for c, p, low in zip(contrasts, adjusted, least, strict=True)
     ]
 
 
 def verdict_of(results: Results, findings: Mapping[str, Mapping[str, Finding]]) -> Verdict:
     """Evaluate the primary comparison: each interval in favour of the treatment, each corrected p value below alpha."""
     study, primary = results.study, results.study.primary
-    found = contrasts_of(findings, primary.treatment, primary.controls, primary.measures)
-    contrasts = [replace(contrast, alpha=primary.alpha) for contrast in found]
+    family = contrasts_of(findings, primary.treatment, primary.controls, primary.measures)
+    contrasts = [replace(contrast, alpha=primary.alpha) for contrast in family]
     arms = (primary.treatment, *primary.controls)
     missing = {arm: len(study.seeds) - len(results.of(arm)) for arm in arms}
     num = len(study.seeds)

@@ -121,8 +121,8 @@ def read_results(directory: Path) -> Results:
         ResultsError: a file is damaged or belongs to another study; the message names file, line and field.
     """
     study = read_study(directory)
-    found = [read_trial(directory, study, arm.name, seed) for arm in study.arms for seed in sorted(study.seeds)]
-    return Results(study, tuple(trial for trial in found if trial.evaluations))
+    trials = [read_trial(directory, study, arm.name, seed) for arm in study.arms for seed in sorted(study.seeds)]
+    return Results(study, tuple(trial for trial in trials if trial.evaluations))
 
 
 def read_trial(directory: Path, study: Study, arm: str, seed: int) -> Trial:
@@ -133,14 +133,14 @@ def read_trial(directory: Path, study: Study, arm: str, seed: int) -> Trial:
     """
     path = directory / TRIALS / f"{arm}--{seed}.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # after the last newline: cut off
-    found = []
+    evaluations = []
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
-        found.append(evaluation := _parsed(_EVALUATIONS, line, where))
+        evaluations.append(evaluation := _parsed(_EVALUATIONS, line, where))
         if fault := fault_of(evaluation, study):
             raise ResultsError(f"{where}: {fault}")
-    is_finished = bool(found) and found[-1].stage == study.num_stages - 1
-    return Trial(arm, seed, tuple(found), is_finished, path)
+    is_finished = bool(evaluations) and evaluations[-1].stage == study.num_stages - 1
+    return Trial(arm, seed, tuple(evaluations), is_finished, path)
 
 
 def fault_of(evaluation: Evaluation, study: Study) -> str:
@@ -175,7 +175,7 @@ class TrialWriter:
         earlier = read_trial(directory, study, arm, seed)
         if earlier.is_finished:
             raise ResultsError(f"{earlier.path}: the trial is finished; it is not run again")
-        kept = [one for one in earlier.evaluations if one.iteration <= from_iteration] if from_iteration else []
+        kept = [e for e in earlier.evaluations if e.iteration <= from_iteration] if from_iteration else []
         write_whole(earlier.path, "".join(map(_line_of, kept)))
         self._study = study
         self._file = earlier.path.open("a", encoding="utf-8")
@@ -216,5 +216,5 @@ def _parsed(form: TypeAdapter[T], text: bytes, where: str) -> T:
     try:
         return form.validate_json(text)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in error.errors()]
+        faults = [f"{'.'.join(map(str, entry['loc'])) or 'value'}: {entry['msg']}" for entry in error.errors()]
         raise ResultsError(f"{where}: " + "; ".join(faults)) from None

@@ -109,11 +109,11 @@ def paired_test(differences_E: np.ndarray, seed: int = 0) -> PairedTest:
     smallest = min(1.0, 2.0 ** (1 - num)) if is_exact else 2.0**-MAX_EXACT_PAIRS
     if num < 2 or not differences_E.any():
         return PairedTest(1.0, smallest, is_exact)
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (differences_E,), np.mean, permutation_type="samples", n_resamples=2**MAX_EXACT_PAIRS, vectorized=True,
         batch=2**14, rng=np.random.default_rng(seed)
     )
-    return PairedTest(min(1.0, float(found.pvalue)), smallest, is_exact)
+    return PairedTest(min(1.0, float(result.pvalue)), smallest, is_exact)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:

@@ -143,8 +143,8 @@ class Study:
 
     def settings_of(self, arm: str, seed: int) -> dict[str, Any]:
         """Return the settings of a trial by the names of docs/settings.md; an arm's settings override the study's."""
-        own = next(a.settings for a in self.arms if a.name == arm)
-        return {**self.settings, **own, "seed": seed}
+        arm_settings = next(a.settings for a in self.arms if a.name == arm)
+        return {**self.settings, **arm_settings, "seed": seed}
 
     def learned_at_C(self) -> np.ndarray:
         """Return the stage that taught each domain, int64 [C]; NEVER for a domain that no stage teaches."""

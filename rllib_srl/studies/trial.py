@@ -79,9 +79,9 @@ class StudyTrial(SRL):
 
     def setup(self, config: Any) -> None:
         """Start, and resume from the trial's checkpoint if there is one."""
-        told = dict(self.config._study)
-        self._directory, self._arm, self._seed = Path(told["directory"]), told["arm"], told["seed"]
-        self._every = told.get("checkpoint_every", 0)
+        trial = dict(self.config._study)
+        self._directory, self._arm, self._seed = Path(trial["directory"]), trial["arm"], trial["seed"]
+        self._every = trial.get("checkpoint_every", 0)
         self._spent, self._memory_metrics = Spent(), dict[str, float]()
         self._domain_counts: dict[str, dict[str, float]] = {}
         self._first_answers = FirstAnswers()
@@ -89,9 +89,9 @@ class StudyTrial(SRL):
         self._study = read_study(self._directory)
         super().setup(self.config)
         self._run = run_path(self._directory, self._arm, self._seed)
-        if found := checkpoints.checkpoints_in(self._run):
+        if saved := checkpoints.checkpoints_in(self._run):
             try:
-                self.restore_from_path(str(found[-1]))
+                self.restore_from_path(str(saved[-1]))
             except Exception:
                 self.cleanup()  # no process is left behind; `stop` needs what Trainable makes after this
                 raise
@@ -135,8 +135,8 @@ class StudyTrial(SRL):
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return SRL's state, the cost of the trial and its first answers."""
-        own = {"study_trial": asdict(self._spent), "first_answers": self._first_answers.get_state()}
-        return {**super().get_state(*args, **kwargs), **own}
+        trial_state = {"study_trial": asdict(self._spent), "first_answers": self._first_answers.get_state()}
+        return {**super().get_state(*args, **kwargs), **trial_state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore SRL's state, the cost of the trial and its first answers."""
@@ -167,7 +167,7 @@ class StudyTrial(SRL):
         self._spent.num_probe_tokens += int(sum(group.num_loss_tokens_G.sum() for group in [*played, *more]))
         self._spent.probe_s += time.perf_counter() - start
         self._spent.peak_bytes = max(self._spent.peak_bytes, self._peak_bytes())
-        accuracy = {name: found["accuracy"] for name, found in summary(played, len(prompts))["by_domain"].items()}
+        accuracy = {name: scores["accuracy"] for name, scores in summary(played, len(prompts))["by_domain"].items()}
         evaluation = Evaluation(
             study=self._study.fingerprint,
             stage=stage,
@@ -185,8 +185,8 @@ class StudyTrial(SRL):
         """Return the other measures of a domain: of the memory, of several answers, of first answers."""
         memory = {name: self._memory_metrics.get(metric, math.nan) for name, metric in MEASURES.items()}
         stored = {f"memory_{name}": num for name, num in self._domain_counts.get(domain, {}).items()}
-        found = memory | figures | self._first_answers.measures().get(domain, {}) | stored
-        return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+        measures = memory | figures | self._first_answers.measures().get(domain, {}) | stored
+        return {name: float(value) for name, value in measures.items() if math.isfinite(value)}
 
     def _save(self, iteration: int) -> None:
         if self._writer is None:

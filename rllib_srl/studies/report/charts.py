@@ -46,13 +46,13 @@ def line_of(x_by_seed: Sequence[np.ndarray], y_by_seed: Sequence[np.ndarray]) ->
 
 def accuracy_lines(curves: Mapping[str, Mapping[int, Curve]], domain: int | None = None) -> dict[str, Line]:
     """Return the accuracy of each arm over generated tokens, on a domain or (None) averaged over the taught ones."""
-    found = {}
+    lines = {}
     for arm, by_seed in curves.items():
         if by_seed:
             x = [curve.num_generated_tokens_I for curve in by_seed.values()]
             y = [c.average_I() if domain is None else c.accuracy_IC[:, domain] for c in by_seed.values()]
-            found[arm] = line_of(x, y)
-    return found
+            lines[arm] = line_of(x, y)
+    return lines
 
 
 def chart(

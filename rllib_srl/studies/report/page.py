@@ -107,6 +107,6 @@ def to_html(page: Page, refresh_s: int = 0) -> str:
     """Return a page as HTML; with `refresh_s` the browser reloads it so often, and the styles from its server."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    how: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    template = Environment(loader=FileSystemLoader(HERE), **how).get_template("page.html.j2")
+    options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    template = Environment(loader=FileSystemLoader(HERE), **options).get_template("page.html.j2")
     return template.render(page=page, styles=STYLES.read_text(encoding="utf-8"), refresh_s=refresh_s)

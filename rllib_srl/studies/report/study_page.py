@@ -114,7 +114,7 @@ def _results(study: Study, findings: Findings) -> Iterator[Block]:
     )
     yield _table_of(study, findings, MAIN)
     every = MEASURES | COSTS
-    meanings = [(one.title, f"{one.plain} {DIRECTIONS[one.better]}") for one in every.values()]
+    meanings = [(measure.title, f"{measure.plain} {DIRECTIONS[measure.better]}") for measure in every.values()]
     others = tuple(name for name in every if name not in MAIN)
     meaning = Table(("measure", "meaning"), meanings, "A point is one percentage point.", is_text=True)
     yield Details("All measures and costs", (_table_of(study, findings, others), meaning))
@@ -122,10 +122,10 @@ def _results(study: Study, findings: Findings) -> Iterator[Block]:
 
 def _table_of(study: Study, findings: Findings, names: tuple[str, ...]) -> Table:
     measures = {name: (MEASURES | COSTS)[name] for name in names}
-    header = ("arm", *(f"{one.title} {ARROWS.get(one.better, '')}".strip() for one in measures.values()))
+    header = ("arm", *(f"{measure.title} {ARROWS.get(measure.better, '')}".strip() for measure in measures.values()))
     rows = [
-        (study.title_of(arm), *(_mean(found.get(name), one.unit) for name, one in measures.items()))
-        for arm, found in findings.items()
+        (study.title_of(arm), *(_mean(of_arm.get(name), measure.unit) for name, measure in measures.items()))
+        for arm, of_arm in findings.items()
     ]
     return Table(header, rows)
 
@@ -176,7 +176,7 @@ def _figures(study: Study, curves: Mapping[str, Mapping[int, Curve]]) -> Iterato
     order = dict.fromkeys([primary.treatment, *primary.controls, *curves])
     drawn = {arm: curves[arm] for arm in list(order)[:NUM_DRAWN]}
     left_out = [study.title_of(arm) for arm in list(order)[NUM_DRAWN:]]
-    rest = f" Not drawn, but in every table: {', '.join(left_out)}." if left_out else ""
+    note = f" Not drawn, but in every table: {', '.join(left_out)}." if left_out else ""
 
     def titled(lines: Mapping[str, Line]) -> dict[str, Line]:
         return {study.title_of(arm): line for arm, line in lines.items()}
@@ -189,7 +189,7 @@ def _figures(study: Study, curves: Mapping[str, Mapping[int, Curve]]) -> Iterato
         for at, domain in enumerate(study.domains)
     ]
     caption = "Line: mean over the runs. Shade: its 95% interval. Dotted: where training on the domain began and ended."
-    yield Charts((average, *by_domain), caption + rest)
+    yield Charts((average, *by_domain), caption + note)
 
 
 def _stage(study: Study, curves: Mapping[str, Mapping[int, Curve]], stage: int | None) -> list[float]:
