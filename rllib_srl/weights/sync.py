@@ -98,10 +98,10 @@ class WeightSync:
         self._sent, answers = None, delivered.answers
         lost = {i: answer for i, answer in answers.items() if isinstance(answer, Failure)}
         loaded = [answer for answer in answers.values() if not isinstance(answer, Failure)]
-        gaps = [CanaryGap.between(one.logps, delivered.learner_logps) for one in loaded]
+        gaps = [CanaryGap.between(answer.logps, delivered.learner_logps) for answer in loaded]
         self._check(gaps, [i for i in answers if i not in lost], version)
         names = loaded[0].seconds if loaded else ()
-        self.seconds = {**seconds, **{name: max(one.seconds[name] for one in loaded) for name in names}}
+        self.seconds = {**seconds, **{name: max(answer.seconds[name] for answer in loaded) for name in names}}
         return max(gaps, key=lambda gap: gap.max, default=None), lost
 
     def _check(self, gaps: Sequence[CanaryGap], ids: Sequence[int], version: int) -> None:
