@@ -117,6 +117,6 @@ def domains_of(stages: Sequence[Mapping[str, Any]]) -> tuple[Domain, ...]:
     learned_at: dict[str, int] = {}
     for stage, values in enumerate(stages):
         entry = next(iter(make_stream([values]).entries.values()))
-        own = getattr(getattr(resolve(entry.env), "unwrapped", resolve(entry.env)), "domain", entry.env)
-        learned_at[entry.domain or str(own)] = stage
+        env_domain = getattr(getattr(resolve(entry.env), "unwrapped", resolve(entry.env)), "domain", entry.env)
+        learned_at[entry.domain or str(env_domain)] = stage
     return tuple(Domain(domain, stage) for domain, stage in learned_at.items())
