@@ -68,14 +68,14 @@ def read_settings(settings_class: type[S], env_config: Mapping[str, Any] | None,
     Raises:
         ValueError: lists every unknown name, wrong type and value out of range, or else all faults().
     """
-    names, given = [field.name for field in dataclasses.fields(settings_class)], dict(env_config or {})
+    names, values = [field.name for field in dataclasses.fields(settings_class)], dict(env_config or {})
     expected = ", ".join(sorted(names))
-    faults = [f"{name} is not a setting; expected one of {expected}" for name in given if name not in names]
+    faults = [f"{name} is not a setting; expected one of {expected}" for name in values if name not in names]
     for name in names:
-        if name in given and (fault := _fault_of(settings_class, name, given[name])):
+        if name in values and (fault := _fault_of(settings_class, name, values[name])):
             faults.append(fault)
     if not faults:
-        settings = settings_class(**given)
+        settings = settings_class(**values)
         faults = settings.faults()
         if not faults:
             return settings
@@ -88,7 +88,7 @@ def _fault_of(settings_class: type, name: str, value: Any) -> str:
         adapter.validate_python(value, strict=True)
     except ValidationError:
         return f"{name} = {value!r}; expected {kind}"
-    return next((f"{name} = {value!r}; expected {one}" for one in ranges if value not in one), "")
+    return next((f"{name} = {value!r}; expected {bounds}" for bounds in ranges if value not in bounds), "")
 
 
 @lru_cache(maxsize=1024)

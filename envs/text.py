@@ -77,10 +77,10 @@ def reset_options(options: Mapping[str, Any] | None) -> tuple[Any, Sequence[str]
     Raises:
         ValueError: an unknown option, or a history without its prompt id.
     """
-    given = dict(options or {})
-    prompt_id, history = given.pop("prompt_id", None), given.pop("history", None) or ()
-    if given:
-        raise ValueError(f"reset option {sorted(given)[0]!r} is unknown; expected prompt_id and history")
+    remaining = dict(options or {})
+    prompt_id, history = remaining.pop("prompt_id", None), remaining.pop("history", None) or ()
+    if remaining:
+        raise ValueError(f"reset option {sorted(remaining)[0]!r} is unknown; expected prompt_id and history")
     if history and prompt_id is None:
         raise ValueError("reset got a history without its prompt_id; expected both")
     return prompt_id, history

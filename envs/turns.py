@@ -185,9 +185,9 @@ class TurnEnv(gymnasium.Env[str, str]):
                 yield prompt_id
 
     def _started(self, prompt_id: str) -> str:
-        told = self.begin(prompt_id)
+        introduction = self.begin(prompt_id)
         self._num_left = self.settings.num_turns
-        return self.opening + self._told(told)
+        return self.opening + self._told(introduction)
 
     def _told(self, said: str) -> str:
         return f"{said}\n{self.cue}"

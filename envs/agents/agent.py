@@ -36,7 +36,7 @@ class AgentSettings(Settings):
             faults.append(f"agent = {self.agent!r} and agent_command = {self.agent_command}; expected one of the two")
         if self.agent and ":" not in self.agent:
             faults.append(f"agent = {self.agent!r}; expected 'my_module:run' or 'file.py:run'")
-        if not all(isinstance(one, str) and one for one in self.agent_command):
+        if not all(isinstance(word, str) and word for word in self.agent_command):
             faults.append(f"agent_command = {self.agent_command!r}; expected a list of texts")
         if not self.domain:
             faults.append("domain = ''; expected a name")

@@ -157,7 +157,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         call = self._taken()
         request = call.request
         call_id = f"call_{self._num_calls}"
-        ids = ([int(one) for one in prompt_ids], [int(one) for one in token_ids])
+        ids = ([int(token) for token in prompt_ids], [int(token) for token in token_ids])
         answer = answer_of(turn, request, self._format, call_id, reason, (num_prompt_tokens, num_tokens), ids)
         if call.is_gone or not call.answer(answer):
             return self._next("")
@@ -187,22 +187,22 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         """Wait for the next call or the end of the agent."""
         session = self._session
         event = session.wait() if session is not None else None
-        told = {"answered": answered} if answered else {}
+        extra = {"answered": answered} if answered else {}
         if isinstance(event, Call):
             self._call = event
-            return self._asked(event, told)
+            return self._asked(event, extra)
         self._stop()
         if not isinstance(event, Ended):
             raise AgentError("the episode was ended")
         if event.error:
             raise AgentError(event.error)
         reward, more = self.outcome(event.value)
-        return "", reward, True, False, {**told, **more}
+        return "", reward, True, False, {**extra, **more}
 
-    def _asked(self, call: Call, told: Mapping[str, Any]) -> Step:
+    def _asked(self, call: Call, extra: Mapping[str, Any]) -> Step:
         request, messages = call.request, call.request.plain_messages()
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        limits = [one for one in (request.max_tokens, request.max_completion_tokens) if one is not None]
+        limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
         conversation = {
             "messages": messages,
             "tools": json.dumps(tools, ensure_ascii=False) if tools else "",
@@ -212,7 +212,7 @@ class CallingEnvironment(gymnasium.Env[str, str]):
         }
         if arguments := request.template_arguments():
             conversation["template"] = json.dumps(arguments, sort_keys=True)
-        info = {**told, "conversation": json.dumps(conversation, ensure_ascii=False)}
+        info = {**extra, "conversation": json.dumps(conversation, ensure_ascii=False)}
         return messages[-1]["content"], 0.0, False, False, info
 
     def _stop(self) -> None:

@@ -39,10 +39,10 @@ def bypass_proxy() -> None:
 
     Libraries read either spelling of the variable first, so both get the hosts of both.
     """
-    given = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
-    hosts = dict.fromkeys(host.strip() for text in given for host in text.split(",") if host.strip())
+    values = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
+    hosts = dict.fromkeys(host.strip() for text in values for host in text.split(",") if host.strip())
     value = "*" if "*" in hosts else ",".join([*hosts, *(here for here in _HERE if here not in hosts)])
-    for name, old in zip(("NO_PROXY", "no_proxy"), given, strict=True):
+    for name, old in zip(("NO_PROXY", "no_proxy"), values, strict=True):
         if old != value:
             os.environ[name] = value
 
@@ -169,13 +169,13 @@ class CommandProgram:
         on_end: Callable[[Ended], None],
     ) -> None:
         self._command, self._on_end = list(command), on_end
-        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         self._written = _as_json(task)
         self._task_file: Path | None = None
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SRL_TASK")}
         self._environment = {
             **inherited,
-            "PYTHONPATH": os.pathsep.join(path for path in own if path != _ROOT),  # it may be another Python
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path != _ROOT),  # it may be another Python
             **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), url),
             "OPENAI_API_KEY": token,
         }

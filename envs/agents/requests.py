@@ -243,11 +243,11 @@ def read_request(body: bytes, kind: type[R] = ChatRequest) -> R:  # type: ignore
         RequestError: it is not JSON, or not a request that can be answered.
     """
     value = read_object(body)
-    for name, given in value.items():
-        if name not in kind.taken and (fault := fault_of(name, given)):
+    for name, field in value.items():
+        if name not in kind.taken and (fault := fault_of(name, field)):
             raise RequestError(fault, name)
     unread = (INERT | NEUTRAL.keys()) - kind.model_fields.keys()
-    request = fields_of({name: one for name, one in value.items() if name not in unread}, kind)
+    request = fields_of({name: field for name, field in value.items() if name not in unread}, kind)
     if len(request.stops()) > 16 or not all(request.stops()):
         raise RequestError("stop = ...; expected at most 16 texts, none of them empty", "stop")
     if request.top_p == 0 and request.temperature != 0:
@@ -302,15 +302,15 @@ def _check_depth(value: Any) -> None:
         depth += 1
         if depth > MAX_DEPTH:
             raise RecursionError
-        lists = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [one for parts in lists for one in parts]
+        lists = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [v for parts in lists for v in parts]
 
 
 def _refuse(error: ValidationError) -> NoReturn:
     """Raise the first faults as a `RequestError`."""
     faults = error.errors(include_url=False, include_context=False)
-    told = [f"{_place(fault['loc'])}: {_said(fault)}" for fault in faults[:3]]
-    raise RequestError("; ".join(told)[:600], _place(faults[0]["loc"])) from None
+    lines = [f"{_place(fault['loc'])}: {_said(fault)}" for fault in faults[:3]]
+    raise RequestError("; ".join(lines)[:600], _place(faults[0]["loc"])) from None
 
 
 def _said(fault: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ class Tasks:
     def _divide(self, train: Mapping[str, dict[str, Any]], heldout: Mapping[str, dict[str, Any]] | None) -> None:
         if heldout is not None:
             self._rows["heldout"] = dict(heldout)
-            self._rows["train"] = {one: row for one, row in train.items() if one not in heldout}
+            self._rows["train"] = {row_id: row for row_id, row in train.items() if row_id not in heldout}
             return
         for prompt_id, row in train.items():
             self._rows[text.split_of(prompt_id)][prompt_id] = row
@@ -85,11 +85,11 @@ class Tasks:
 
 def ids_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return rows by prompt id, a hash of their contents; equal rows are one."""
-    found: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, Any]] = {}
     for row in rows:
         written = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
-        found.setdefault(hashlib.blake2b(written.encode("utf-8", "replace"), digest_size=12).hexdigest(), dict(row))
-    return found
+        by_id.setdefault(hashlib.blake2b(written.encode("utf-8", "replace"), digest_size=12).hexdigest(), dict(row))
+    return by_id
 
 
 def _read(path: str) -> dict[str, dict[str, Any]]:

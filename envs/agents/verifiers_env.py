@@ -123,9 +123,9 @@ def _loaded(load: str, args: Mapping[str, Any]) -> tuple[Tasksets, EventLoop]:
 
 def _load(load: str, args: Mapping[str, Any]) -> Tasksets:
     try:
-        found = version("verifiers")
+        release = version("verifiers")
     except PackageNotFoundError:
         raise ValueError(f"the environment verifiers needs the package of this name ({INSTALL})") from None
-    if not found.startswith("0.4."):
-        raise ValueError(f"verifiers {found} is installed; expected 0.4 ({INSTALL})")
+    if not release.startswith("0.4."):
+        raise ValueError(f"verifiers {release} is installed; expected 0.4 ({INSTALL})")
     return Tasksets(load, args)

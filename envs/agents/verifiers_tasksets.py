@@ -96,10 +96,10 @@ class Tasksets:
         )
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok or not episode.traces:
-            told = "; ".join(f"{error.type}: {error.message}" for error in errors)
-            raise RolloutError(told or "it ended without a trace")
+            reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            raise RolloutError(reasons or "it ended without a trace")
         trace = episode.traces[-1]
-        scores = {name: one.score for name, one in trace.rewards.items() if one is not None}
+        scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         metrics = {name: float(value) for name, value in {**trace.metrics, **scores}.items() if value is not None}
         return Played(trace.reward, metrics)
 

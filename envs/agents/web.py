@@ -258,19 +258,19 @@ class _Connection(H11Protocol):
 class Server(uvicorn.Server):
     """A server on a socket that listens: `async with` in a loop that does more, else `run` until SIGINT or SIGTERM."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, grace_s: float = 1.0, **how: Any) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, grace_s: float = 1.0, **options: Any) -> None:
         """Prepare a server.
 
         Args:
             app: the application.
             listening: closed at the end.
             grace_s: for requests under way at the end; then they are cancelled.
-            how: further fields of uvicorn's configuration.
+            options: further fields of uvicorn's configuration.
         """
         fixed: dict[str, Any] = {"http": _Connection, "ws": "none", "lifespan": "on", "server_header": False}
         fixed |= {"access_log": False, "log_config": None, "log_level": "error"}  # a log has tokens and bodies
         fixed |= {"timeout_keep_alive": HEAD_TIMEOUT_S, "timeout_graceful_shutdown": grace_s, "backlog": BACKLOG}
-        super().__init__(uvicorn.Config(app, **{**fixed, **how}))
+        super().__init__(uvicorn.Config(app, **{**fixed, **options}))
         self._listening, self._grace_s = listening, grace_s
         self.port = int(listening.getsockname()[1]) if listening.family != socket.AF_UNIX else 0
         self._serving: asyncio.Task[None] | None = None

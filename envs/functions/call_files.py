@@ -76,16 +76,16 @@ def call_rows(path: str, answers: str, skip_broken: bool) -> tuple[Mapping[str, 
     wanted: dict[str, Any] = {}
     if answers:
         wanted = {row["id"]: row for _, row in lines_of(Path(answers)) if isinstance(row, dict) and "id" in row}
-    found: dict[str, CallRow] = {}
+    by_id: dict[str, CallRow] = {}
 
     def read(row: Any) -> CallRow:
-        one = _row(row, wanted, expects_calls=bool(answers))
-        if found.setdefault(one.row_id, one) is not one:
-            raise ValueError(f"field id = {one.row_id!r} occurs twice; expected different ids")
-        return one
+        call_row = _row(row, wanted, expects_calls=bool(answers))
+        if by_id.setdefault(call_row.row_id, call_row) is not call_row:
+            raise ValueError(f"field id = {call_row.row_id!r} occurs twice; expected different ids")
+        return call_row
 
     _, faults = usable_rows(path, read, skips_broken=skip_broken)
-    return found, faults
+    return by_id, faults
 
 
 def _row(row: Any, wanted: Mapping[str, Any], *, expects_calls: bool) -> CallRow:
@@ -104,20 +104,20 @@ def _row(row: Any, wanted: Mapping[str, Any], *, expects_calls: bool) -> CallRow
     expected = wanted.get(row["id"], {}).get("ground_truth") if expects_calls else []
     if not isinstance(expected, list) or (expects_calls and not expected) or not all(map(_is_expected, expected)):
         raise ValueError("field ground_truth of its answer; expected a list of {name: {argument: [alternatives]}}")
-    found = CallRow(row["id"], "\n".join(texts), tuple(docs), tuple(expected))
-    if not do_match(found.gold_calls(), found.expected, found.docs):
+    call_row = CallRow(row["id"], "\n".join(texts), tuple(docs), tuple(expected))
+    if not do_match(call_row.gold_calls(), call_row.expected, call_row.docs):
         raise ValueError("field ground_truth of its answer; expected arguments that field function describes")
-    return found
+    return call_row
 
 
 def _is_doc(doc: Any) -> bool:
     return isinstance(doc, dict) and isinstance(doc.get("name"), str) and isinstance(doc.get("parameters"), dict)
 
 
-def _is_expected(one: Any) -> bool:
-    if not isinstance(one, dict) or len(one) != 1:
+def _is_expected(entry: Any) -> bool:
+    if not isinstance(entry, dict) or len(entry) != 1:
         return False
-    (arguments,) = one.values()
+    (arguments,) = entry.values()
     return isinstance(arguments, dict) and all(isinstance(each, list) for each in arguments.values())
 
 
@@ -141,6 +141,6 @@ def _call_of(expected: Expected, described: Mapping[str, Mapping[str, Any]]) -> 
 def _plain(value: Any) -> Any:
     """Return one value for an alternative; each key of a dict has its own alternatives."""
     if isinstance(value, Mapping):
-        first = {key: one[0] if isinstance(one, list) and one else one for key, one in value.items()}
-        return {key: _plain(one) for key, one in first.items() if one != ""}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+        first = {key: item[0] if isinstance(item, list) and item else item for key, item in value.items()}
+        return {key: _plain(item) for key, item in first.items() if item != ""}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

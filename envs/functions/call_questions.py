@@ -75,8 +75,8 @@ class Function:
     @cached_property
     def doc(self) -> dict[str, Any]:
         """Return {"name", "description", "parameters"}."""
-        required = [one.name for one in self.arguments if None not in one.values]
-        properties = {one.name: one.schema for one in self.arguments}
+        required = [argument.name for argument in self.arguments if None not in argument.values]
+        properties = {argument.name: argument.schema for argument in self.arguments}
         parameters = {"type": "object", "properties": properties, "required": required}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
@@ -221,12 +221,12 @@ def request(number: int) -> Request:
             break
         number -= function.size
     values = function.values(number)
-    arguments = {one.name: one for one in function.arguments}
+    arguments = {argument.name: argument for argument in function.arguments}
     phrases = {name: arguments[name].phrase(value) for name, value in values.items()}
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    plain_values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return Request(
         function=function,
         text=function.request.format(**phrases),
-        arguments={name: value for name, value in given.items() if value is not None},
+        arguments={name: value for name, value in plain_values.items() if value is not None},
         expected={function.name: {name: arguments[name].alternatives(value) for name, value in values.items()}},
     )

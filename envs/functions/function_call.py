@@ -72,10 +72,10 @@ class FunctionCall(ToolQuestionEnv):
         super()._prepare()
         self._rows: Mapping[str, CallRow] = {}
         self.row_faults: tuple[str, ...] = ()  # of the rows that were left out
-        given = self.settings
-        if given.bfcl or given.path:
-            paths = packaged_paths(given.bfcl) if given.bfcl else (given.path, given.answers_path)
-            self._rows, self.row_faults = call_rows(*paths, bool(given.bfcl) or given.bad_rows == "skip")
+        settings = self.settings
+        if settings.bfcl or settings.path:
+            paths = packaged_paths(settings.bfcl) if settings.bfcl else (settings.path, settings.answers_path)
+            self._rows, self.row_faults = call_rows(*paths, bool(settings.bfcl) or settings.bad_rows == "skip")
         self._row_ids = list(self._rows)
         self._made_row: tuple[str, CallRow] | None = None
 
@@ -121,8 +121,8 @@ class FunctionCall(ToolQuestionEnv):
 
     def _opening(self) -> str:
         assert self._question is not None
-        how = self.format.instructions([]).replace("Tools:\n", "", 1) if self.settings.tools_in == "prompt" else ""
-        return how + self._header + self._request(self._question)
+        preface = self.format.instructions([]).replace("Tools:\n", "", 1) if self.settings.tools_in == "prompt" else ""
+        return preface + self._header + self._request(self._question)
 
     def _wrong_turn(self, question: Question) -> str:
         calls_nothing = self.settings.num_calls and not self._rows
@@ -164,7 +164,7 @@ class FunctionCall(ToolQuestionEnv):
     def _generated(self, prompt_id: str) -> CallRow:
         numbers = _numbers(prompt_id, max(self.settings.num_calls, 1))
         asked = [request(number) for number in numbers]
-        wanted = {one.function.name: one.function for one in asked}
+        wanted = {query.function.name: query.function for query in asked}
         others = [function for function in FUNCTIONS if function.name not in wanted]
         generator = random.Random(f"tools of {prompt_id}")
         offered = list(wanted.values()) if self.settings.num_calls else []
@@ -172,9 +172,9 @@ class FunctionCall(ToolQuestionEnv):
         generator.shuffle(offered)
         return CallRow(
             row_id=prompt_id,
-            request=" ".join(one.text for one in asked),
+            request=" ".join(query.text for query in asked),
             docs=tuple(function.doc for function in offered),
-            expected=tuple(one.expected for one in asked) if self.settings.num_calls else (),
+            expected=tuple(query.expected for query in asked) if self.settings.num_calls else (),
         )
 
 

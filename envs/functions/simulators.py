@@ -99,7 +99,7 @@ def as_json_schema(about: Mapping[str, Any]) -> dict[str, Any]:
     schema: dict[str, Any] = {}
     for key, value in about.items():
         if key == "properties":
-            schema[key] = {name: as_json_schema(one) for name, one in value.items()}
+            schema[key] = {name: as_json_schema(part) for name, part in value.items()}
         elif key in ("items", "additionalProperties") and isinstance(value, Mapping):
             schema[key] = as_json_schema(value)
         elif key == "type" and isinstance(value, str):
@@ -176,13 +176,13 @@ class Simulation:
 
 
 def _check_numbers(call: ToolCall) -> None:
-    given = dict(call.kwargs)
+    arguments = dict(call.kwargs)
     if call.name == "power" and len(call.args) > 1:
-        given["exponent"] = call.args[1]
+        arguments["exponent"] = call.args[1]
     if call.name in ("logarithm", "square_root", "round_number") and call.args:
-        given["precision"] = call.args[-1]
-    for name in _BOUNDED & set(given):
-        if isinstance(given[name], (int, float)) and abs(given[name]) > _MOST:
+        arguments["precision"] = call.args[-1]
+    for name in _BOUNDED & set(arguments):
+        if isinstance(arguments[name], (int, float)) and abs(arguments[name]) > _MOST:
             raise CallError(f"{call.name}: {name} is beyond {_MOST}; expected a smaller number")
 
 
@@ -192,7 +192,7 @@ def _task(row: Mapping[str, Any], answer: Mapping[str, Any], category: str) -> T
         number=int(row["id"].rpartition("_")[2]),
         requests=tuple("\n".join(message["content"] for message in turn) for turn in row["question"]),
         ground_truth=tuple(
-            tuple(call for one in turn for call in parsed_calls(one)) for turn in answer["ground_truth"]
+            tuple(call for text in turn for call in parsed_calls(text)) for turn in answer["ground_truth"]
         ),
         initial_config=row["initial_config"],
         classes=tuple(row["involved_classes"]),

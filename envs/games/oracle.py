@@ -169,11 +169,11 @@ class Oracle(TurnEnv):
         Raises:
             ValueError: this environment has no such task.
         """
-        found = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) and len(prompt_id) < 80 else None
-        values = [int(value) for value in found[1].split(", ")] if found else []
-        dice = [int(die) for die in found[3].split()] if found else []
-        is_right = found and 2 <= len(values) <= _MOST_NUMBERS and values == sorted(set(values)) and values[0] >= 10
-        if not found or not is_right or int(found[2]) not in values or not self._are_dice(dice):
+        match = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) and len(prompt_id) < 80 else None
+        values = [int(value) for value in match[1].split(", ")] if match else []
+        dice = [int(die) for die in match[3].split()] if match else []
+        is_right = match and 2 <= len(values) <= _MOST_NUMBERS and values == sorted(set(values)) and values[0] >= 10
+        if not match or not is_right or int(match[2]) not in values or not self._are_dice(dice):
             raise ValueError(
                 f"prompt_id = {prompt_id!r}; expected 2 to {_MOST_NUMBERS} ascending numbers, the hidden one and "
                 f"num_turns = {self.settings.num_turns} dice of 0 to {_SIDES - 1}, as in "
@@ -181,10 +181,10 @@ class Oracle(TurnEnv):
             )
         lies = frozenset(k for k, die in enumerate(dice) if die * 100 < self.settings.lie_percent * _SIDES)
         question = (
-            f"One of {found[1]} is hidden. A reply lies in {self.settings.lie_percent}% of cases, "
+            f"One of {match[1]} is hidden. A reply lies in {self.settings.lie_percent}% of cases, "
             f"a query costs {self.settings.cost_percent}%. Which is it?"
         )
-        return Case(question, self._inquiry(tuple(values)), int(found[2]), lies)
+        return Case(question, self._inquiry(tuple(values)), int(match[2]), lies)
 
     def gold_turns(self, prompt_id: str) -> list[str]:
         """Return the right answer, without a query."""

@@ -150,9 +150,9 @@ class Recall(QuestionEnv):
 
     def _read(self, prompt_id: str) -> tuple[str, list[int]]:
         """Return item and options of a prompt id."""
-        found = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) else None
-        item = f"{found[1]}-{found[2]}" if found else ""
-        options = [int(number) for number in found[3].split(", ")] if found else []
+        match = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) else None
+        item = f"{match[1]}-{match[2]}" if match else ""
+        options = [int(number) for number in match[3].split(", ")] if match else []
         if item not in self._number_of or sorted(options) != sorted(self._options(item)):
             shown = repr(prompt_id)[:80]
             raise ValueError(f"prompt_id = {shown}; expected an item with its options, as in 'K-37: 17, 93, 40'")

@@ -121,13 +121,13 @@ class Registers(TurnEnv):
 
     def answer(self, action: str) -> Answer:
         """Read a register, or grade the answer."""
-        verb, _, rest = action.partition(" ")
+        verb, _, argument = action.partition(" ")
         if verb == "get":
-            name = rest.strip()
+            name = argument.strip()
             if name in self._held:
                 return Answer(f"{name} = {self._held[name]}")
             return Answer(f"No such register. There are {', '.join(self._held)}.")
-        value = integer_in(rest.strip()) if verb == "answer" else None
+        value = integer_in(argument.strip()) if verb == "answer" else None
         if value is None:
             return Answer(_UNKNOWN, is_read=False)
         return Answer(reward=float(value == _right(self._held, self._task, self._of)), is_over=True)
@@ -135,14 +135,14 @@ class Registers(TurnEnv):
     def _read(self, prompt_id: str) -> tuple[dict[str, str], str, list[str]]:
         """Return what each register holds, the task, and the registers it names."""
         expected = f"prompt_id = {prompt_id!r}; expected registers and a task, as in 'p=17, c=40. larger p c'"
-        found = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) else None
-        if not found or not prompt_id.isascii():
+        match = _PROMPT_ID.fullmatch(prompt_id) if isinstance(prompt_id, str) else None
+        if not match or not prompt_id.isascii():
             raise ValueError(expected)
-        held = dict(pair.split("=") for pair in found[1].split(", "))
-        task, of = found[2], found[3].split()
+        held = dict(pair.split("=") for pair in match[1].split(", "))
+        task, of = match[2], match[3].split()
         numbers = {name: value for name, value in held.items() if value.isdigit()}
         letters = [name for name in held if name not in numbers]
-        is_right = len(held) == found[1].count("=") and len(set(held.values())) == len(held) and set(of) <= set(held)
+        is_right = len(held) == match[1].count("=") and len(set(held.values())) == len(held) and set(of) <= set(held)
         is_right &= len(set(of)) == len(of) == (2 if task in _PAIRED else 1)
         is_right &= letters == (of if task == "follow" else [])
         if not is_right or (task == "follow" and held[of[0]] not in numbers):

@@ -75,12 +75,12 @@ def make_judge(spec: str, model: str, deadline_s: float, key_variable: str) -> J
         return EndpointJudge(spec, model, deadline_s, key_variable)
     module, _, name = spec.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"judge = {spec!r} cannot be imported ({type(error).__name__}: {error})") from error
-    if not callable(found):
-        raise ValueError(f"judge = {spec!r} is a {type(found).__name__}; expected a function")
-    judge: Judge = found
+    if not callable(function):
+        raise ValueError(f"judge = {spec!r} is a {type(function).__name__}; expected a function")
+    judge: Judge = function
     return judge
 
 
@@ -164,8 +164,8 @@ def grades_in(reply: bytes) -> dict[str, Any]:
         decoder, start = json.JSONDecoder(), content.rfind("{")
         while start >= 0:
             try:
-                found: dict[str, Any] = decoder.raw_decode(content, start)[0]
-                return found
+                grades: dict[str, Any] = decoder.raw_decode(content, start)[0]
+                return grades
             except (ValueError, RecursionError):
                 start = content.rfind("{", 0, start)
     raise JudgeError(f"the judge's message holds no JSON object: {str(content)[:200]!r}")

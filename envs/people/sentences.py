@@ -90,9 +90,9 @@ class Sentences(TurnEnv):
         """Grade the sentence."""
         if not action:
             return Answer(is_over=True, is_read=False, info={"stop_reason": "unparsable"})
-        found = grades(self._task, action, CRITERIA)
-        reward = sum(grade - 1 for grade in found.values()) / (3 * len(found))
-        return Answer(reward=reward, is_over=True, info={f"grade_{name}": grade for name, grade in found.items()})
+        scores = grades(self._task, action, CRITERIA)
+        reward = sum(grade - 1 for grade in scores.values()) / (3 * len(scores))
+        return Answer(reward=reward, is_over=True, info={f"grade_{name}": grade for name, grade in scores.items()})
 
     def _words(self, prompt_id: str) -> list[str]:
         is_one = isinstance(prompt_id, str) and len(prompt_id) < 100 and _PROMPT_ID.fullmatch(prompt_id)

@@ -103,7 +103,7 @@ def gathered(name: str, function: Callable[..., Any]) -> Gathered:
         function: that it names now
     """
     with _lock:
-        found = _gathered.get(name)
-        if found is None or found.function != function:
-            found = _gathered[name] = Gathered(function)
-        return found
+        entry = _gathered.get(name)
+        if entry is None or entry.function != function:
+            entry = _gathered[name] = Gathered(function)
+        return entry

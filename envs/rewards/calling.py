@@ -59,12 +59,12 @@ def fault_of_call(function: Callable[..., Any], names: Collection[str]) -> str:
 def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     """Return the parameters of a function, by name whether it needs them, and whether it takes any others."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of some functions that are written in C
         return {}, True
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {one.name: one.default is inspect.Parameter.empty for one in found if one.kind in kinds}
-    return named, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found)
+    named = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in kinds}
+    return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def listed(value: Any, num: int, what: str) -> list[Any]:

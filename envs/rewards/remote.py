@@ -76,7 +76,7 @@ class RemoteReward:
 
 def _reward_in(reply: bytes) -> Any:
     try:
-        found = json.loads(reply)
-        return found["reward"] if isinstance(found, dict) else found
+        answer = json.loads(reply)
+        return answer["reward"] if isinstance(answer, dict) else answer
     except (ValueError, KeyError, RecursionError) as error:
         raise RemoteError(f'the reply {reply[:80]!r} holds no reward; expected {{"reward": 0.5}}') from error

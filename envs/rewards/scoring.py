@@ -125,16 +125,16 @@ class Rewards:
         """
         every, faults = read_rewards(given)
         functions: list[tuple[RewardSettings, Callable[..., Any]]] = []
-        for one in every if not faults else ():
+        for spec in every if not faults else ():
             try:
-                if one.is_remote:
-                    functions.append((one, RemoteReward(one.function, retries, concurrency)))
+                if spec.is_remote:
+                    functions.append((spec, RemoteReward(spec.function, retries, concurrency)))
                     continue
-                function = load_function(one.function)
-                if fault := _fault_of_parameters(one, function):
+                function = load_function(spec.function)
+                if fault := _fault_of_parameters(spec, function):
                     faults.append(fault)
                     continue
-                functions.append((one, gathered(one.function, function) if one.form == "batch" else function))
+                functions.append((spec, gathered(spec.function, function) if spec.form == "batch" else function))
             except ValueError as error:
                 faults.append(str(error))
         if faults:  # it ends a run: a file may be missing where the runners are
@@ -274,8 +274,8 @@ def _fault_of_parameters(spec: RewardSettings, function: Callable[..., Any]) -> 
     names = parameters_of(function)[0]
     other = next((form for name, form in _SHOWN_FORMS.items() if name in names and form != spec.form), "")
     hint = f"set form = {other!r}, or rename its parameters" if other else "rename its parameters, or set form"
-    given = ", ".join(_NAMES.get(spec.form, ("prompts", "completions", "the columns")))
-    return f"reward {spec.function!r}: form = {spec.form!r} gives it {given}, but {fault}; {hint}"
+    arguments = ", ".join(_NAMES.get(spec.form, ("prompts", "completions", "the columns")))
+    return f"reward {spec.function!r}: form = {spec.form!r} gives it {arguments}, but {fault}; {hint}"
 
 
 def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
@@ -285,13 +285,13 @@ def _of_row(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[An
 def _of_trl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:
     columns = {str(name): [value] for name, value in row.items() if name not in ("prompt", "completion")}
     if messages:
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "prompts": [list(messages)],
             "completions": [[{"role": "assistant", "content": answer}]],
         }
     else:
-        given = {"prompts": [prompt], "completions": [answer]}
-    return {**columns, **given}
+        arguments = {"prompts": [prompt], "completions": [answer]}
+    return {**columns, **arguments}
 
 
 def _of_verl(prompt: str, answer: str, row: dict[str, Any], messages: Sequence[Any]) -> dict[str, Any]:

@@ -67,21 +67,21 @@ def read_rewards(given: str | Mapping[str, Any] | Sequence[Any]) -> tuple[list[R
         given: a function, or a list of functions; each a text or a mapping with the fields of `RewardSettings`
     """
     entries = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    found, faults = [], [] if entries else ["reward = []; expected at least one function"]
+    functions, faults = [], [] if entries else ["reward = []; expected at least one function"]
     for entry in entries:
-        one = {"function": entry} if isinstance(entry, str) else entry
-        if wrong := list(_faults_of_types(one)):
+        values = {"function": entry} if isinstance(entry, str) else entry
+        if wrong := list(_faults_of_types(values)):
             faults += [f"reward: {fault}" for fault in wrong]
             continue
-        settings = RewardSettings(**one)
+        settings = RewardSettings(**values)
         faults += [f"reward {settings.function!r}: {fault}" for fault in settings.faults()]
-        found.append(settings)
-    labels = [each.label for each in found]
+        functions.append(settings)
+    labels = [each.label for each in functions]
     faults += [
         f"reward: two functions have the name {label!r}; set 'name' of one of them"
         for label in sorted({label for label in labels if labels.count(label) > 1})
     ]
-    return found, faults
+    return functions, faults
 
 
 def _faults_of_types(entry: Any) -> Iterator[str]:

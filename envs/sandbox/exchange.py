@@ -71,8 +71,8 @@ class Exchange:
         leaking = [fd for fd in self.texts if not self._drained(fd)]
         if not self.began:
             failed = json.loads(self.status or b"{}").get("failed", "")
-            told = failed or self.texts[self.worker.err].decode(errors="replace").strip()
-            raise LostWorkerError(f"a worker did not start: {told or 'it took too long'}")
+            reason = failed or self.texts[self.worker.err].decode(errors="replace").strip()
+            raise LostWorkerError(f"a worker did not start: {reason or 'it took too long'}")
         return self._result(bool(leaking) and not self.is_lost)
 
     def _deadline(self) -> float:

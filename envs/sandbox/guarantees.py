@@ -144,14 +144,14 @@ def probe(without: tuple[str, ...] = ()) -> Guarantees:
 
 def told(without: tuple[str, ...] = ()) -> Guarantees:
     """Return the result of `probe`, and print it to standard error the first time in a process."""
-    found = probe(without)
+    guarantees = probe(without)
     key = tuple(sorted(without))
     with _LOCK:
         is_new = key not in _TOLD
         _TOLD.add(key)
     if is_new:
-        print(f"sandbox for code of the policy:\n{found}", file=sys.stderr, flush=True)
-    return found
+        print(f"sandbox for code of the policy:\n{guarantees}", file=sys.stderr, flush=True)
+    return guarantees
 
 
 def _probed(without: tuple[str, ...]) -> Guarantees:
@@ -184,8 +184,8 @@ def _probed(without: tuple[str, ...]) -> Guarantees:
         "time": f"an endless loop ends as {endless.stop} after {endless.duration_s:.2f} s of {_TIMEOUT_S:g}",
         "privileges": f"user id {facts['uid']}, setuid(0) {facts['risen']}",
     }
-    how = {name: _how(name, pool.mechanisms) for name in NAMES} | {"memory": "rlimit", "time": "kill from outside"}
-    return Guarantees(tuple(Guarantee(n, holds[n] and bool(how[n]), how[n], seen[n]) for n in NAMES), pool.note)
+    means = {name: _how(name, pool.mechanisms) for name in NAMES} | {"memory": "rlimit", "time": "kill from outside"}
+    return Guarantees(tuple(Guarantee(n, holds[n] and bool(means[n]), means[n], seen[n]) for n in NAMES), pool.note)
 
 
 def _how(name: str, mechanisms: frozenset[str]) -> str:

@@ -139,8 +139,8 @@ class Sandbox:
         except LostWorkerError as error:
             if not error.has_begun:
                 raise
-            told = "the code ended the process that runs the sandbox, in a call and again alone"
-            return SandboxResult("crashed", error=told, exit_code=-signal.SIGKILL)
+            reason = "the code ended the process that runs the sandbox, in a call and again alone"
+            return SandboxResult("crashed", error=reason, exit_code=-signal.SIGKILL)
         finally:
             pool.close()
 

@@ -100,12 +100,12 @@ def allowed_numbers() -> dict[str, int]:
 
 def _conditions(own_pid: int) -> dict[int, list[tuple[_If, ...]]]:
     """Return, by number, the alternatives under which a call is allowed; in each, all conditions must hold."""
-    own: list[tuple[_If, ...]] = [(_If(0, (own_pid,)),)]
+    own_process: list[tuple[_If, ...]] = [(_If(0, (own_pid,)),)]
     is_pair = (_If(0, (socket.AF_UNIX,)), _If(1, (socket.SOCK_STREAM,), ~(socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)))
     return {
         _CLONE: [(_If(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_SPACES),)],
-        _KILL: own,
-        _TGKILL: own,
+        _KILL: own_process,
+        _TGKILL: own_process,
         _PRLIMIT: [(_If(0, (0,)),)],
         _IOCTL: [(_If(1, _IOCTLS),)],
         _PRCTL: [(_If(0, _PRCTLS),)],

@@ -227,10 +227,10 @@ def _exited(error: SystemExit) -> dict[str, Any]:
 
 def _told(error: BaseException, err: TextIO) -> str:
     """Write the traceback as Python would, without our own frames, and return its last line."""
-    own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename != NAME:
-        own = own.tb_next
-    lines = [line[:_LINE_CHARS] for text in traceback.format_exception(type(error), error, own)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
+        trace = trace.tb_next
+    lines = [line[:_LINE_CHARS] for text in traceback.format_exception(type(error), error, trace)
              for line in text.splitlines()]  # fmt: skip
     _quietly(err.write, "\n".join(lines) + "\n")
     return lines[-1].strip() if lines else type(error).__name__

@@ -45,7 +45,7 @@ class Corpus:
 
         self.documents = tuple(documents)
         self._index = bm25s.BM25(method="lucene")
-        self._index.index([_words(f"{one.title} {one.text}") for one in documents], show_progress=False)
+        self._index.index([_words(f"{document.title} {document.text}") for document in documents], show_progress=False)
 
     def search(self, query: str, num_results: int) -> list[Document]:
         """Return the documents that share words with a query, best first; its first 200 words count."""
@@ -98,8 +98,8 @@ def _document(row: Any) -> Document:
 def _answered(row: Any) -> Answered:
     question = _text_in(row, "question")
     field = next((name for name in ("golden_answers", "answers", "answer") if name in row), "answer")
-    given = row.get(field)
-    answers = [given] if isinstance(given, str) else given
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
+    value = row.get(field)
+    answers = [value] if isinstance(value, str) else value
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
         raise ValueError(f"field {field!r}; expected text, or a list of at least one text")
-    return Answered(" ".join(question.split()), tuple(one.strip() for one in answers))
+    return Answered(" ".join(question.split()), tuple(answer.strip() for answer in answers))

@@ -76,20 +76,20 @@ class Retrieval(Listed, ToolQuestionEnv):
 
     def _prepare(self) -> None:
         super()._prepare()
-        given = self.settings
+        settings = self.settings
         self.row_faults: tuple[str, ...] = ()  # of the rows that were left out
         self._chains: dict[str, Chain] = {}
         self._rows: dict[str, Answered] = {}
-        if given.corpus_path:
-            skip = given.bad_rows == "skip"
-            self._corpus, corpus_faults = corpus_of_file(given.corpus_path, skip)
-            rows, row_faults = questions_of_file(given.questions_path, skip)
+        if settings.corpus_path:
+            skip = settings.bad_rows == "skip"
+            self._corpus, corpus_faults = corpus_of_file(settings.corpus_path, skip)
+            rows, row_faults = questions_of_file(settings.questions_path, skip)
             self._rows = {row.question: row for row in rows}
             self.row_faults = corpus_faults + row_faults
         else:
-            self._corpus = generated_corpus(given.facts_seed)
-            chains = facts(given.facts_seed).chains()
-            self._chains = {one.question: one for one in chains if given.num_hops in (0, one.num_hops)}
+            self._corpus = generated_corpus(settings.facts_seed)
+            chains = facts(settings.facts_seed).chains()
+            self._chains = {chain.question: chain for chain in chains if settings.num_hops in (0, chain.num_hops)}
         self._ids = list(self._rows or self._chains)
 
     @property
@@ -115,8 +115,8 @@ class Retrieval(Listed, ToolQuestionEnv):
         Args:
             query: names and words to look for
         """
-        found = self._corpus.search(query, self.settings.num_results)
-        return "\n".join(f"({one.title}) {one.text}" for one in found) or "Nothing was found."
+        documents = self._corpus.search(query, self.settings.num_results)
+        return "\n".join(f"({document.title}) {document.text}" for document in documents) or "Nothing was found."
 
     def gold_calls(self, prompt_id: str) -> list[ToolCall]:
         """Return one search for each document that the answer needs; for a question file they are unknown."""

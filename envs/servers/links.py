@@ -125,9 +125,9 @@ class SocketLink:
             raise ServerError(f"{self.url}: the answer to a {kind} is not JSON") from error
         if isinstance(answer, dict) and answer.get("type") == "observation":
             return answer.get("data")
-        told = answer.get("data") if isinstance(answer, dict) else None
-        code = told.get("code") if isinstance(told, dict) else None
-        message = f"{self.url}: {kind} failed: {json.dumps(told if told is not None else answer, default=str)[:300]}"
+        cause = answer.get("data") if isinstance(answer, dict) else None
+        code = cause.get("code") if isinstance(cause, dict) else None
+        message = f"{self.url}: {kind} failed: {json.dumps(cause if cause is not None else answer, default=str)[:300]}"
         message += "; set max_concurrent_episodes to the number of sessions that it takes" if code == _FULL else ""
         raise (ActionError if code == _BAD_ACTION else ServerError)(message)
 
@@ -141,9 +141,9 @@ def _shown(data: Any) -> Shown:
     is_valid = isinstance(data, dict) and isinstance(data.get("observation"), dict)
     reward = data.get("reward") if is_valid else None
     if not is_valid or isinstance(reward, str | list | dict) or not isinstance(data.get("done", False), bool):
-        told = json.dumps(data, default=str)[:120]
+        text = json.dumps(data, default=str)[:120]
         form = '{"observation": {...}, "reward": .., "done": ..}'
-        raise ServerError(f"the answer {told} is not valid; expected {form}")
+        raise ServerError(f"the answer {text} is not valid; expected {form}")
     return Shown(data["observation"], float(reward or 0.0), bool(data.get("done", False)))
 
 

@@ -56,7 +56,7 @@ class OpenEnvSettings(Settings):
             faults.append(f"action = {self.action!r}; expected {TURN!r} in one of its texts, or {{}}")
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             faults.append(f"low = {self.low:g} and high = {self.high:g}; expected two numbers, low below high")
-        if not all(isinstance(one, str) and one for one in self.stop):
+        if not all(isinstance(word, str) and word for word in self.stop):
             faults.append(f"stop = {self.stop!r}; expected a list of texts")
         if not self.domain:
             faults.append("domain = ''; expected a name")
@@ -146,10 +146,10 @@ class OpenEnv(gymnasium.Env[str, str]):
             filled: dict[str, Any] = _filled(self.settings.action, turn)
             return filled
         try:
-            found = json.loads(turn)
+            action = json.loads(turn)
         except (ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return action if isinstance(action, dict) else None
 
     def _refused(self, reason: str) -> Step:
         """End the episode with a turn that is not an action; what was paid is taken back."""
@@ -172,13 +172,13 @@ class OpenEnv(gymnasium.Env[str, str]):
             )
 
     def _text(self, shown: Shown) -> str:
-        found: Any = shown.observation
+        value: Any = shown.observation
         for name in filter(None, self.settings.observation.split(".")):
-            if not isinstance(found, Mapping) or name not in found:
-                has = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            if not isinstance(value, Mapping) or name not in value:
+                has = ", ".join(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
                 raise ServerError(f"observation = {self.settings.observation!r}: the server's observation has {has}")
-            found = found[name]
-        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            value = value[name]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def _checked(self, seed: int, shown: Shown) -> Shown:
         """Return a second reset with the same seed, once a process and server."""
@@ -206,5 +206,5 @@ def _filled(value: Any, turn: str) -> Any:
     if isinstance(value, str):
         return value.replace(TURN, turn)
     if isinstance(value, Mapping):
-        return {name: _filled(one, turn) for name, one in value.items()}
-    return [_filled(one, turn) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _filled(item, turn) for name, item in value.items()}
+    return [_filled(item, turn) for item in value] if isinstance(value, list | tuple) else value

@@ -158,8 +158,8 @@ class Retail(Listed, ToolQuestionEnv):
         if (reply := self._reply(self._said[-1])) is not None:
             return text.reply(action, f"Customer: {reply}\n"), 0.0, False, False, {}
         task = self._task(self._asked_id)
-        told = "\n".join(self._said).lower().replace(",", "")
-        has_told = all(one.lower().replace(",", "") in told for one in task.told)
+        speech = "\n".join(self._said).lower().replace(",", "")
+        has_told = all(fact.lower().replace(",", "") in speech for fact in task.told)
         is_right = has_told and self._shop.changes() == self._expected(task)
         self._question, self._tools = None, {}
         return "", float(is_right), True, False, {}
@@ -236,12 +236,12 @@ def _task(row: Any, number: int, path: Path) -> RetailTask:
         stated = [instructions] if isinstance(instructions, str) else [instructions.get(field) for field in _ASKED]
         parts = tuple(" ".join(str(part).split()) for part in stated if part and str(part).strip(" ."))
         criteria = row["evaluation_criteria"]
-        calls = [ToolCall(one["name"], (), dict(one["arguments"])) for one in criteria.get("actions") or ()]
-        told = tuple(str(one) for one in criteria.get("communicate_info") or ())
+        calls = [ToolCall(action["name"], (), dict(action["arguments"])) for action in criteria.get("actions") or ()]
+        facts = tuple(str(fact) for fact in criteria.get("communicate_info") or ())
         task_id = str(row["id"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}, row {number}: field {error} is missing or broken") from None
     unknown = sorted({call.name for call in calls} - set(TOOL_NAMES))
     if unknown or not parts:
         raise ValueError(f"{path}, row {number}: actions {unknown} are unknown, or the instructions are empty")
-    return RetailTask(task_id, parts, tuple(calls), told)
+    return RetailTask(task_id, parts, tuple(calls), facts)

@@ -136,16 +136,16 @@ class Mcp(ToolEnvironment):
 
     def __init__(self, env_config: Mapping[str, Any] | None = None):
         """Divide the settings into those of the server and those of `ToolEnvironment`."""
-        own = {"domain": "mcp", **(env_config or {})}
-        of_server, of_tools = ({field.name for field in fields(one)} for one in (McpSettings, ToolSettings))
+        settings = {"domain": "mcp", **(env_config or {})}
+        of_server, of_tools = ({field.name for field in fields(kind)} for kind in (McpSettings, ToolSettings))
         known = {*of_server, *of_tools, "tasks", "reward", "domain"}
-        if unknown := sorted(own.keys() - known):
+        if unknown := sorted(settings.keys() - known):
             known_names = ", ".join(sorted(known))
             raise ValueError(f"env_config of mcp: {unknown[0]} is not a setting; expected one of {known_names}")
-        if not own.get("tasks"):
+        if not settings.get("tasks"):
             raise ValueError("env_config of mcp: tasks is missing; expected rows with question and answer, or a file")
-        server = {name: own.pop(name) for name in of_server & own.keys()}
-        super().__init__((), own.pop("tasks"), mcp=server, **own)
+        server = {name: settings.pop(name) for name in of_server & settings.keys()}
+        super().__init__((), settings.pop("tasks"), mcp=server, **settings)
 
 
 def _problems_of(questions: str | Path | Sequence[Mapping[str, Any]], has_reward: bool) -> dict[str, Problem]:

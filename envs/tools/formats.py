@@ -40,17 +40,17 @@ class LineFormat(CallFormat):
 
     def _read(self, turn: str, tools: Tools) -> Said:
         for action in _ACTION.finditer(turn):
-            rest = action["rest"].strip()
+            argument = action["rest"].strip()
             if action["word"] == "Tool":
-                return Said(calls=tuple(self._calls(rest, tools)), text=turn)
-            if rest:
-                return Said(answer=rest, text=turn)
+                return Said(calls=tuple(self._calls(argument, tools)), text=turn)
+            if argument:
+                return Said(answer=argument, text=turn)
         return Said(text=turn, fault="expected a line that begins with 'Tool:' or 'Answer:'")
 
-    def _calls(self, rest: str, tools: Tools) -> list[ToolCall]:
-        if self.bare_tool and not re.match(rf"\s*{re.escape(self.bare_tool)}\s*\(", rest):
-            return [ToolCall(self.bare_tool, (rest,), is_text=True)]
-        return parsed_calls(rest)
+    def _calls(self, argument: str, tools: Tools) -> list[ToolCall]:
+        if self.bare_tool and not re.match(rf"\s*{re.escape(self.bare_tool)}\s*\(", argument):
+            return [ToolCall(self.bare_tool, (argument,), is_text=True)]
+        return parsed_calls(argument)
 
     def call(self, *calls: ToolCall) -> str:
         """Write the calls on one line."""
@@ -89,11 +89,11 @@ class TagFormat(CallFormat):
     def _read(self, turn: str, tools: Tools) -> Said:
         turn = after_thinking(turn)
         opened = {name: turn.find(f"<{name}>") for name in (*tools, "answer")}
-        found = sorted((where, name) for name, where in opened.items() if where >= 0)
-        if not found:
+        tags = sorted((where, name) for name, where in opened.items() if where >= 0)
+        if not tags:
             expected = ", ".join(f"<{name}>" for name in (*tools, "answer"))
             return Said(text=turn, fault=f"expected one of {expected}")
-        where, name = found[0]
+        where, name = tags[0]
         content, _ = between(turn, f"<{name}>", f"</{name}>", where)
         if name == "answer":
             return Said(answer=content.strip(), text=turn)
@@ -101,9 +101,9 @@ class TagFormat(CallFormat):
 
     def call(self, *calls: ToolCall) -> str:
         """Write one tag; a turn makes one call."""
-        (one,) = calls
-        (value,) = (*one.args, *one.kwargs.values())
-        return f"<{one.name}>{value}</{one.name}>"
+        (call,) = calls
+        (value,) = (*call.args, *call.kwargs.values())
+        return f"<{call.name}>{value}</{call.name}>"
 
     def answer(self, answer: str) -> str:
         """Write the answer's tag."""

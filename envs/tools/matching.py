@@ -62,16 +62,16 @@ def fits_call(call: ToolCall, expected: Expected, parameters: Mapping[str, Mappi
     if call.name != name or name not in parameters:
         return False
     about = parameters[name].get("properties", {})
-    given = dict(zip(about, call.args))
-    if len(call.args) > len(about) or set(given) & set(call.kwargs):
+    arguments = dict(zip(about, call.args))
+    if len(call.args) > len(about) or set(arguments) & set(call.kwargs):
         return False
-    given.update(call.kwargs)
+    arguments.update(call.kwargs)
     required = set(parameters[name].get("required", ()))
-    if required - set(given) or set(given) - set(wanted) or set(given) - set(about):
+    if required - set(arguments) or set(arguments) - set(wanted) or set(arguments) - set(about):
         return False
-    if any(argument not in given and "" not in alternatives for argument, alternatives in wanted.items()):
+    if any(argument not in arguments and "" not in alternatives for argument, alternatives in wanted.items()):
         return False
-    return all(_is_among(given[argument], wanted[argument], about[argument]) for argument in given)
+    return all(_is_among(arguments[argument], wanted[argument], about[argument]) for argument in arguments)
 
 
 def _is_among(value: Any, alternatives: Sequence[Any], about: Mapping[str, Any]) -> bool:

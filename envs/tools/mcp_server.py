@@ -51,7 +51,7 @@ class McpSettings(Settings):
         faults = []
         if bool(self.command) == bool(self.url):
             faults.append(f"command = {self.command}, url = {self.url!r}; expected one of them")
-        if not all(isinstance(one, str) for one in [*self.command, *self.env.values()]):
+        if not all(isinstance(text, str) for text in [*self.command, *self.env.values()]):
             faults.append("command, env; expected texts in them")
         if self.url and not self.url.startswith(("http://", "https://")):
             faults.append(f"url = {self.url!r}; expected http://host:port/path")
@@ -78,7 +78,7 @@ class McpTools:
                 key = json.dumps(vars(self._settings), sort_keys=True)
                 self._session = _shared.setdefault(key, self._session)
         try:
-            self.tools = [self._tool(one) for one in self._session.listed()]
+            self.tools = [self._tool(tool) for tool in self._session.listed()]
         except ToolServerError as error:
             raise ValueError(str(error)) from error
 
@@ -141,11 +141,11 @@ class _Session:
         """Return the descriptions of the tools."""
         self.start()
         page = self._within(self._client.list_tools(), self._settings.start_timeout_s)
-        found: list[Any] = page.tools
-        while page.next_cursor is not None and len(found) < _MOST_TOOLS:
+        tools: list[Any] = page.tools
+        while page.next_cursor is not None and len(tools) < _MOST_TOOLS:
             page = self._within(self._client.list_tools(cursor=page.next_cursor), self._settings.start_timeout_s)
-            found += page.tools
-        return found
+            tools += page.tools
+        return tools
 
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
         """Return the result of a call as text.
@@ -155,7 +155,7 @@ class _Session:
             ToolServerError: the server failed.
         """
         result = self._within(self._client.call_tool(name, arguments), timeout_s)
-        parts = [getattr(one, "text", None) or f"[{one.type}]" for one in result.content]
+        parts = [getattr(block, "text", None) or f"[{block.type}]" for block in result.content]
         written = "\n".join(parts) if parts else json.dumps(result.structured_content)
         if result.is_error:
             raise CallError(written)

@@ -60,8 +60,8 @@ class XmlFormat(CallFormat):
                 body, where = between(text, opening[0], "</tool_call>", opening.start())
                 calls += _xml_body(body.strip())
             else:
-                one, where = _function_tag(text, opening.start())
-                calls.append(one)
+                call, where = _function_tag(text, opening.start())
+                calls.append(call)
             if len(calls) > MAX_CALLS:
                 raise CallError(f"more than {MAX_CALLS} calls in a turn")
         return Said(calls=tuple(calls), text=turn) if calls else _answered(text)
@@ -163,9 +163,9 @@ def _answered(text: str) -> Said:
     where = text.rfind("<answer>")
     if where >= 0:
         return Said(answer=text[where + len("<answer>") :].partition("</answer>")[0].strip(), text=text)
-    _, cue, rest = text.rpartition("Answer:")
-    if cue and rest.strip():
-        return Said(answer=rest.strip(), text=text)
+    _, cue, answer = text.rpartition("Answer:")
+    if cue and answer.strip():
+        return Said(answer=answer.strip(), text=text)
     return Said(text=text) if text.strip() else Said(text=text, fault="an empty turn; expected a call or an answer")
 
 
@@ -174,7 +174,7 @@ def _xml_body(body: str) -> list[ToolCall]:
         return [_function_tag(body, 0)[0]]
     if body.startswith(("{", "[")):
         value = loaded(body)
-        return [call_from_json(one) for one in (value if isinstance(value, list) else [value])]
+        return [call_from_json(item) for item in (value if isinstance(value, list) else [value])]
     return parsed_calls(body)
 
 

@@ -93,26 +93,26 @@ class Tool:
             CallError: lists everything that does not fit, and the signature.
         """
         names = list(self.parameters.get("properties", {}))
-        given = dict(zip(names, call.args))
+        arguments = dict(zip(names, call.args))
         faults = [f"{len(call.args)} arguments by position; expected at most {len(names)}"] * (
             len(call.args) > len(names)
         )
-        faults += [f"{name} is given twice" for name in call.kwargs if name in given]
-        given.update(call.kwargs)
+        faults += [f"{name} is given twice" for name in call.kwargs if name in arguments]
+        arguments.update(call.kwargs)
         if call.is_text:
-            given = self.read(ToolCall(self.name, (), given))
-        faults += [f"{name} is unknown" for name in given if name not in names]
-        faults += [f"{name} is missing" for name in self.parameters.get("required", ()) if name not in given]
+            arguments = self.read(ToolCall(self.name, (), arguments))
+        faults += [f"{name} is unknown" for name in arguments if name not in names]
+        faults += [f"{name} is missing" for name in self.parameters.get("required", ()) if name not in arguments]
         if not faults and self.checker is not None:
-            given, faults = _checked(self.checker, given)
+            arguments, faults = _checked(self.checker, arguments)
         if faults:
             raise CallError(f"{self.name}: {'; '.join(faults)}. Expected {self.signature()}")
-        return given
+        return arguments
 
     def read(self, call: ToolCall) -> dict[str, Any]:
         """Return the arguments of a call whose values are all text, by name, converted to the types of the schema."""
-        given = {**dict(zip(self.parameters.get("properties", {}), call.args)), **call.kwargs}
-        return {name: self._read(name, value) for name, value in given.items()}
+        arguments = {**dict(zip(self.parameters.get("properties", {}), call.args)), **call.kwargs}
+        return {name: self._read(name, value) for name, value in arguments.items()}
 
     def _read(self, name: str, value: Any) -> Any:
         """Return the value of a text if the tool expects another type than text."""
@@ -140,7 +140,7 @@ def _described(function: Callable[..., Any]) -> _Description:
 
     _check_describable(function)
     written = docstring_parser.parse(function.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
-    about = {one.arg_name: " ".join((one.description or "").split()) for one in written.params}
+    about = {param.arg_name: " ".join((param.description or "").split()) for param in written.params}
     schema, checker = _schema_of(function, about)
     description = " ".join(filter(None, (written.short_description, written.long_description)))
     return _Description(" ".join(description.split()), schema, checker)
@@ -177,26 +177,26 @@ def _schema_of(function: Callable[..., Any], about: Mapping[str, str]) -> tuple[
     arguments = with_config(config)(TypedDict(function.__name__, fields))  # type: ignore[operator]
     checker = TypeAdapter(arguments)
     schema = checker.json_schema()
-    for name, one in schema.get("properties", {}).items():
-        one.pop("title", None)
+    for name, prop in schema.get("properties", {}).items():
+        prop.pop("title", None)
         default = parameters[name].default
         if default is not inspect.Parameter.empty:
-            one["default"] = default
+            prop["default"] = default
     plain = {"type": "object", "properties": schema.get("properties", {}), "required": schema.get("required", [])}
     return {**plain, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}, checker
 
 
-def _checked(checker: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _checked(checker: Any, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments converted by the hints, and error messages."""
     from pydantic import ValidationError
 
     try:
-        return dict(checker.validate_json(json.dumps(given))), []
+        return dict(checker.validate_json(json.dumps(arguments))), []
     except ValidationError as error:
         faults = []
-        for one in error.errors(include_url=False, include_context=False):
-            where = ".".join(str(part) for part in one["loc"])
-            faults.append(f"{where or 'the call'} is {shown(repr(one['input']))}; {one['msg']}")
+        for problem in error.errors(include_url=False, include_context=False):
+            where = ".".join(str(part) for part in problem["loc"])
+            faults.append(f"{where or 'the call'} is {shown(repr(problem['input']))}; {problem['msg']}")
         return {}, faults
 
 
@@ -206,7 +206,7 @@ def _type_name(about: Mapping[str, Any]) -> str:
     if "const" in about:
         return repr(about["const"])
     if "anyOf" in about:
-        return " | ".join(_type_name(one) for one in about["anyOf"])
+        return " | ".join(_type_name(option) for option in about["anyOf"])
     kind = about.get("type", "object" if "$ref" in about else "any")
     if kind == "array" and "items" in about:
         return f"list[{_type_name(about['items'])}]"
@@ -225,5 +225,5 @@ _NAMES = {
 
 
 def _takes_text(about: Mapping[str, Any]) -> bool:
-    kinds = [one.get("type") for one in about.get("anyOf", (about,))] + [about.get("type")]
-    return "string" in kinds or any(isinstance(one, str) for one in about.get("enum", ()))
+    kinds = [option.get("type") for option in about.get("anyOf", (about,))] + [about.get("type")]
+    return "string" in kinds or any(isinstance(value, str) for value in about.get("enum", ()))

@@ -183,8 +183,8 @@ class ToolQuestionEnv(QuestionEnv):
         if not self.votes_by_calls:
             return super().vote(prompt_id, turns)
         said = [self.format.read(turn, self._made(prompt_id)) for turn in turns]
-        calls = [written_call(call) for one in said for call in one.calls]
-        has_spoken = any(not one.fault for one in said)
+        calls = [written_call(call) for reading in said for call in reading.calls]
+        has_spoken = any(not reading.fault for reading in said)
         return "; ".join(sorted(calls)) if has_spoken else None
 
     def _called(self, action: str, calls: Sequence[ToolCall]) -> Reply:

@@ -183,13 +183,13 @@ class WordProblem(ToolQuestionEnv):
 
 def _read(prompt_id: str) -> tuple[Template, dict[str, str], dict[str, str]]:
     """Return the template, the numbers by letter and the words of `prompt_id`."""
-    found = _PROMPT_ID.fullmatch(str(prompt_id))
-    if found:
-        steps, at, values = int(found["steps"]), int(found["template"]), found["numbers"].split()
-        known = at < len(TEMPLATES[steps]) and found["name"] in NAMES and found["thing"] in THINGS
+    match = _PROMPT_ID.fullmatch(str(prompt_id))
+    if match:
+        steps, at, values = int(match["steps"]), int(match["template"]), match["numbers"].split()
+        known = at < len(TEMPLATES[steps]) and match["name"] in NAMES and match["thing"] in THINGS
         if known and len(values) == steps + 1:
             numbers = dict(zip("abc", values, strict=False))
             template = TEMPLATES[steps][at]
             total = shown(evaluate(template.total.format(**numbers)))
-            return template, {**numbers, "total": total}, {"name": found["name"], "thing": found["thing"]}
+            return template, {**numbers, "total": total}, {"name": match["name"], "thing": match["thing"]}
     raise ValueError(f"prompt_id = {prompt_id!r}; expected a prompt such as '2.0 4 12 7 Mia pencils'")

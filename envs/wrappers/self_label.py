@@ -129,6 +129,6 @@ def agreement(votes: Sequence[str | None], is_same: Callable[[str, str], bool], 
             members.append([])
         members[at].append(index)
     most = max(map(len, members), default=0)
-    winners = [one for one in members if len(one) == most and most >= least]
+    winners = [cluster for cluster in members if len(cluster) == most and most >= least]
     winner = winners[0] if len(winners) == 1 or (winners and ties == "first") else []
     return [float(index in winner) for index in range(len(votes))]
