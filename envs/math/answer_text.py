@@ -43,7 +43,7 @@ def plain(answer: str) -> str:
             text = text[len(left) : -len(right)].strip()
     for command in _SPACING:
         text = re.sub(re.escape(command) + ("(?![a-zA-Z])" if command[1].isalpha() else ""), "", text)
-    text = _WRAPPED.sub(lambda found: found["inside"], text)
+    text = _WRAPPED.sub(lambda match: match["inside"], text)
     text = text.replace("\\ ", " ").replace(r"\$", "").replace(r"\%", "%").replace("\u2212", "-").removeprefix("$")
     return text.strip().removesuffix(".").strip()
 

@@ -62,9 +62,9 @@ def class_of(gold: str, kind: str = "auto") -> str:
         gold: the right answer
         kind: "auto", or one of `KINDS`, which decides
     """
-    given = {"number": "number", "choice": "choice", "text": "word"}
-    if kind in given:
-        return given[kind]
+    classes = {"number": "number", "choice": "choice", "text": "word"}
+    if kind in classes:
+        return classes[kind]
     text = inner(gold)
     flat = plain(text)
     if kind == "auto":
@@ -98,8 +98,8 @@ def class_of(gold: str, kind: str = "auto") -> str:
 
 def is_based(text: str) -> bool:
     """Return whether a text is a number with its base, as 52_8 is."""
-    found = BASED.fullmatch(text)
-    return found is not None and any(sign.isdigit() for sign in found["digits"]) and base_of(found["base"]) is not None
+    match = BASED.fullmatch(text)
+    return match is not None and any(sign.isdigit() for sign in match["digits"]) and base_of(match["base"]) is not None
 
 
 def base_of(name: str) -> int | None:

@@ -28,10 +28,10 @@ def unwritten(value: Any) -> Any:
         return value
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(value.strip())
+            parsed = read(value.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        return found if isinstance(found, list | dict) else value
+        return parsed if isinstance(parsed, list | dict) else value
     return value
 
 
@@ -39,11 +39,11 @@ def written_messages(asked: str, name: str) -> Any:
     """Return the messages that a text is the JSON form of, else the text."""
     if not _LIKE_MESSAGES.match(asked.strip()):
         return asked
-    found = unwritten(asked)
-    if isinstance(found, str):
+    messages = unwritten(asked)
+    if isinstance(messages, str):
         raise RowFault(name, f"= {shown(asked)}, which looks like a list of messages but is not JSON; expected "
                              '[{"role": "user", "content": "..."}]')  # fmt: skip
-    return found
+    return messages
 
 
 def as_messages(value: Any) -> Any:
@@ -71,7 +71,7 @@ def of_messages(messages: Sequence[Any], name: str) -> tuple[tuple[Mapping[str, 
             raise RowFault(name, f"has a message of the role {role!r}; expected {expected}")
         said.append({"role": _ROLES[role], "content": content.strip()})
     solution = said.pop()["content"] if said and said[-1]["role"] == "assistant" else ""
-    if said and all(one["role"] != "user" for one in said):
+    if said and all(entry["role"] != "user" for entry in said):
         raise RowFault(name, "has no message of the user; expected the question in one")
     return tuple(said), solution
 
@@ -94,9 +94,9 @@ def of_parts(content: Any, name: str) -> Any:
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
     """Return a conversation as text: with names, if the assistant has spoken in it."""
-    if any(one["role"] == "assistant" for one in messages):
-        return "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
-    return "\n".join(one["content"] for one in messages)
+    if any(message["role"] == "assistant" for message in messages):
+        return "\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in messages)
+    return "\n".join(message["content"] for message in messages)
 
 
 def shown(value: Any) -> str:

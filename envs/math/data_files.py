@@ -95,8 +95,8 @@ def opened(path: Path) -> IO[bytes]:
         held: IO[bytes] = io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
         return held
     of_suffix: Mapping[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    found: IO[bytes] = of_suffix.get(packed, open)(path, "rb")
-    return found
+    stream: IO[bytes] = of_suffix.get(packed, open)(path, "rb")
+    return stream
 
 
 def _checked_text(path: Path) -> tuple[()]:
@@ -149,7 +149,7 @@ def parsed(text: str) -> Any:
     value = json.loads(text, object_pairs_hook=of_pairs)
     if not noted:
         return value
-    return [_with_notes(one) for one in value] if isinstance(value, list) else _with_notes(value)
+    return [_with_notes(item) for item in value] if isinstance(value, list) else _with_notes(value)
 
 
 def _with_notes(value: Any) -> Any:
@@ -157,9 +157,9 @@ def _with_notes(value: Any) -> Any:
     notes: list[str] = []
     waiting: list[Any] = [value]
     while waiting:
-        one = waiting.pop()
-        notes += one.notes if isinstance(one, Row) else ()
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        node = waiting.pop()
+        notes += node.notes if isinstance(node, Row) else ()
+        waiting += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     if not notes or not isinstance(value, dict):
         return value
     row = Row(value)
@@ -225,9 +225,9 @@ def _of_columns(held: dict[str, Any]) -> Any:
     columns = list(held.values())
     if not {str(name).strip().casefold() for name in held} & set(QUESTION_LIKE):
         return held
-    if all(isinstance(one, dict) for one in columns) and len({tuple(one) for one in columns}) == 1:
-        columns = [list(one.values()) for one in columns]
-    if all(isinstance(one, list) for one in columns) and len({len(one) for one in columns}) == 1:
+    if all(isinstance(column, dict) for column in columns) and len({tuple(column) for column in columns}) == 1:
+        columns = [list(column.values()) for column in columns]
+    if all(isinstance(column, list) for column in columns) and len({len(column) for column in columns}) == 1:
         return [dict(zip(held, values, strict=True)) for values in zip(*columns, strict=True)]
     return held
 
@@ -284,8 +284,8 @@ def _form_of_table(path: Path) -> tuple[str, Literal[0, 3], int]:
     """
     with opened(path) as lines:
         names, num_before = lines.readline(MAX_LINE_BYTES).decode("utf-8-sig", "replace"), 0
-        if found := re.fullmatch(r"sep=(.)\s*", names):
-            return found[1], csv.QUOTE_MINIMAL, 1
+        if match := re.fullmatch(r"sep=(.)\s*", names):
+            return match[1], csv.QUOTE_MINIMAL, 1
         if kind_of(path.name) != ".tsv":
             return next((mark for mark in (",", ";", "\t", "|") if mark in names), ","), csv.QUOTE_MINIMAL, num_before
         num_tabs, is_open = names.count("\t"), False
@@ -293,7 +293,7 @@ def _form_of_table(path: Path) -> tuple[str, Literal[0, 3], int]:
             values = line.rstrip(b"\r\n").split(b"\t")
             if len(values) != num_tabs + 1 and values != [b""]:
                 return "\t", csv.QUOTE_MINIMAL, num_before
-            is_open |= any(one[:1] == b'"' and (len(one) == 1 or one[-1:] != b'"') for one in values)
+            is_open |= any(cell[:1] == b'"' and (len(cell) == 1 or cell[-1:] != b'"') for cell in values)
     return "\t", csv.QUOTE_NONE if is_open else csv.QUOTE_MINIMAL, num_before
 
 

@@ -51,24 +51,24 @@ def files_in(folder: Path) -> list[Path]:
         path for path in folder.rglob("*")
         if kind_of(path.name) and path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts)
     )  # fmt: skip
-    found = [path for path in inside if path.name not in _DESCRIPTIONS] or inside
-    if any(kind_of(path.name) != ".json" for path in found):
-        found = [path for path in found if kind_of(path.name) != ".json"]  # descriptions beside the data
-    if not found:
+    files = [path for path in inside if path.name not in _DESCRIPTIONS] or inside
+    if any(kind_of(path.name) != ".json" for path in files):
+        files = [path for path in files if kind_of(path.name) != ".json"]  # descriptions beside the data
+    if not files:
         raise ValueError(f"path = {str(folder)!r} is a folder without data files; expected files that end in "
                          f"{', '.join(SUFFIXES)}, also with {', '.join(PACKED)}")  # fmt: skip
     of_split: dict[str, list[Path]] = {}
-    for path in found:
+    for path in files:
         of_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
     if len(splits := sorted(set(of_split) - {""})) > 1:
         each = " or ".join(repr(_common(of_split[split])) for split in splits)
         raise ValueError(f"path = {str(folder)!r} holds the splits {', '.join(splits)}; expected one of them: {each}")
-    if len(kinds := sorted({kind_of(path.name) for path in found})) > 1:
+    if len(kinds := sorted({kind_of(path.name) for path in files})) > 1:
         raise ValueError(
             f"path = {str(folder)!r} holds files of several kinds ({', '.join(kinds)}); expected one kind, or one of "
-            f"the files: {listed([path.name for path in found])}"
+            f"the files: {listed([path.name for path in files])}"
         )
-    return found
+    return files
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def parts_of(path: Path) -> list[Path]:
     if not path.name or not path.parent.is_dir():
         return []
     pattern = re.compile(rf"{re.escape(path.name)}(?:[-_.]?\d+(?:-of-\d+)?(?:-\w+)?)?")
-    return sorted(one for one in path.parent.iterdir() if kind_of(one.name) and pattern.fullmatch(stem_of(one.name)))
+    return sorted(p for p in path.parent.iterdir() if kind_of(p.name) and pattern.fullmatch(stem_of(p.name)))
 
 
 def split_of(path: Path) -> str:
@@ -158,15 +158,15 @@ def _files_of_split(hub_id: str, split: str, names: Sequence[str]) -> list[str]:
     """Return the files of a split: "main/train" is main/train.jsonl or main/train-00000-of-00002.parquet, ..."""
     pattern = rf"(?:data/)?{re.escape(split)}(?:-(?P<part>\d+)-of-(?P<num>\d+)[^/]*)?"
     usable = [name for name in names if kind_of(name)]
-    found = [(match, name) for name in usable if (match := re.fullmatch(pattern, _bare(name)))]
-    if len(found) == 1:
-        return [found[0][1]]
-    parts = sorted(int(match["part"]) for match, _ in found if match["part"])
-    if found and parts == list(range(len(found))) and {int(match["num"]) for match, _ in found} == {len(found)}:
-        return sorted(name for _, name in found)
+    matches = [(match, name) for name in usable if (match := re.fullmatch(pattern, _bare(name)))]
+    if len(matches) == 1:
+        return [matches[0][1]]
+    parts = sorted(int(match["part"]) for match, _ in matches if match["part"])
+    if matches and parts == list(range(len(matches))) and {int(match["num"]) for match, _ in matches} == {len(matches)}:
+        return sorted(name for _, name in matches)
     raise _SplitError(
-        f"hub_id = {hub_id!r} has {len(found)} files of the split {split!r}; expected one of its files as path: "
-        + (listed([name for _, name in found] or usable) or "no file of a known kind")
+        f"hub_id = {hub_id!r} has {len(matches)} files of the split {split!r}; expected one of its files as path: "
+        + (listed([name for _, name in matches] or usable) or "no file of a known kind")
     )
 
 

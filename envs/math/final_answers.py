@@ -155,17 +155,17 @@ def read(turn: str, name: str, marker: str = "any", question: str = "") -> Readi
         question: as in `graded`
     """
     text = _without(without_thoughts(turn)[-TAIL_CHARS:], question)
-    found = marked_answers(text, marker)
-    first = found[0].marker if found else "bare"
+    marks = marked_answers(text, marker)
+    first = marks[0].marker if marks else "bare"
     answers: list[str] = []
     is_rejected = False
-    for stated in found:
-        one = _stated(stated.answer, name, stated.marker)
-        is_rejected |= stated.is_rejected or one.is_rejected
-        answers += () if stated.is_rejected else one.answers
-    if not found or (not answers and not is_rejected and first == "phrase"):
-        one, first = _stated(text, name, "bare"), "bare"
-        answers, is_rejected = list(one.answers), one.is_rejected
+    for stated in marks:
+        reading = _stated(stated.answer, name, stated.marker)
+        is_rejected |= stated.is_rejected or reading.is_rejected
+        answers += () if stated.is_rejected else reading.answers
+    if not marks or (not answers and not is_rejected and first == "phrase"):
+        reading, first = _stated(text, name, "bare"), "bare"
+        answers, is_rejected = list(reading.answers), reading.is_rejected
     distinct = tuple(dict.fromkeys(answers))
     return Reading(distinct, first, is_rejected and not distinct)
 
@@ -173,12 +173,12 @@ def read(turn: str, name: str, marker: str = "any", question: str = "") -> Readi
 def _verbatim(gold: str, turn: str, marker: str) -> Verdict | None:
     """Return the verdict on a turn whose marked answers, or whose whole text, are the right answer as it is written."""
     text = without_thoughts(turn)[-TAIL_CHARS:]
-    found = marked_answers(text, marker)
+    marks = marked_answers(text, marker)
     right = squeezed(plain(gold))
-    answers = [each.answer for each in found if not each.is_rejected] if found else [text.strip()]
-    if not right or not answers or len(answers) < len(found) or any(squeezed(plain(each)) != right for each in answers):
+    answers = [each.answer for each in marks if not each.is_rejected] if marks else [text.strip()]
+    if not right or not answers or len(answers) < len(marks) or any(squeezed(plain(each)) != right for each in answers):
         return None
-    return Verdict(1.0, Reading((answers[0],), found[0].marker if found else "bare"))
+    return Verdict(1.0, Reading((answers[0],), marks[0].marker if marks else "bare"))
 
 
 def _nothing(reading: Reading) -> float | None:
@@ -233,8 +233,8 @@ def _number(text: str, marker: str, name: str) -> Reading:
         answers.append(number.text + _unit_behind(number.within[number.end : number.end + 60]))
     if answers:
         return Reading(tuple(dict.fromkeys(reversed(answers))), marker)
-    if not is_rejected and lines and (found := _worded(lines[-1])):
-        return Reading((found,), marker)
+    if not is_rejected and lines and (numeral := _worded(lines[-1])):
+        return Reading((numeral,), marker)
     if not is_rejected and lines and _FORMULA.search(text):
         found_formula = _formula(lines[-1].strip(), marker)
         return Reading(found_formula.answers, marker, found_formula.is_rejected)
@@ -246,8 +246,8 @@ _UNIT_BEHIND = re.compile(r"\s*(?P<unit>[A-Za-z°€£][^,;:!?()\n=]{0,50})")
 
 
 def _unit_behind(text: str) -> str:
-    found = _UNIT_BEHIND.match(re.split(r"\.(?:\s|$)|\b(?:and|or|because|since|but)\b", text, maxsplit=1)[0])
-    unit = found["unit"].strip() if found else ""
+    match = _UNIT_BEHIND.match(re.split(r"\.(?:\s|$)|\b(?:and|or|because|since|but)\b", text, maxsplit=1)[0])
+    unit = match["unit"].strip() if match else ""
     return f" {unit}" if unit and len(unit.split()) <= 4 and unit_of(unit) is not None else ""
 
 
@@ -336,14 +336,14 @@ def _time(text: str, marker: str) -> Reading:
     said = plain(text[-_MAX_LINE:])
     if rejects(said):
         return Reading((), marker, True)
-    found = [each[0].strip() for each in _TIMES.finditer(said)]
-    return Reading(tuple(dict.fromkeys(found or ([said] if marker != "bare" and said else []))), marker)
+    times = [each[0].strip() for each in _TIMES.finditer(said)]
+    return Reading(tuple(dict.fromkeys(times or ([said] if marker != "bare" and said else []))), marker)
 
 
 def _truth(text: str, marker: str) -> Reading:
     """Return the yes or no that a line begins with or says; both if the text says both."""
     said = plain(text[-_MAX_LINE:]) if marker != "bare" else text[-_MAX_LINE:]
-    found: list[str] = []
+    words: list[str] = []
     is_rejected = False
     for line in said.splitlines():
         line = plain(line)
@@ -353,14 +353,14 @@ def _truth(text: str, marker: str) -> Reading:
                 r"\b(?:yes|no|true|false)\b[\s,/]*(?:and|or|/)[\s,]*\b(?:yes|no|true|false)\b", line, re.IGNORECASE
             )
         ):
-            found += [word.casefold() for word in _TRUTH_WORD.findall(line)] if not line.rstrip().endswith("?") else []
+            words += [word.casefold() for word in _TRUTH_WORD.findall(line)] if not line.rstrip().endswith("?") else []
             continue
         for said_so in _TRUTH.finditer(line):
-            if rejects(line[: said_so.start("word")]) and not found:
+            if rejects(line[: said_so.start("word")]) and not words:
                 is_rejected = True
                 continue
-            found.append(said_so["word"].casefold())
-    kinds = {word in _TRUE: word for word in found}
+            words.append(said_so["word"].casefold())
+    kinds = {word in _TRUE: word for word in words}
     if not kinds and not is_rejected and (line := plain(last_line(text))):
         return Reading((line,), marker)
     return Reading(tuple(kinds.values()), marker, is_rejected and not kinds)
@@ -376,16 +376,16 @@ def _choice(text: str, marker: str) -> Reading:
         _REASON.split(said, maxsplit=1)[0] if not re.match(r"(?:because|since|as|for)\b", said, re.IGNORECASE) else said
     )
     letters, num_rejected = [], 0
-    for found in _LETTER.finditer(body):
-        if _LETTER_REJECTED.search(body, max(0, found.start() - 60), found.start()) or _REJECTED_LETTER.match(
-            body, found.end()
+    for match in _LETTER.finditer(body):
+        if _LETTER_REJECTED.search(body, max(0, match.start() - 60), match.start()) or _REJECTED_LETTER.match(
+            body, match.end()
         ):
             num_rejected += 1
         else:
-            letters.append(found)
+            letters.append(match)
     if not letters:
         return Reading((), marker, num_rejected > 0)
-    distinct = tuple(dict.fromkeys(found["letter"] for found in letters))
+    distinct = tuple(dict.fromkeys(match["letter"] for match in letters))
     if rejects(body[: letters[0].start()]) and not num_rejected:
         return Reading((), marker, True)
     if len(distinct) == 1 or whole is None:

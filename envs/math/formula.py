@@ -135,9 +135,9 @@ _COMMANDS = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
     (re.compile(r"\\(?:[lr]?vert|mid)(?![a-zA-Z])"), "|"),
-    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])|\*\*(?!\*)"), lambda found: "^" if found[0] == "**" else "*"),
+    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])|\*\*(?!\*)"), lambda match: "^" if match[0] == "**" else "*"),
     (re.compile(r"\\div(?![a-zA-Z])"), "/"),
-    (re.compile(r"\\(?:le|ge|ne)q?(?:slant)?(?![a-zA-Z])"), lambda found: found[0][:3] + " "),
+    (re.compile(r"\\(?:le|ge|ne)q?(?:slant)?(?![a-zA-Z])"), lambda match: match[0][:3] + " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "^\\\\circ "),
     (re.compile(r"\\(?:imath|mathrm\{i\})"), "i"),
     (re.compile(r"\\(?:varnothing|O)(?![a-zA-Z])"), r"\\emptyset "),
@@ -148,7 +148,7 @@ _GAPS = re.compile("[\u00a0\u2009\u202f\u2007\u2008]")
 
 def levelled(text: str) -> str:
     """Return a formula with one spelling for each sign: no Unicode, no sizes of brackets, no fonts."""
-    text = _SUPERSCRIPTS.sub(lambda found: "^{" + found[0].translate(_RAISED) + "}", text)
+    text = _SUPERSCRIPTS.sub(lambda match: "^{" + match[0].translate(_RAISED) + "}", text)
     text = re.sub(r"(?<=\d),?(?:\\,|\{,\}|\\!)\s?(?=\d{3}(?!\d))", ",", text)  # 1\,234 and 1{,}234
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
     text = re.sub(r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", " ", text)
@@ -158,7 +158,7 @@ def levelled(text: str) -> str:
             text = text.replace(sign, put)
     for pattern, replacement in _COMMANDS:
         text = pattern.sub(replacement, text)
-    return _WRAPPED.sub(lambda found: f" {found['inside']} ", text).strip()
+    return _WRAPPED.sub(lambda match: f" {match['inside']} ", text).strip()
 
 
 _GROUPED = r"\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d{1,3}(?:'\d{3})+|\d{1,3}(?:_\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}"
@@ -259,10 +259,10 @@ class _Reader:
 
     def _cross(self) -> bool:
         """Take an x that stands for "times": between two numbers, the second one a power of ten."""
-        found = re.compile(r"\s*[xX]\s*(?=10\s?\^)").match(self.text, self.at)
-        if not found or not self.text[: self.at].rstrip()[-1:].isdigit():
+        match = re.compile(r"\s*[xX]\s*(?=10\s?\^)").match(self.text, self.at)
+        if not match or not self.text[: self.at].rstrip()[-1:].isdigit():
             return False
-        self.at = found.end()
+        self.at = match.end()
         return True
 
     def _starts_factor(self) -> bool:
@@ -350,15 +350,15 @@ class _Reader:
 
     def _number(self, is_exponent: bool = False) -> Node:
         self.skip()
-        found = _NUMBER.match(self.text, self.at)
-        if not found or (is_exponent and not found["digits"]):
+        match = _NUMBER.match(self.text, self.at)
+        if not match or (is_exponent and not match["digits"]):
             raise FormulaError("not a number")
-        self.at = found.end()
+        self.at = match.end()
         self.num_numbers += 1
-        if found["periodic"]:
-            value = self._periodic(found)
+        if match["periodic"]:
+            value = self._periodic(match)
         else:
-            digits = re.sub("[, '_]", "", found[0]).removesuffix(".")
+            digits = re.sub("[, '_]", "", match[0]).removesuffix(".")
             value = Fraction(digits)
             places = len(digits.partition(".")[2])
             exponent = None if is_exponent else _EXPONENT.match(self.text, self.at)
@@ -376,18 +376,18 @@ class _Reader:
             raise FormulaError("not a number")
         return _constant(value)
 
-    def _periodic(self, found: re.Match[str]) -> Fraction:
+    def _periodic(self, match: re.Match[str]) -> Fraction:
         """Return the value of 0.1(6), and of 0.1666..., whose end repeats."""
-        fixed = found["fixed"]
-        period = found["bar"] or found["bar2"] or found["round"] or (found["dot"] or "") + (found["dot2"] or "")
-        if found["dots"]:
+        fixed = match["fixed"]
+        period = match["bar"] or match["bar2"] or match["round"] or (match["dot"] or "") + (match["dot2"] or "")
+        if match["dots"]:
             lengths = (n for n in range(1, len(fixed) // 2 + 1) if fixed[-n:] == fixed[-2 * n : -n])
             length = next(lengths, 0)
             period = fixed[-length:] if length else ""
             self.has_decimals |= not period
         elif not period:
             raise FormulaError("not a number")
-        value = Fraction(int((found["head"] or "0") + fixed), 10 ** len(fixed))
+        value = Fraction(int((match["head"] or "0") + fixed), 10 ** len(fixed))
         if period and set(period) != {"0"}:
             value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
         return value
@@ -397,14 +397,14 @@ class _Reader:
         value = whole(Place())
         if not isinstance(value, Fraction) or value.denominator != 1 or not self.text[self.at - 1].isdigit():
             return whole
-        found = _FRAC.match(self.text, self.at) or _OVER.match(self.text, self.at)
-        if found is None or (found.re is _OVER and not found["gap"]):
+        match = _FRAC.match(self.text, self.at) or _OVER.match(self.text, self.at)
+        if match is None or (match.re is _OVER and not match["gap"]):
             return whole
-        groups = found.groupdict()
+        groups = match.groupdict()
         over, under = (int(groups[name] or groups.get(f"{name}1") or 0) for name in ("over", "under"))
         if not 0 < over < under:
             return whole
-        self.at = found.end()
+        self.at = match.end()
         self.num_numbers += 2
         return _constant(value + Fraction(over, under))
 
@@ -421,10 +421,10 @@ class _Reader:
         return self._atom()
 
     def _command(self) -> Node:
-        found = _COMMAND.match(self.text, self.at)
-        if not found:
+        match = _COMMAND.match(self.text, self.at)
+        if not match:
             raise FormulaError("not a command")
-        name, self.at = found[0][1:], found.end()
+        name, self.at = match[0][1:], match.end()
         if name == "frac":
             over, under = self._argument(), self._argument()
             self.operators += 1
@@ -513,8 +513,8 @@ class _Reader:
 
     def _is_spaced(self) -> bool:
         """Return whether the digits of a base end before a space: log_10 5."""
-        found = re.compile(r"\d+(?=\s|\(|\{)").match(self.text, self.at)
-        return found is not None
+        match = re.compile(r"\d+(?=\s|\(|\{)").match(self.text, self.at)
+        return match is not None
 
     def _applied_to(self, name: str) -> Node:
         before, self._in_angle = self._in_angle, name in _ANGLES
@@ -531,8 +531,8 @@ class _Reader:
         return node
 
     def _starts_function(self) -> bool:
-        found = re.compile(r"\\?([a-zA-Z]+)").match(self.text, self.at)
-        return found is not None and (found[1] in FUNCTIONS or found[1] == "log")
+        match = re.compile(r"\\?([a-zA-Z]+)").match(self.text, self.at)
+        return match is not None and (match[1] in FUNCTIONS or match[1] == "log")
 
 
 def _constant(value: Value) -> Node:

@@ -81,26 +81,26 @@ def grade(gold: str, answer: str, kind: str = "auto", deadline_s: float = DEADLI
 
 def choice_in(answer: str) -> str | None:
     """Return the letter, A to J, that answers a multiple-choice question, or None."""
-    found = CHOICE.match(answer.strip()[:200])
-    if found:
-        return found["letter"]
+    match = CHOICE.match(answer.strip()[:200])
+    if match:
+        return match["letter"]
     only = answer.strip().strip("().").upper()
     return only if len(only) == 1 and "A" <= only <= "J" else None
 
 
 def time_in(text: str) -> int | None:
     """Return the seconds since midnight of a time of day, None for another text; 12 hours later if it ends in PM."""
-    found = TIME.fullmatch(plain(text))
-    if not found:
+    match = TIME.fullmatch(plain(text))
+    if not match:
         return None
-    if found["named"]:
-        return 43_200 if found["named"] == "noon" else 0
-    hour, half = int(found["hour"] or found["hour2"]), (found["half"] or found["half2"] or "").casefold()
+    if match["named"]:
+        return 43_200 if match["named"] == "noon" else 0
+    hour, half = int(match["hour"] or match["hour2"]), (match["half"] or match["half2"] or "").casefold()
     if hour > (12 if half else 24) or (half and not hour):
         return None
     if half:
         hour = hour % 12 + (12 if half.startswith("p") else 0)
-    return 3600 * hour + 60 * int(found["minute"] or 0) + int(found["second"] or 0)
+    return 3600 * hour + 60 * int(match["minute"] or 0) + int(match["second"] or 0)
 
 
 def _by_choice(gold: str, answer: str, _: str) -> float | None:
@@ -137,9 +137,9 @@ def _by_base(gold: str, answer: str, _: str) -> float | None:
 
 
 def _digits_in(text: str) -> tuple[str, int] | None:
-    found = BASED.fullmatch(plain(text).replace(" _", "_"))
-    base = base_of(found["base"]) if found else None
-    return (found["digits"].casefold().lstrip("0"), base) if found and base else None
+    match = BASED.fullmatch(plain(text).replace(" _", "_"))
+    base = base_of(match["base"]) if match else None
+    return (match["digits"].casefold().lstrip("0"), base) if match and base else None
 
 
 def _by_number(gold: str, answer: str, _: str) -> float | None:
@@ -386,15 +386,15 @@ def _by_symbols(gold: str, answer: str, deadline_s: float) -> float | None:
 
 
 def _matrix_of(text: str) -> list[list[str]] | None:
-    found = _MATRIX.fullmatch(right_side(text))
-    if not found:
+    match = _MATRIX.fullmatch(right_side(text))
+    if not match:
         return None
-    rows = re.split(r"\\\\(?:\[[^\]]*\])?", found["inside"])
+    rows = re.split(r"\\\\(?:\[[^\]]*\])?", match["inside"])
     return [[cell.strip() for cell in row.split("&")] for row in rows if row.strip()]
 
 
 def _for_latex(text: str) -> str:
-    named = _FUNCTION.sub(lambda found: _COMMANDS.get(found[0], "\\" + found[0]), text)
+    named = _FUNCTION.sub(lambda match: _COMMANDS.get(match[0], "\\" + match[0]), text)
     return " ".join(named.replace("**", "^").replace("$", " ").split())
 
 

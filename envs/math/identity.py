@@ -52,7 +52,7 @@ def values_at_places(a: Formula, b: Formula, log_base: float) -> list[tuple[Valu
     """Return the values of two formulas at the same places: positive ones first, then of both signs."""
     names = sorted(a.names | b.names)
     draw = random.Random(17)
-    found = []
+    pairs = []
     for number in range(3 * NUM_PLACES):
         signs = (1,) if number < NUM_PLACES // 2 else (1, -1)
         values = {
@@ -67,9 +67,9 @@ def values_at_places(a: Formula, b: Formula, log_base: float) -> list[tuple[Valu
             except FormulaError:
                 break
         if len(values_of) == 2:
-            found.append((values_of[0], values_of[1]))
-        if not names or len(found) == NUM_PLACES:
+            pairs.append((values_of[0], values_of[1]))
+        if not names or len(pairs) == NUM_PLACES:
             break
-    if len(found) < (min(3, NUM_PLACES) if names else 1):
+    if len(pairs) < (min(3, NUM_PLACES) if names else 1):
         raise FormulaError("no common values")
-    return found
+    return pairs

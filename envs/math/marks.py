@@ -75,9 +75,9 @@ def final_answer(turn: str, marker: str = "any") -> Stated:
     """
     tail = without_thoughts(turn)[-TAIL_CHARS:]
     for name in dict.fromkeys((marker, *_FINDERS)):
-        found = _FINDERS[name](tail) if name in _FINDERS else None
-        if found is not None:
-            return Stated(found, name)
+        answer = _FINDERS[name](tail) if name in _FINDERS else None
+        if answer is not None:
+            return Stated(answer, name)
     return Stated(last_line(tail), "bare")
 
 
@@ -93,10 +93,10 @@ def marked_answers(text: str, marker: str = "any") -> list[Stated]:
     """
     tags = list(_TAGS.finditer(text))[-_MAX_MARKS:]
     places = [(start, end, Stated(held, "boxed")) for start, end, held in boxes_in(text)[-_MAX_MARKS:]]
-    places += [(found.start(), found.end(), Stated(found["inside"].strip(), "tags")) for found in tags]
+    places += [(match.start(), match.end(), Stated(match["inside"].strip(), "tags")) for match in tags]
     places += _hash_lines(text)
     last = max((end for _, end, _ in places), default=0)
-    spans = [found.span() for found in _PHRASE.finditer(text)][-_MAX_MARKS:]
+    spans = [match.span() for match in _PHRASE.finditer(text)][-_MAX_MARKS:]
     ends = [*(start for start, _ in spans[1:]), len(text)]
     places += [
         (start, end, Stated(_first_line(text[end:until]), "phrase"))
@@ -125,14 +125,14 @@ def boxes_in(text: str) -> list[tuple[int, int, str]]:
     """Return (start, end, content) of the closed boxes, outermost ones only."""
     opened: list[tuple[int, int, bool]] = []
     closed = []
-    for found in _BRACE.finditer(text):
-        if found[0].endswith("{") and found[0] != r"\{":
-            opened.append((found.start(), found.end(), len(found[0]) > 1))
-        elif found[0] == "}" and opened:
+    for match in _BRACE.finditer(text):
+        if match[0].endswith("{") and match[0] != r"\{":
+            opened.append((match.start(), match.end(), len(match[0]) > 1))
+        elif match[0] == "}" and opened:
             start, begin, is_box = opened.pop()
             if is_box:
-                closed.append((start, found.end(), text[begin : found.start()].strip()))
-    closed += [_bare_box(text, found) for found in list(_BARE_BOX.finditer(text))[-_MAX_MARKS:]]
+                closed.append((start, match.end(), text[begin : match.start()].strip()))
+    closed += [_bare_box(text, match) for match in list(_BARE_BOX.finditer(text))[-_MAX_MARKS:]]
     outermost: list[tuple[int, int, str]] = []
     for box in sorted(closed):
         if not outermost or box[0] >= outermost[-1][1]:
@@ -140,12 +140,12 @@ def boxes_in(text: str) -> list[tuple[int, int, str]]:
     return outermost
 
 
-def _bare_box(text: str, found: re.Match[str]) -> tuple[int, int, str]:
+def _bare_box(text: str, match: re.Match[str]) -> tuple[int, int, str]:
     """Return a box without braces; in a formula, it reaches to the dollar that closes it, as in MATH."""
-    end = found.end()
-    if text.count("$", 0, found.start()) % 2 and (dollar := text.find("$", end, end + 200)) >= 0:
+    end = match.end()
+    if text.count("$", 0, match.start()) % 2 and (dollar := text.find("$", end, end + 200)) >= 0:
         end = dollar
-    return found.start(), end, text[found.start("held") : end].strip(" .,;:")
+    return match.start(), end, text[match.start("held") : end].strip(" .,;:")
 
 
 def _last_box(text: str) -> str | None:
@@ -154,17 +154,17 @@ def _last_box(text: str) -> str | None:
 
 
 def _last_tags(text: str) -> str | None:
-    found = [each["inside"].strip() for each in _TAGS.finditer(text)]
-    return found[-1] if found else None
+    tags = [each["inside"].strip() for each in _TAGS.finditer(text)]
+    return tags[-1] if tags else None
 
 
 def _hash_lines(text: str) -> list[tuple[int, int, Stated]]:
     """Return the last "####" and earlier ones that hold only a number; others are headings."""
-    found = [(each.start(), each.end(), each[1].strip()) for each in re.finditer(r"####([^\n]*)", text)]
-    found = found[-_MAX_MARKS:]
-    kept = [(start, end, Stated(line, "hashes")) for start, end, line in found[:-1] if _NUMERIC.fullmatch(line)]
-    if found:
-        kept.append((found[-1][0], found[-1][1], Stated(_after_hashes(text) or "", "hashes")))
+    hashes = [(each.start(), each.end(), each[1].strip()) for each in re.finditer(r"####([^\n]*)", text)]
+    hashes = hashes[-_MAX_MARKS:]
+    kept = [(start, end, Stated(line, "hashes")) for start, end, line in hashes[:-1] if _NUMERIC.fullmatch(line)]
+    if hashes:
+        kept.append((hashes[-1][0], hashes[-1][1], Stated(_after_hashes(text) or "", "hashes")))
     return kept
 
 

@@ -65,23 +65,23 @@ _OPERAND_AFTER = re.compile(
 )
 
 
-def _mixed(found: re.Match[str]) -> str:
-    whole, over, under = map(int, found.groups())
+def _mixed(match: re.Match[str]) -> str:
+    whole, over, under = map(int, match.groups())
     return f"{whole * under + over}/{under}"
 
 
-def _mixed_text(found: re.Match[str]) -> str:
-    whole, over, under = map(int, found.groups())
-    return f"{whole * under + over}/{under}" if 0 < over < under else found[0]
+def _mixed_text(match: re.Match[str]) -> str:
+    whole, over, under = map(int, match.groups())
+    return f"{whole * under + over}/{under}" if 0 < over < under else match[0]
 
 
-def _half(found: re.Match[str]) -> str:
+def _half(match: re.Match[str]) -> str:
     parts = {"half": 2, "third": 3, "quarter": 4}
-    return f"{int(found[1]) * parts[found[2].lower()] + 1}/{parts[found[2].lower()]}"
+    return f"{int(match[1]) * parts[match[2].lower()] + 1}/{parts[match[2].lower()]}"
 
 
-def _power(found: re.Match[str]) -> str:
-    return f"e{_POWERS[found[1].lower()]}"
+def _power(match: re.Match[str]) -> str:
+    return f"e{_POWERS[match[1].lower()]}"
 
 
 _LEVELLED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -95,11 +95,11 @@ _LEVELLED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
     (re.compile(r"(?<![\d.,/])(\d{1,9}) and (?:a|one) (half|third|quarter)\b", re.ASCII | re.IGNORECASE), _half),
     (
         re.compile(r"(?<![\d.,/])[1-9]\d{0,2}(?: \d{3})+(?![\d/]|,\d)", re.ASCII),
-        lambda found: found[0].replace(" ", ""),
+        lambda match: match[0].replace(" ", ""),
     ),
     (
         re.compile(r"(?<![\d.,/])[1-9]\d{0,2}(?:['’_]\d{3})+(?!\d)", re.ASCII),
-        lambda found: re.sub("['’_]", "", found[0]),
+        lambda match: re.sub("['’_]", "", match[0]),
     ),
     (re.compile(r"(?<=\d)\s?(?:\\times|\\cdot|[×·*xX])\s?10\s?\^\s?\{?([+-]?\d{1,3})\}?(?!\d)", re.ASCII), r"e\1"),
     (re.compile(r"(?<![\w.^*/×·])10\s?\^\s?\{?(-\d{1,3})\}?(?!\d)", re.ASCII), r"1e\1"),

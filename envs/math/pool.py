@@ -151,16 +151,16 @@ class SymbolicPool:
         while True:
             self.warm()
             try:
-                found = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
+                outcome = self._ready.get(timeout=max(last - time.monotonic(), 0.0))
             except queue.Empty:
                 raise self._none_free() from None
-            if isinstance(found, _Failure):
-                if found.start > known:
-                    raise found.error
-            elif found.is_alive:
-                return found
+            if isinstance(outcome, _Failure):
+                if outcome.start > known:
+                    raise outcome.error
+            elif outcome.is_alive:
+                return outcome
             else:  # it died between two requests
-                self._end(found)
+                self._end(outcome)
 
     def _start(self, number: int) -> None:
         started: _Worker | _Failure
@@ -169,8 +169,8 @@ class SymbolicPool:
         except PoolError as error:
             started = _Failure(number, error)
         except Exception as error:  # any failure must reach the waiting threads
-            told = PoolError(f"a symbolic worker did not start ({type(error).__name__}: {error})")
-            started = _Failure(number, told)
+            pool_error = PoolError(f"a symbolic worker did not start ({type(error).__name__}: {error})")
+            started = _Failure(number, pool_error)
         with self._lock:
             self._is_starting = False
             self._num_workers -= isinstance(started, _Failure)

@@ -56,15 +56,15 @@ def quantity_of(
     percent = _PERCENT.search(_FONTS.sub(r"\1", said)) if len(said) < 1_000 else None
     if percent:
         said = _FONTS.sub(r"\1", said)
-        found = _number(said[: percent.start()].rstrip("\\ "), is_gold, takes_expressions)
-        return None if found is None else replace(found, is_percent=True)
-    found = _number(said, is_gold, takes_expressions)
-    if found is not None:
-        return found
+        quantity = _number(said[: percent.start()].rstrip("\\ "), is_gold, takes_expressions)
+        return None if quantity is None else replace(quantity, is_percent=True)
+    quantity = _number(said, is_gold, takes_expressions)
+    if quantity is not None:
+        return quantity
     body, unit = split_unit(said, is_gold or is_loose)
     if unit is not None:
-        found = _number(body, is_gold, takes_expressions)
-        return None if found is None else replace(found, unit=unit)
+        quantity = _number(body, is_gold, takes_expressions)
+        return None if quantity is None else replace(quantity, unit=unit)
     return None
 
 
@@ -95,9 +95,9 @@ def _worded(said: str) -> Quantity | None:
     for count in range(min(len(words), _MAX_WORDS), 0, -1):
         value = spelled(" ".join(words[:count]))
         if value is not None:
-            rest = " ".join(words[count:])
-            unit = unit_of(rest) if rest else None
-            return None if rest and unit is None else Quantity(value, unit=unit)
+            unit_text = " ".join(words[count:])
+            unit = unit_of(unit_text) if unit_text else None
+            return None if unit_text and unit is None else Quantity(value, unit=unit)
     return None
 
 
@@ -170,7 +170,7 @@ def near(right: Value, said: Value, tolerance: float) -> bool:
 
 def numbers_in(text: str) -> tuple[Fraction, ...]:
     """Return the possible values of a plain number: one, two for a percentage, none for other text."""
-    found = quantity_of(text, is_gold=True)
-    if found is None or found.unit is not None or not isinstance(found.value, Fraction):
+    quantity = quantity_of(text, is_gold=True)
+    if quantity is None or quantity.unit is not None or not isinstance(quantity.value, Fraction):
         return ()
-    return (found.value, found.value / 100) if found.is_percent else (found.value,)
+    return (quantity.value, quantity.value / 100) if quantity.is_percent else (quantity.value,)

@@ -134,9 +134,9 @@ class QuestionFileSettings(QuestionSettings):
         )
         template = PromptTemplate(self.prompt_template)
         faults += template.faults
-        told = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
-        if given := [name for name in template.fields if name.casefold() in told]:
-            faults.append(f"prompt_template names {{{given[0]}}}, which reveals the answer; expected other fields")
+        answer_names = {*ANSWER_FIELDS, *SOLUTION_FIELDS, self.answer_field.casefold()}
+        if leaks := [name for name in template.fields if name.casefold() in answer_names]:
+            faults.append(f"prompt_template names {{{leaks[0]}}}, which reveals the answer; expected other fields")
         if (self.format_weight or self.needs_format) and self.answer_format == "any":
             faults.append(f"answer_format = 'any' fits every answer; expected one of {', '.join(list(_STATED)[1:])}")
         has_reward = self.reward != ""
@@ -263,7 +263,7 @@ class QuestionFile(Listed, QuestionEnv):
         asked = self._problems.get(self._asked_id) if self._question else None
         if asked is None or not asked.has_history:
             return []
-        said = [dict(one) for one in asked.messages if one["role"] != "system"]
+        said = [dict(message) for message in asked.messages if message["role"] != "system"]
         if self.settings.prompt_template != DEFAULT:
             said[-1]["content"] = self._template.filled({**asked.fields, QUESTION: said[-1]["content"]})
         before = self._instruction()
@@ -390,8 +390,8 @@ class QuestionFile(Listed, QuestionEnv):
         settings = self.settings
         said = settings.instruction
         mark = _MARKS.get(settings.answer_format, "")
-        told = "".join((said, settings.system_prompt, settings.prompt_template)).casefold()
-        if not mark or settings.num_shots or mark in told:
+        shown_text = "".join((said, settings.system_prompt, settings.prompt_template)).casefold()
+        if not mark or settings.num_shots or mark in shown_text:
             return said
         return f"{said}\n{_ASKS[settings.answer_format]}".lstrip("\n")
 
@@ -510,6 +510,6 @@ def _told(faults: Sequence[str]) -> str:
         alike.setdefault(line.removeprefix(place[0]) if (place := _PLACE.match(line)) else line, []).append(line)
     shown = list(alike.values())[:_MAX_FAULTS_SHOWN]
     left = len(faults) - sum(map(len, shown))
-    more = [f" (the same in {len(one) - 1} more row{'s' * (len(one) > 2)})" if len(one) > 1 else "" for one in shown]
-    lines = [one[0] + also for one, also in zip(shown, more, strict=True)]
+    more = [f" (the same in {len(g) - 1} more row{'s' * (len(g) > 2)})" if len(g) > 1 else "" for g in shown]
+    lines = [group[0] + also for group, also in zip(shown, more, strict=True)]
     return "; ".join(lines) + (f"; and {left} more rows" if left else "")

@@ -89,7 +89,7 @@ class Problem:
     @property
     def has_history(self) -> bool:
         """Return whether the assistant has spoken before the question."""
-        return any(one["role"] == "assistant" for one in self.messages)
+        return any(message["role"] == "assistant" for message in self.messages)
 
 
 def problem_of(
@@ -125,8 +125,8 @@ def problem_of(
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         messages, spoken = of_messages(asked, name)
         solution = solution or spoken
-        system = "\n".join(one["content"] for one in messages if one["role"] == "system")
-        asked = as_text([one for one in messages if one["role"] != "system"])
+        system = "\n".join(message["content"] for message in messages if message["role"] == "system")
+        asked = as_text([message for message in messages if message["role"] != "system"])
     about: dict[str, Any] = {"system": system, "messages": messages, "row": row if has_reward else {}}
     question, solution = _text(asked, name), "" if _is_blank(solution) else _text(solution, solution_name or name)
     context = next((fields[each] for each in _CONTEXT_FIELDS if isinstance(fields.get(each), str)), "").strip()
@@ -191,20 +191,20 @@ def _answer(
     if not solution:
         remedy = "set answer_field to the one that holds the answer"
         raise RowFault("answer", f"is missing, and there is no solution; the row has {_listed(row)}; {remedy}")
-    found = final_answer(solution)
-    if not found.answer or found.marker == "bare":
+    statement = final_answer(solution)
+    if not statement.answer or statement.marker == "bare":
         stated = r"\boxed{...}, '#### ...' or 'the answer is ...'"
         remedy = f"if it is the answer itself, set answer_field = {solution_name!r}" if solution_name else ""
         message = f"states no answer; expected {stated} in it" + (f"; {remedy}" if remedy else "")
         raise RowFault(solution_name or "solution", message)
-    if found.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
+    if statement.marker == "boxed" and solution.count(r"\boxed") + solution.count(r"\fbox") > 1:
         solution_text = without_thoughts(solution)
         boxes = boxes_in(solution_text)
         if len({plain(held) for _, _, held in boxes}) > 1:
             return _of_boxes(boxes, solution_text)
     # In a box a few letters are a product: the delimiters say so to the grader.
-    is_product = found.marker == "boxed" and _FEW_LETTERS.fullmatch(found.answer)
-    return f"${found.answer}$" if is_product else found.answer, solution, ()
+    is_product = statement.marker == "boxed" and _FEW_LETTERS.fullmatch(statement.answer)
+    return f"${statement.answer}$" if is_product else statement.answer, solution, ()
 
 
 def _of_boxes(boxes: Sequence[tuple[int, int, str]], solution: str) -> tuple[str, str, tuple[str, ...]]:
@@ -238,10 +238,10 @@ def _answer_text(answer: Any, name: str) -> str:
 
 def _choices_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the field of the choices and their list; also of a table with columns A, B, C ... and one as answer."""
-    name, found = _first(fields, CHOICE_FIELDS)
+    name, choices = _first(fields, CHOICE_FIELDS)
     if name:
-        return name, unwritten(found)
-    options = {found[1]: value for key, value in fields.items() if (found := _OPTION.fullmatch(key))}
+        return name, unwritten(choices)
+    options = {match[1]: value for key, value in fields.items() if (match := _OPTION.fullmatch(key))}
     fields = {**fields, **options}
     columns = [letter for letter in LETTERS if not _is_blank(fields.get(letter.casefold()))]
     answer = str(_first(fields, _OF_CHOICES)[1]).strip()
@@ -257,21 +257,21 @@ def _with_choices(question: str, choices: tuple[str, Any], name: str, answer: An
         labels, listed = [str(label) for label in listed.get("label") or ()], listed.get("text")
     elif isinstance(listed, Mapping):
         labels, listed = [str(label) for label in listed], list(listed.values())
-    elif isinstance(listed, list) and listed and all(isinstance(one, Mapping) and "text" in one for one in listed):
-        labels, listed = [str(one.get("label", "")) for one in listed], [one["text"] for one in listed]
+    elif isinstance(listed, list) and listed and all(isinstance(c, Mapping) and "text" in c for c in listed):
+        labels, listed = [str(c.get("label", "")) for c in listed], [c["text"] for c in listed]
     if isinstance(listed, str) or not isinstance(listed, Sequence) or not 2 <= len(listed) <= len(LETTERS):
         raise RowFault(field, f"= {shown(listed)}; expected a list of 2 to {len(LETTERS)} texts")
     texts = _without_letters([_text(choice, field) for choice in listed])
     letter = _letter_of(answer, texts, labels, name)
-    listing = "".join(f"\n{one}. {text}" for one, text in zip(LETTERS, texts, strict=False))
+    listing = "".join(f"\n{label}. {text}" for label, text in zip(LETTERS, texts, strict=False))
     return Problem(question + listing, letter, solution, is_choice=True)
 
 
 def _without_letters(texts: list[str]) -> list[str]:
     """Return the texts of choices without the letters that they begin with, if all of them do: "A) 21"."""
-    found = [_LETTERED.fullmatch(text) for text in texts]
-    if all(one and one[1] == letter for one, letter in zip(found, LETTERS, strict=False)):
-        return [one[2] for one in found if one]
+    matches = [_LETTERED.fullmatch(text) for text in texts]
+    if all(match and match[1] == letter for match, letter in zip(matches, LETTERS, strict=False)):
+        return [match[2] for match in matches if match]
     return texts
 
 
@@ -290,16 +290,16 @@ def _letter_of(answer: Any, texts: Sequence[str], labels: Sequence[str], name: s
         return letters[said]
     if str(said) in labels and len(labels) == len(texts):
         return letters[labels.index(str(said))]
-    if isinstance(said, str) and (found := re.fullmatch(r"\(?([A-Ja-j])[).:]?", said)) and found[1].upper() in letters:
-        return found[1].upper()
+    if isinstance(said, str) and (match := re.fullmatch(r"\(?([A-Ja-j])[).:]?", said)) and match[1].upper() in letters:
+        return match[1].upper()
     if str(said) in texts:
         return letters[texts.index(str(said))]
     spelt = [text.casefold() for text in texts]
     words = {str(said).casefold()} | ({"yes" if answer else "no"} if isinstance(answer, bool) else set())
     if len(at := [number for number, text in enumerate(spelt) if text in words]) == 1:
         return letters[at[0]]
-    if isinstance(said, str) and (found := _NUMBERED.fullmatch(said)) and int(found[1]) < len(texts):
-        return letters[int(found[1])]
+    if isinstance(said, str) and (match := _NUMBERED.fullmatch(said)) and int(match[1]) < len(texts):
+        return letters[int(match[1])]
     named = _LETTERED.fullmatch(said) if isinstance(said, str) else None
     if named and named[1] in letters and named[2] == texts[letters.index(named[1])]:
         return named[1]
@@ -373,10 +373,10 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
     """
     blank: tuple[str, Any] = ("", None)
     for name in names:
-        found = _found(fields, name)
-        if found[0] and not _is_blank(found[1]):
-            return found
-        blank = blank if blank[0] else found
+        pair = _found(fields, name)
+        if pair[0] and not _is_blank(pair[1]):
+            return pair
+        blank = blank if blank[0] else pair
     return blank
 
 
@@ -386,8 +386,8 @@ def _found(fields: Mapping[str, Any], name: str) -> tuple[str, Any]:
     outer, _, inner = name.partition(".")
     if inner and isinstance(held := unwritten(fields.get(outer)), Mapping):
         within = {_key(key): value for key, value in held.items() if value is not None}
-        if (found := _found(within, inner))[0]:
-            return name, found[1]
+        if (pair := _found(within, inner))[0]:
+            return name, pair[1]
     return "", None
 
 

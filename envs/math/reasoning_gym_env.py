@@ -211,8 +211,8 @@ class ReasoningGym(QuestionEnv):
         known = isinstance(parts, dict) and parts.keys() <= {"dataset", "index", "config", "level", "levels"}
         if not known or parts.get("dataset") != self.settings.dataset or parts.get("index") not in range(SIZE):
             raise ValueError(f"prompt_id = {prompt_id!r}; expected {expected}")
-        found: dict[str, Any] = parts
-        return found
+        checked: dict[str, Any] = parts
+        return checked
 
     def _dataset(self, prompt_id: str) -> Any:
         parts = self._parts(prompt_id)

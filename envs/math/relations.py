@@ -67,18 +67,18 @@ def ends_of(text: str) -> list[Ends]:
     parts = re.split(r"\\cup|\bU\b|\\lor|\\vee", level) if re.search(r"\\cup|\bU\b|\\lor|\\vee", level) else [level]
     if len(parts) == 1 and RELATION.search(level):
         parts = items_of(level) if not re.search(r"\band\b|\\land|\\wedge", level) else [level]
-    found: list[Ends] = []
+    intervals: list[Ends] = []
     for part in parts:
         ends = _interval(part.strip()) or _chain(part.strip())
         if ends is None:
             return []
-        found.append(ends)
-    return found
+        intervals.append(ends)
+    return intervals
 
 
 def _builder_rule(text: str) -> str:
-    found = BUILDER.fullmatch(text.strip())
-    return found["rule"].strip() if found else text
+    match = BUILDER.fullmatch(text.strip())
+    return match["rule"].strip() if match else text
 
 
 def _interval(text: str) -> Ends | None:
@@ -99,12 +99,12 @@ def _interval(text: str) -> Ends | None:
 
 def _chain(text: str) -> Ends | None:
     """Return the interval of 2 < x, x < 2 and 1 < x <= 2."""
-    found = [(mark.start(), mark.end(), _SIGNS.get(mark[0], mark[0])) for mark in RELATION.finditer(text)]
-    if not 1 <= len(found) <= 2 or any(sign not in ("<", ">", "<=", ">=") for *_, sign in found):
+    marks = [(mark.start(), mark.end(), _SIGNS.get(mark[0], mark[0])) for mark in RELATION.finditer(text)]
+    if not 1 <= len(marks) <= 2 or any(sign not in ("<", ">", "<=", ">=") for *_, sign in marks):
         return None
-    bounds = [0, *(at for start, end, _ in found for at in (start, end)), len(text)]
+    bounds = [0, *(at for start, end, _ in marks for at in (start, end)), len(text)]
     sides = [text[a:b].strip() for a, b in zip(bounds[::2], bounds[1::2])]
-    signs = [sign for *_, sign in found]
+    signs = [sign for *_, sign in marks]
     if signs[0] in (">", ">="):
         sides, signs = sides[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     if any(sign not in ("<", "<=") for sign in signs):
@@ -164,10 +164,10 @@ def is_same_relation(gold: str, answer: str, is_same: Same) -> bool:
         names = [_spelling(text.partition("=")[0]) for text in (gold, answer)]
         if names[0] == names[1]:
             return is_same(values[0], values[1])
-    one, two = _difference(gold), _difference(answer)
-    if one is None or two is None:
+    of_gold, of_answer = _difference(gold), _difference(answer)
+    if of_gold is None or of_answer is None:
         return False
-    (right, sign), (said, other) = one, two
+    (right, sign), (said, other) = of_gold, of_answer
     try:
         pairs = values_at_places(right, said, 10.0)
     except FormulaError:
@@ -199,13 +199,13 @@ def _spelling(name: str) -> str:
 
 def _difference(text: str) -> tuple[Formula, str] | None:
     level = levelled(text)
-    found = list(RELATION.finditer(level))
-    if len(found) != 1:
+    matches = list(RELATION.finditer(level))
+    if len(matches) != 1:
         return None
-    sign = _SIGNS.get(found[0][0], found[0][0])
+    sign = _SIGNS.get(matches[0][0], matches[0][0])
     if sign not in _FLIPPED:
         return None
-    left, right = level[: found[0].start()], level[found[0].end() :]
+    left, right = level[: matches[0].start()], level[matches[0].end() :]
     try:
         return read_formula(f"({left}) - ({right})"), sign
     except FormulaError:

@@ -34,9 +34,9 @@ def is_absurd(formula: str) -> bool:
     """Return whether a LaTeX formula has an exponent, factorial, binomial or nesting too large to compute."""
     return (
         _depth(formula) > MOST_DEPTH
-        or any(_value(found["tower"]) > MOST_EXPONENT for found in _EXPONENT.finditer(formula))
-        or any(_factorial_of(found) > MOST_FACTORIAL for found in _FACTORIAL.finditer(formula))
-        or any(_chosen(found) > MOST_FACTORIAL for found in _BINOMIAL.finditer(formula))
+        or any(_value(match["tower"]) > MOST_EXPONENT for match in _EXPONENT.finditer(formula))
+        or any(_factorial_of(match) > MOST_FACTORIAL for match in _FACTORIAL.finditer(formula))
+        or any(_chosen(match) > MOST_FACTORIAL for match in _BINOMIAL.finditer(formula))
     )
 
 
@@ -54,15 +54,15 @@ def _value(tower: str) -> float:
     return value
 
 
-def _factorial_of(found: re.Match[str]) -> float:
-    value = _value(found["tower"])
-    if not found["is_twice"]:
+def _factorial_of(match: re.Match[str]) -> float:
+    value = _value(match["tower"])
+    if not match["is_twice"]:
         return value
     return float(factorial(int(value))) if value < _MOST_LENGTH else _ABSURD
 
 
-def _chosen(found: re.Match[str]) -> float:
-    over, under = _value(found["over"]), _value(found["under"])
+def _chosen(match: re.Match[str]) -> float:
+    over, under = _value(match["over"]), _value(match["under"])
     return under if over == _ABSURD else min(under, max(over - under, 0.0))
 
 

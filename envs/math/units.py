@@ -102,10 +102,10 @@ def split_unit(text: str, is_loose: bool = True) -> tuple[str, Unit | None]:
         return text, None
     said = text.strip()
     currency = None
-    found = re.match(r"([+-]?)\s*(?:\\\$|[$€£])\s*(?=[\d.(\\])", said)
-    if found:
-        currency = Unit(Fraction(1), ((_CURRENCIES[found[0].strip(" +-\\")], 1),))
-        said = found[1] + said[found.end() :]
+    match = re.match(r"([+-]?)\s*(?:\\\$|[$€£])\s*(?=[\d.(\\])", said)
+    if match:
+        currency = Unit(Fraction(1), ((_CURRENCIES[match[0].strip(" +-\\")], 1),))
+        said = match[1] + said[match.end() :]
     said = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", said)
     said = re.sub(r"\\(?:text|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}", r"⟨\1⟩", said)
     said = said.replace("²", "^2").replace("³", "^3").replace("\\,", " ").replace("\\ ", " ").replace("~", " ")
@@ -123,9 +123,9 @@ def split_unit(text: str, is_loose: bool = True) -> tuple[str, Unit | None]:
 
 def _start_of_unit(text: str, takes_letters: bool, is_wrapped: bool) -> int | None:
     """Return where the unit at the end of a quantity begins."""
-    for found in re.finditer(r"(?<=[\d)}\]!%|\w])\s*(?=[A-Za-z°€£¢])|(?<=[\d)}])(?=°)", text):
-        at = found.end()
-        before, gap = text[: found.start()], found[0]
+    for match in re.finditer(r"(?<=[\d)}\]!%|\w])\s*(?=[A-Za-z°€£¢])|(?<=[\d)}])(?=°)", text):
+        at = match.end()
+        before, gap = text[: match.start()], match[0]
         if not before or not (_NUMBER_END.search(before[-1]) or re.search(r"\\(?:pi|infty)$", before)):
             continue
         tail = text[at:].strip()
@@ -163,14 +163,14 @@ def unit_of(tail: str) -> Unit | None:
     worth, sign, raised = Fraction(1), 1, 0
     noun: str | None = None
     words = list(_PART.finditer(said))
-    for number, found in enumerate(words):
-        if found["divided"]:
+    for number, part in enumerate(words):
+        if part["divided"]:
             if noun:
                 kinds[noun] = kinds.get(noun, 0) + sign
                 noun = None
             sign = -1
             continue
-        word = found["word"].rstrip(".").replace(" ", "")
+        word = part["word"].rstrip(".").replace(" ", "")
         lower = word.casefold()
         if lower in _POWER_WORDS:
             raised = _POWER_WORDS[lower]
@@ -186,7 +186,7 @@ def unit_of(tail: str) -> Unit | None:
             if number == 0:
                 return None
             break
-        power = sign * (int(found["power"]) if found["power"] else raised or 1)
+        power = sign * (int(part["power"]) if part["power"] else raised or 1)
         raised = 0
         known = _known(word)
         if known:

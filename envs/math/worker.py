@@ -43,10 +43,10 @@ def main() -> None:
     gc.freeze()  # garbage collection in a fork would copy shared pages
     _write(replies, {"ready": True})
     while True:
-        own = os.getpid()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            end_with(own)
+            end_with(parent)
             _answer(replies, is_asked)
             os._exit(0)
         if os.waitpid(pid, 0)[1] == 0:
