@@ -115,13 +115,13 @@ def fault_of(status: int, body: bytes) -> str:
         events = [body] if body.startswith(b"{") else body.strip().split(b"\n\n")
         if status != 200 or (len(events) > 1 and events.pop() != b"data: [DONE]"):
             return f"status {status}, or a stream without its end"
-        values = [json.loads(one.removeprefix(b"data: ")) for one in events]
+        values = [json.loads(event.removeprefix(b"data: ")) for event in events]
         choices = [choice for value in values for choice in value["choices"]]
     except (ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     is_whole = bool(choices) and choices[-1]["finish_reason"] in ("stop", "length")
     said = [choice.get("message", choice.get("delta")).get("content") for choice in choices]
-    is_text = all(isinstance(one, str) for one in said if one is not None)
+    is_text = all(isinstance(text, str) for text in said if text is not None)
     return "" if is_whole and is_text and b"token_ids" not in body else "no whole answer, or one with its tokens"
 
 

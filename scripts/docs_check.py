@@ -66,8 +66,8 @@ def blocks_of(text: str, document: str) -> list[Block]:
     rule, argument = "", ""
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
-        if found := COMMENT.fullmatch(line.strip()):
-            rule, argument = found.groups()
+        if match := COMMENT.fullmatch(line.strip()):
+            rule, argument = match.groups()
         elif opened := re.fullmatch(r"(\s*)```(\w*).*", line):
             inside = _until_closed(lines, len(opened[1]), f"{document}:{number}")
             blocks.append(Block(document, number, opened[2], inside, rule or "run", argument))
@@ -106,10 +106,10 @@ def link_faults(repo: Path = REPO) -> list[str]:
             file, _, anchor = target.partition("#")
             if re.match(r"[a-z]+:", target):  # another site
                 continue
-            found = (path.parent / file) if file else path
-            if not found.exists():
+            place = (path.parent / file) if file else path
+            if not place.exists():
                 faults.append(f"{name}: {target} does not exist")
-            elif anchor and anchor not in anchors_of(found.read_text()):
+            elif anchor and anchor not in anchors_of(place.read_text()):
                 faults.append(f"{name}: {target} names a heading that does not exist")
     return faults
 
@@ -128,11 +128,11 @@ def path_faults(repo: Path = REPO) -> list[str]:
         if name == LAB_BOOK:
             continue
         text = re.sub(r"\]\([^)\s]+\)", "]", text)  # links are `link_faults`'
-        for found in sorted({match.rstrip(".-") for match in PATH.findall(text)}):
-            if not (repo / found).exists():
-                faults.append(f"{name}: {found} does not exist")
+        for mention in sorted({match.rstrip(".-") for match in PATH.findall(text)}):
+            if not (repo / mention).exists():
+                faults.append(f"{name}: {mention} does not exist")
         faults += [
-            f"{name}: {found} does not exist" for found in sorted(set(MODULE.findall(text))) if not is_name(found, repo)
+            f"{name}: {m} does not exist" for m in sorted(set(MODULE.findall(text))) if not is_name(m, repo)
         ]
     return faults
 

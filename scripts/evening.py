@@ -111,16 +111,16 @@ class Served:
             NotServed: it ends.
         """
         self.directory = directory
-        how = [sys.executable, "-m", "rllib_srl.cli"]
-        command = [*how, "serve", *map(str, flags), "--out", str(directory), "--port", "0"]
-        self._versions = [*how, "versions", str(directory)]
+        program = [sys.executable, "-m", "rllib_srl.cli"]
+        command = [*program, "serve", *map(str, flags), "--out", str(directory), "--port", "0"]
+        self._versions = [*program, "versions", str(directory)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
-        found = _SERVING.match(self.process.stdout.readline())
-        if found is None:
+        match = _SERVING.match(self.process.stdout.readline())
+        if match is None:
             status = self.process.wait(CALL_S)
             raise NotServed(f"srl serve --out {directory} has ended with status {status}; its own message says why")
-        self._url = found[1]
+        self._url = match[1]
         self.page = self.process.stdout.readline().removeprefix("page ").strip()
         self._token = (directory / "token").read_text().strip()
 
@@ -134,8 +134,8 @@ class Served:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         with urllib.request.urlopen(request, timeout=CALL_S) as response:
-            found: bytes = response.read()
-            return found
+            content: bytes = response.read()
+            return content
 
     def ask(self, question: str) -> tuple[str, str, float]:
         """Return id and text of an answer, and how long it took, seconds."""
@@ -180,7 +180,7 @@ def comparison_of(rng: random.Random) -> str:
 def share_good(served: Served, rng: random.Random, rule: Rule, num: int) -> float:
     """Return the share of good answers to held-out questions, which are not rated."""
     asked = [question_of(rng) for _ in range(num)]
-    return sum(rule(one, served.ask(one)[1]) for one in asked) / num
+    return sum(rule(question, served.ask(question)[1]) for question in asked) / num
 
 
 class Person:
@@ -221,16 +221,16 @@ class Person:
             seconds = self._served.ask(question_of(self._rng))[2]
             self.taken[is_paused].append(seconds)
             time.sleep(max(GAP_S, READING * seconds))
-            found = {one["number"]: one for one in self._served.call("GET", "/versions")["versions"]}
-            if number in found and found[number]["state"] not in ("training", "candidate"):
+            versions = {version["number"]: version for version in self._served.call("GET", "/versions")["versions"]}
+            if number in versions and versions[number]["state"] not in ("training", "candidate"):
                 self._hands.pause(False)
-                return str(found[number]["state"])
+                return str(versions[number]["state"])
         raise TimeoutError(f"version {number} was not decided within {VERSION_S:g} s")
 
     def delay(self, share: float) -> tuple[list[list[str]], bool]:
         """Return the 95th percentiles as rows, and whether training delays it by at most a share or `LEEWAY_S`."""
         paused, going_on = self.taken[True], self.taken[False]
-        without, beside = (percentile(one, 0.95) or 0.0 for one in (paused, going_on))
+        without, beside = (percentile(seconds, 0.95) or 0.0 for seconds in (paused, going_on))
         limit = f"limit {share:+.0%}, or {1000 * LEEWAY_S:.0f} ms"
         rows = [
             ["p95 of an answer, training paused", f"{1000 * without:.1f} ms ({len(paused)} answers)"],

@@ -193,8 +193,8 @@ def run_side(root: Path, name: str, scratch: Path) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"case {name} failed in {root}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))[name]
-    return found
+    record: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))[name]
+    return record
 
 
 def one_sided(one: Any, other: Any) -> Iterator[tuple[str, str]]:
@@ -248,27 +248,27 @@ def broken(side: Mapping[str, Any], max_lag: int) -> Iterator[str]:
 def verdict(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return how a case ended in a line, and a line for each difference that is not expected."""
     if name in BY_INVARIANTS:
-        found = [f"here: {line}" for line in broken(here, 1)] + [f"there: {line}" for line in broken(there, 1)]
-        return f"{len(found)} invariants broken" if found else f"invariants kept ({len(here['said'])} episodes)", found
+        lines = [f"here: {line}" for line in broken(here, 1)] + [f"there: {line}" for line in broken(there, 1)]
+        return f"{len(lines)} invariants broken" if lines else f"invariants kept ({len(here['said'])} episodes)", lines
     left_out = {"weights"} if name in BY_SUMS else {"sums"}
     one, other = ({part: value for part, value in side.items() if part not in left_out} for side in (here, there))
     known: dict[str, int] = {}
-    found = []
+    lines = []
     for line in differences(one, other):
         reasons = [e.reason for e in EXPECTED if re.fullmatch(e.case, name) and re.match(e.place, line)]
         if reasons:
             known[reasons[0]] = known.get(reasons[0], 0) + 1
         else:
-            found.append(line)
+            lines.append(line)
     num = sum(len(mine.keys() & its.keys()) for mine, its in zip(one["results"], other["results"], strict=False))
-    state = f"{len(found)} differences" if found else "equal"
+    state = f"{len(lines)} differences" if lines else "equal"
     about = [f"{num} metrics", f"{len(here['said'])} episodes", f"weights {here['weights'][:12]}"]
     about += [f"{count} expected differences: {reason}" for reason, count in known.items()]
     names = set(one_sided(one, other))
     for side in ("here", "there"):
         if mine := sorted(name for where, name in names if where == side):
             about.append(f"only {side}: {' '.join(mine)}")
-    return f"{state} ({'; '.join(about)})", found
+    return f"{state} ({'; '.join(about)})", lines
 
 
 @contextlib.contextmanager
@@ -306,17 +306,17 @@ def compare(commit: str, names: Sequence[str], keep: Path | None = None) -> int:
                 partial = kept.with_suffix(f".{os.getpid()}")
                 partial.write_text(json.dumps(other), encoding="utf-8")
                 partial.replace(kept)
-            state, found = verdict(name, here, other)
-            num_different += bool(found)
+            state, lines = verdict(name, here, other)
+            num_different += bool(lines)
             print(f"{name}: {state}", flush=True)
-            print("".join(f"    {line}\n" for line in found[:SHOWN]), end="", flush=True)
+            print("".join(f"    {line}\n" for line in lines[:SHOWN]), end="", flush=True)
     return int(bool(num_different))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script."""
-    summary, _, rest = (__doc__ or "").replace("CASES", " ".join(CASES)).partition("\n\n")
-    parser = argparse.ArgumentParser(description=summary, epilog=rest, formatter_class=argparse.RawTextHelpFormatter)
+    summary, _, details = (__doc__ or "").replace("CASES", " ".join(CASES)).partition("\n\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="commit to compare with")
     parser.add_argument("--record", type=Path, metavar="FILE", help="only run here, and write the results to FILE")
     parser.add_argument("--cases", nargs="+", default=list(SHORT), choices=(*CASES, "all"), metavar="CASE")
@@ -332,8 +332,8 @@ def main(argv: list[str] | None = None) -> int:
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory(prefix="golden-run-") as scratch:
-        found = {name: recorded(CASES[name], str(TINY), Path(scratch) / name) for name in names}
-    arguments.record.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+        records = {name: recorded(CASES[name], str(TINY), Path(scratch) / name) for name in names}
+    arguments.record.write_text(json.dumps(records, indent=1, default=str), encoding="utf-8")
     return 0
 
 

@@ -89,8 +89,8 @@ class Walk:
 
     def paths(self, without: Collection[str] = ()) -> list[Path]:
         """Return the files, sorted and relative to the folder, without those of some of its folders."""
-        found = [Path(name).relative_to(self._folder) for name in sorted(self.files)]
-        return [path for path in found if path.parts[0] not in without]
+        paths = [Path(name).relative_to(self._folder) for name in sorted(self.files)]
+        return [path for path in paths if path.parts[0] not in without]
 
     def num_lines(self, without: Collection[str] = ()) -> int:
         """Return the lines of the files together."""
@@ -176,10 +176,10 @@ def print_walk(root: Path, names: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="house-") as directory:
         walks = walk(root, Path(directory))
     for name, (most, without) in WALKS.items():
-        found = walks[name]
-        paths = found.paths(without)
-        folders = Counter(folder_of(Path("rllib_srl") / path) or "rllib_srl" for path in found.paths())
-        print(f"{name}: {len(paths)} files (at most {most}), {found.num_lines(without):,} lines", flush=True)
+        trace = walks[name]
+        paths = trace.paths(without)
+        folders = Counter(folder_of(Path("rllib_srl") / path) or "rllib_srl" for path in trace.paths())
+        print(f"{name}: {len(paths)} files (at most {most}), {trace.num_lines(without):,} lines", flush=True)
         print("    all by folder: " + ", ".join(f"{folder} {num}" for folder, num in folders.items()))
         print("".join(f"    {path}\n" for path in paths) if names else "", end="", flush=True)
 
@@ -208,21 +208,21 @@ def num_statements(path: Path) -> int:
 
 def folder_of(path: Path) -> str:
     """Return the row of a tracked file, given relative to the checkout: a folder of rllib_srl or of the top."""
-    first, *rest = path.parts
-    if first != "rllib_srl" or not rest:
+    first, *parts = path.parts
+    if first != "rllib_srl" or not parts:
         return first
-    folder = rest[0] if len(rest) > 1 else ""
+    folder = parts[0] if len(parts) > 1 else ""
     return {"storage": "common"}.get(folder, folder)
 
 
 def counts_by_folder(root: Path, paths: Sequence[Path]) -> dict[str, Counts]:
     """Return folder -> files, lines, statements."""
-    found: dict[str, Counts] = {}
+    counts: dict[str, Counts] = {}
     for path in paths:
         row = folder_of(path.relative_to(root))
-        files, lines, statements = found.get(row, (0, 0, 0))
-        found[row] = (files + 1, lines + num_lines(path), statements + num_statements(path))
-    return found
+        files, lines, statements = counts.get(row, (0, 0, 0))
+        counts[row] = (files + 1, lines + num_lines(path), statements + num_statements(path))
+    return counts
 
 
 def num_settings(root: Path) -> int:
@@ -255,8 +255,8 @@ def rows_of(root: Path) -> Iterator[list[str]]:
     top = {path.relative_to(root).parts[0] for path in paths} - {"rllib_srl"}
     core = {name: row for name, row in by_folder.items() if name not in top and name != "contrib"}
 
-    def row(name: str, found: Iterable[Counts], budget: int | None) -> list[str]:
-        return [name, *(f"{sum(numbers):,}" for numbers in zip(*found, strict=True)), f"{budget:,}" if budget else ""]
+    def row(name: str, counts: Iterable[Counts], budget: int | None) -> list[str]:
+        return [name, *(f"{sum(numbers):,}" for numbers in zip(*counts, strict=True)), f"{budget:,}" if budget else ""]
 
     for name in sorted(core):
         yield row(f"rllib_srl/{name}", [core[name]], BUDGETS.get(name))
@@ -284,8 +284,8 @@ def print_lines(root: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script."""
-    summary, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(description=summary, epilog=rest, formatter_class=argparse.RawTextHelpFormatter)
+    summary, _, details = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", choices=("walk", "lines"))
     parser.add_argument("--root", type=Path, default=ROOT, metavar="DIRECTORY", help="a checkout (default: this one)")
     parser.add_argument("--names", action="store_true", help="walk: name the files too")

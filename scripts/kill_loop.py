@@ -68,7 +68,7 @@ def call(buffer: SRLReplayBuffer, seed: int, position: int) -> Any:
         case 1:
             return [prompt.key for prompt in buffer.draw_prompts(3, now, name)]
         case 2:
-            return [encode(one) for one in buffer.draw_groups(3, now, name)]
+            return [encode(group) for group in buffer.draw_groups(3, now, name)]
         case 3:
             return buffer.drop(sorted(buffer.tables.group_ids.values())[:1], name)
     numbers = generator.choice(60, 4, replace=False).tolist()
@@ -106,11 +106,11 @@ def one_life(directory: Path, seed: int, position: int, life_s: float) -> int:
     time.sleep(life_s)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    told = b""
+    output = b""
     while part := os.read(reading, 1 << 16):
-        told += part
+        output += part
     os.close(reading)
-    return len(told) // 8
+    return len(output) // 8
 
 
 def run(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def run(directory: Path, num_kills: int, seed: int) -> dict[str, Any]:
             check_valid(buffer)
             if buffer.store.position not in (position, position + 1):
                 faults.append(f"kill {kill}: {buffer.store.position} calls stored, {position} acknowledged")
-            again, want = (call(one, seed, position) for one in (buffer, twin))  # the one under way
+            again, want = (call(side, seed, position) for side in (buffer, twin))  # the one under way
             position += 1
             if again != want:
                 faults.append(f"kill {kill}: call {position - 1} answers otherwise when it is repeated")
@@ -147,9 +147,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        found = run(Path(directory), arguments.kills, arguments.seed)
-    print(json.dumps(found, indent=1))
-    return int(bool(found["faults"]))
+        report = run(Path(directory), arguments.kills, arguments.seed)
+    print(json.dumps(report, indent=1))
+    return int(bool(report["faults"]))
 
 
 if __name__ == "__main__":

@@ -122,10 +122,10 @@ def kill(title: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
     while time.monotonic() < deadline:  # it may be on its way back from the last kill
-        for one in psutil.Process().children(recursive=True):
-            if (one.cmdline() or [""])[0].startswith(title) or one.name().startswith(title):
-                one.kill()
-                one.wait(GONE_S)
+        for process in psutil.Process().children(recursive=True):
+            if (process.cmdline() or [""])[0].startswith(title) or process.name().startswith(title):
+                process.kill()
+                process.wait(GONE_S)
                 return
         time.sleep(0.1)
     raise RuntimeError(f"no process {title} is there")
@@ -153,30 +153,30 @@ def run(kind: str, directory: Path, last: int, kills: Sequence[tuple[int, str]],
             status = f"no end within {limit_s:g} s"
     missing = [f"{phase} of iteration {at}" for at, phase in kills if not (marks / f"done-{at}-{phase}").exists()]
     tail = (directory / "said.txt").read_text(encoding="utf-8")[-1500:]
-    return [f"ended with {status}: {tail}"] * (status != 0) + [f"nothing was killed in {one}" for one in missing]
+    return [f"ended with {status}: {tail}"] * (status != 0) + [f"nothing was killed in {place}" for place in missing]
 
 
 def numbers_of(run: Path, wanted: re.Pattern[str] | None) -> dict[int, dict[str, float]]:
     """Return what each iteration measured of the run; of a repeated iteration the last time."""
-    found = {}
+    numbers = {}
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         names = [name for name in line if (wanted.search(name) if wanted else not OF_THE_PROCESS.search(name))]
-        found[int(line["training_iteration"])] = {name: line[name] for name in names}
-    return found
+        numbers[int(line["training_iteration"])] = {name: line[name] for name in names}
+    return numbers
 
 
 def differences(one: Path, other: Path, is_exact: bool) -> list[str]:
     """Return what differs between two runs, [] if they ended alike."""
     wanted = None if is_exact else COUNTS
     ours, theirs = numbers_of(one / "run", wanted), numbers_of(other / "run", wanted)
-    found = [] if sorted(ours) == sorted(theirs) else [f"iterations {sorted(ours)} and {sorted(theirs)}"]
+    lines = [] if sorted(ours) == sorted(theirs) else [f"iterations {sorted(ours)} and {sorted(theirs)}"]
     for at in sorted(ours.keys() & theirs.keys()):
         names = ours[at].keys() | theirs[at].keys()
         if names := {name for name in names if ours[at].get(name) != theirs[at].get(name)}:
-            found.append(f"iteration {at} differs in {', '.join(sorted(names)[:6])}")
+            lines.append(f"iteration {at} differs in {', '.join(sorted(names)[:6])}")
     if is_exact and digest(one) != digest(other):
-        found.append("the weights differ")
-    return found
+        lines.append("the weights differ")
+    return lines
 
 
 def digest(directory: Path) -> str:
@@ -194,13 +194,13 @@ def kill_all(
         flags, unbroken = (LOCAL, directory / "unbroken") if is_exact else (VLLM, directory / "unbroken-vllm")
         flags = ["--model", model, *flags]
         faults = run("driver", unbroken, last, [], flags)
-        for kind in (one for one in kinds if (one != "engine") is is_exact):
+        for kind in (name for name in kinds if (name != "engine") is is_exact):
             begin = time.monotonic()
-            found = faults or run(kind, directory / kind, last, kills, flags)
-            found = found or differences(directory / kind, unbroken, is_exact)
+            lines = faults or run(kind, directory / kind, last, kills, flags)
+            lines = lines or differences(directory / kind, unbroken, is_exact)
             said = directory / kind / "said.txt"
             starts = said.read_text(encoding="utf-8").count("starting again from ") if said.exists() else 0
-            rows.append({"model": model, "kind": kind, "kills": len(kills), "new_starts": starts, "faults": found})
+            rows.append({"model": model, "kind": kind, "kills": len(kills), "new_starts": starts, "faults": lines})
             rows[-1]["seconds"] = round(time.monotonic() - begin, 1)
             print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -156,7 +156,7 @@ def whole_of(body: bytes) -> tuple[str, str]:
     events = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
     if not events or events.pop() != b"[DONE]":
         raise Cut
-    values = [json.loads(one) for one in events]
+    values = [json.loads(event) for event in events]
     if any("error" in value for value in values):
         raise Cut
     deltas = [choice["delta"].get("content") or "" for value in values for choice in value["choices"]]
@@ -189,15 +189,15 @@ class Model:
         """
         if self.served.process.poll() is not None:
             raise NotServed(f"srl serve has ended by itself with status {self.served.process.returncode}")
-        gateway, found = psutil.Process(self.served.process.pid), []
+        gateway, processes = psutil.Process(self.served.process.pid), []
         if kind == "gateway":
             return [gateway]
-        for one in gateway.children():
+        for child in gateway.children():
             with suppress(psutil.NoSuchProcess):
-                if OF_KIND[kind] in one.cmdline():
-                    inside = one.children(recursive=True) if kind == "server" else []
-                    found += [one, *(other for other in inside if "vllm" in " ".join(other.cmdline()).lower())]
-        return [one for one in found if is_alive(one)]
+                if OF_KIND[kind] in child.cmdline():
+                    inside = child.children(recursive=True) if kind == "server" else []
+                    processes += [child, *(other for other in inside if "vllm" in " ".join(other.cmdline()).lower())]
+        return [process for process in processes if is_alive(process)]
 
     def kill(self, kind: str) -> float:
         """Kill a process; return the seconds until others run, and an answer and its rating are acknowledged."""
@@ -209,13 +209,13 @@ class Model:
         victim.kill()
         if kind == "gateway":
             self.served.process.wait(GONE_S)
-            left = [one for one in psutil.wait_procs(family, GONE_S)[1] if is_alive(one)]
-            self.visitor.ledger.faults += [f"process {one.pid} outlives the gateway" for one in left]
+            left = [process for process in psutil.wait_procs(family, GONE_S)[1] if is_alive(process)]
+            self.visitor.ledger.faults += [f"process {process.pid} outlives the gateway" for process in left]
             self.served = self.visitor.served = Served(FLAGS, self.directory, self._log)
-        before = {one.pid for one in victims} if kind == "server" else {victim.pid}
+        before = {process.pid for process in victims} if kind == "server" else {victim.pid}
 
         def goes_on() -> bool:
-            now = {one.pid for one in self.processes(kind)}
+            now = {process.pid for process in self.processes(kind)}
             return bool(now) and not now & before and self.visitor.try_once()
 
         self._wait(goes_on, f"nothing goes on after the kill ({kind})")
@@ -310,7 +310,7 @@ def requests(model: Model) -> tuple[int, str]:
 def disk(model: Model) -> tuple[int, str]:
     """Let no file of the gateway grow: a limit of the process stands for a full disk."""
     process, refused, begun = psutil.Process(model.served.process.pid), 0, time.monotonic()
-    sizes = [one.stat().st_size for one in model.directory.glob("*.db-wal")]
+    sizes = [file.stat().st_size for file in model.directory.glob("*.db-wal")]
     usual = process.rlimit(resource.RLIMIT_FSIZE)
     with model.visitor.holding:
         process.rlimit(resource.RLIMIT_FSIZE, (max(sizes) + ROOM, usual[1]))
@@ -343,15 +343,15 @@ def raters(model: Model) -> tuple[int, str]:
         names = [model.visitor.ask() for _ in range(NUM_RATED)]
         for name in names:
             both = [threading.Thread(target=rate, args=(name, value)) for value in ("good", "bad")]
-            for one in both:
-                one.start()
-            for one in both:
-                one.join(PATIENCE_S)
+            for thread in both:
+                thread.start()
+            for thread in both:
+                thread.join(PATIENCE_S)
             model.visitor.ledger.possible[name] = {"good", "bad"}
             model.visitor.ledger.num_ratings += 2
     query = "SELECT a.group_id, r.value FROM answers a JOIN ratings r ON r.answer = a.number"
     stored = set(model.rows(query))
-    model.visitor.ledger.faults += [f"rating {one} was acknowledged and is not stored" for one in set(changed) - stored]
+    model.visitor.ledger.faults += [f"rating {row} was acknowledged and is not stored" for row in set(changed) - stored]
     return 2 * NUM_RATED, f"{len(changed)} changes, all in the log"
 
 
@@ -375,8 +375,8 @@ def play(arguments: argparse.Namespace) -> int:
     finally:
         num_decided = model.decided()
         model.stop()
-    for one in ledger.faults:
-        print(f"FOUND  {one}")
+    for line in ledger.faults:
+        print(f"FOUND  {line}")
     print(table(rows))
     print(f"versions decided: {num_decided}")
     return 1 if ledger.faults else 0

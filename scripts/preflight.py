@@ -220,8 +220,8 @@ def read_gpu() -> str:
 def read_cpu_flags(cpuinfo: Path) -> frozenset[str]:
     """Return the processor's feature flags, empty where the system does not list them."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    found = [line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith(("flags", "Features"))]
-    return frozenset(found[0]) if found else frozenset()
+    flags = [line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    return frozenset(flags[0]) if flags else frozenset()
 
 
 def read_memory_gib() -> float:

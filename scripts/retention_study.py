@@ -182,8 +182,8 @@ def settings_of(trial: Trial, tasks: Sequence[str]) -> dict[str, Any]:
         stream.append(stage if arm.is_joint else {**stage, "tokens": tokens_of(trial)})
     if "lwf" in tuned:
         tuned["regularisers"] = {"lwf": {"coeff": tuned.pop("lwf")}}
-    given = {"domains": stream, "schedule": [[0, dict.fromkeys(tasks, 1.0)]]} if arm.is_joint else stream
-    return {**COMMON, **arm.fixed, **tuned, "stream": given, "seed": trial.seed}
+    stream_setting = {"domains": stream, "schedule": [[0, dict.fromkeys(tasks, 1.0)]]} if arm.is_joint else stream
+    return {**COMMON, **arm.fixed, **tuned, "stream": stream_setting, "seed": trial.seed}
 
 
 def tokens_of(trial: Trial) -> int:
@@ -277,8 +277,8 @@ def best(rows: Sequence[Mapping[str, Any]], kind: str, arm: str) -> dict[str, An
     """Return the setting that an arm runs with on the seeds of the table; None if tuning has not ended."""
     arm = ARMS[arm].like or arm
     settings, (seeds, _) = grid_of(kind, arm), SEEDS[kind]
-    own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in seeds]
-    return settings[0] if len(settings) == 1 else best_of(own, settings, len(seeds))
+    runs = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in seeds]
+    return settings[0] if len(settings) == 1 else best_of(runs, settings, len(seeds))
 
 
 def missing(rows: Sequence[Mapping[str, Any]]) -> Iterator[Trial]:
@@ -314,24 +314,24 @@ def tuning_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 finals[key_of(row["settings"])].append(row["final"])
         chosen = best(rows, kind, arm)
         for name in map(key_of, grid_of(kind, arm)):
-            if found := finals[name]:
+            if values := finals[name]:
                 mark = "  <- best" if chosen is not None and name == key_of(chosen) else ""
-                yield f"{kind:9} {arm:19} {name:40} {fmean(found):.3f} ({len(found)}){mark}"
+                yield f"{kind:9} {arm:19} {name:40} {fmean(values):.3f} ({len(values)}){mark}"
 
 
 def result_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield each arm whose seeds have all ended, and its differences to the tested form and to uniform revisits."""
     for kind, (_, seeds) in SEEDS.items():
-        found = {arm: rows_of(rows, kind, arm, best(rows, kind, arm)) for arm in ARMS}
-        found = {arm: by_seed for arm, by_seed in found.items() if len(by_seed) == len(seeds)}
-        for arm, by_seed in found.items():
+        by_arm = {arm: rows_of(rows, kind, arm, best(rows, kind, arm)) for arm in ARMS}
+        by_arm = {arm: by_seed for arm, by_seed in by_arm.items() if len(by_seed) == len(seeds)}
+        for arm, by_seed in by_arm.items():
             settings = key_of(next(iter(by_seed.values()))["settings"])
             yield f"{kind:9} {arm:19} {settings:40} {parts_of(list(by_seed.values()))}"
-        for other in [arm for arm in (TESTED, "uniform", "none") if arm in found]:
-            for arm in [arm for arm in found if arm != other]:
-                yield f"{kind:9} {arm} - {other}: {in_words(gain_of(found[arm], found[other]))}"
-        if {TESTED, "srl"} <= set(found):
-            is_level = is_not_worse(gain_of(found["srl"], found[TESTED]), MARGIN)
+        for other in [arm for arm in (TESTED, "uniform", "none") if arm in by_arm]:
+            for arm in [arm for arm in by_arm if arm != other]:
+                yield f"{kind:9} {arm} - {other}: {in_words(gain_of(by_arm[arm], by_arm[other]))}"
+        if {TESTED, "srl"} <= set(by_arm):
+            is_level = is_not_worse(gain_of(by_arm["srl"], by_arm[TESTED]), MARGIN)
             yield f"{kind:9} srl is {'' if is_level else 'not '}shown to be no worse than {TESTED} by {MARGIN}"
 
 
@@ -339,8 +339,8 @@ def rows_of(
     rows: Sequence[Mapping[str, Any]], kind: str, arm: str, setting: Settings | None
 ) -> dict[int, Mapping[str, Any]]:
     """Return the row of each seed of the table at one setting of an arm."""
-    own = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][1]]
-    return {row["seed"]: row for row in own if setting and key_of(row["settings"]) == key_of(setting)}
+    arm_rows = [row for row in rows if (row["kind"], row["arm"]) == (kind, arm) and row["seed"] in SEEDS[kind][1]]
+    return {row["seed"]: row for row in arm_rows if setting and key_of(row["settings"]) == key_of(setting)}
 
 
 def gain_of(tested: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> np.ndarray:

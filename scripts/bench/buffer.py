@@ -83,12 +83,12 @@ def measure(
     for start in range(0, num_items, CHUNK):
         prompts = player.fresh(min(CHUNK, num_items - start))
         buffer.add([player.play(prompt, f"{start}.{i}", 0) for i, prompt in enumerate(prompts)], 0)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CALLS}
+    timings: dict[str, list[tuple[float, float]]] = {name: [] for name in CALLS}
 
-    def timed(name: str, call: Any, *given: Any) -> Any:
+    def timed(name: str, call: Any, *arguments: Any) -> Any:
         begin, begin_cpu = time.perf_counter(), time.process_time()
-        answer = call(*given)
-        found[name].append((time.perf_counter() - begin, time.process_time() - begin_cpu))
+        answer = call(*arguments)
+        timings[name].append((time.perf_counter() - begin, time.process_time() - begin_cpu))
         return answer
 
     for now in range(1, num_iterations + 1):
@@ -99,7 +99,7 @@ def measure(
         timed("draw_groups", buffer.draw_groups, NUM_REUSES, now, f"{now}.draw_groups")
         timed("stats", buffer.stats, now)
     buffer.close()
-    return found
+    return timings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,16 +114,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rllib_srl.engine.models import local_model
 
     with tempfile.TemporaryDirectory() as directory:
-        found = measure(local_model(arguments.model), Path(directory), arguments.items, arguments.iterations)
+        timings = measure(local_model(arguments.model), Path(directory), arguments.items, arguments.iterations)
     rows: list[tuple[str, ...]] = [("call", "ms", "ms of processor time")]
-    rows += [(name, *(bench.spread([1e3 * times[at] for times in found[name]]) for at in (0, 1))) for name in CALLS]
+    rows += [(name, *(bench.spread([1e3 * times[at] for times in timings[name]]) for at in (0, 1))) for name in CALLS]
     counted = [name for name in CALLS if name != "draw_groups"]
-    share = sum(median(wall for wall, _ in found[name]) for name in counted) / arguments.iteration_s
+    share = sum(median(wall for wall, _ in timings[name]) for name in counted) / arguments.iteration_s
     print(table(rows, indent=""))
     print(f"{arguments.items:,} items: without reuse {share:.2%} of an iteration of {arguments.iteration_s:g} s; "
           f"at most {MOST_SHARE:.1%}: {bench.verdict(share <= MOST_SHARE)}")  # fmt: skip
     print(bench.conditions("no model"))
-    bench.write(arguments, found | {"share": share})
+    bench.write(arguments, timings | {"share": share})
     return 0 if share <= MOST_SHARE else 1
 
 

@@ -60,13 +60,13 @@ def verdict(is_met: bool) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

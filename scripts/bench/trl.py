@@ -60,9 +60,9 @@ def trl_python() -> Path:
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (site / "ours.pth").write_text("\n".join(ours) + "\n")
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(REQUIREMENTS)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if found.returncode:
-        raise RuntimeError(f"pip could not install {REQUIREMENTS.name}: {found.stderr.strip()[-500:]}")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if process.returncode:
+        raise RuntimeError(f"pip could not install {REQUIREMENTS.name}: {process.stderr.strip()[-500:]}")
     return python
 
 
@@ -70,19 +70,19 @@ def ours(num_iterations: int, settings: Mapping[str, Any], verbose: bool) -> dic
     """Return seconds, mean reward and trained tokens of iterations of the quick-start, after one to warm up."""
     start_ray(verbose)
     algo = bench.quickstart_config(**settings).build_algo()
-    found: dict[str, list[float]] = {"seconds": [], "rewards": [], "num_tokens": []}
+    figures: dict[str, list[float]] = {"seconds": [], "rewards": [], "num_tokens": []}
     try:
         for iteration in range(num_iterations + 1):
             result = algo.train()
             num_tokens = float(result.get("learners", {}).get("default_policy", {}).get("num_tokens", math.nan))
             if iteration == 0 or math.isnan(num_tokens):  # an iteration without signal learns nothing
                 continue
-            found["seconds"].append(float(result["time_this_iter_s"]))
-            found["rewards"].append(float(result["env_runners"]["episode_return_mean"]))
-            found["num_tokens"].append(num_tokens)
+            figures["seconds"].append(float(result["time_this_iter_s"]))
+            figures["rewards"].append(float(result["env_runners"]["episode_return_mean"]))
+            figures["num_tokens"].append(num_tokens)
     finally:
         algo.stop()
-    return found
+    return figures
 
 
 def job_of(config: Any, num_steps: int) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def theirs(python: Path, job: Mapping[str, Any]) -> dict[str, list[float]]:
     # -P: without the folder of that file, in which this one hides the package of the same name
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     environment.pop("PYTHONPATH", None)
-    found = subprocess.run(
+    process = subprocess.run(
         [str(python), "-P", str(SCRIPTS / "bench" / "trl_side.py")],
         input=json.dumps(job),
         capture_output=True,
@@ -133,9 +133,9 @@ def theirs(python: Path, job: Mapping[str, Any]) -> dict[str, list[float]]:
         timeout=STEP_TIMEOUT_S * job["num_steps"],
         env=environment,
     )
-    if found.returncode:
-        raise RuntimeError(f"TRL ended with exit status {found.returncode}: {found.stderr.strip()[-1500:]}")
-    results: dict[str, list[float]] = json.loads(found.stdout.strip().splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"TRL ended with exit status {process.returncode}: {process.stderr.strip()[-1500:]}")
+    results: dict[str, list[float]] = json.loads(process.stdout.strip().splitlines()[-1])
     return results
 
 
@@ -164,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for dtype in arguments.dtypes:
         other[dtype] = theirs(python, {**job_of(config, arguments.num_steps), "dtype": dtype})
         print(f"TRL ({dtype}, Transformers): {bench.spread(other[dtype]['seconds'])} s a step", flush=True)
-    fastest = min(median(found["seconds"]) for found in other.values())
+    fastest = min(median(side["seconds"]) for side in other.values())
     gain = fastest / median(mine["seconds"])
-    rewards = ", ".join(f"TRL {dtype} {found['rewards'][0]:.2f}" for dtype, found in other.items())
+    rewards = ", ".join(f"TRL {dtype} {side['rewards'][0]:.2f}" for dtype, side in other.items())
     print(f"mean reward of a step: ours {mine['rewards'][0]:.2f}, {rewards}: both sides play the same prompts")
     is_met = gain >= arguments.least
     print(f"TRL's step over our iteration: {gain:.1f}; at least {arguments.least:g}: {bench.verdict(is_met)}")

@@ -98,13 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = write_random_model(shape, Path(directory) / "model", has_weights=True)
         config = config_of(model, is_short)
         mine = ours(config)
-        print(json.dumps({"ours_s": [round(one, 3) for one in mine]}), flush=True)
+        print(json.dumps({"ours_s": [round(seconds, 3) for seconds in mine]}), flush=True)
         prompts = config.num_prompts_per_batch
         env = Letters(config.env_config)
-        ids = [one for one, _ in zip(env.prompt_ids("train", 1), range(prompts * (NUM_WARM + NUM_STEPS)))]
+        ids = [prompt_id for prompt_id, _ in zip(env.prompt_ids("train", 1), range(prompts * (NUM_WARM + NUM_STEPS)))]
         job = {
             "model": str(model), "dtype": "float32" if is_short else "bfloat16", "reward": "even", "stop": None,
-            "rows": [{"prompt": env.reset(options={"prompt_id": one})[0]} for one in ids],
+            "rows": [{"prompt": env.reset(options={"prompt_id": prompt_id})[0]} for prompt_id in ids],
             "group_size": config.group_size, "num_prompts": prompts, "num_steps": NUM_WARM + NUM_STEPS,
             "max_tokens": config.max_turn_tokens, "lr": config.lr, "temperature": config.temperature, "seed": 1,
             "num_threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1), "on_card": not is_short,

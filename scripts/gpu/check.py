@@ -170,14 +170,14 @@ def run(step: Step, out: Path, is_short: bool, limit_s: float) -> dict[str, Any]
 def figures_of(text: str) -> list[dict[str, Any]]:
     """Return the lines of an output that are JSON objects; of pytest its last line."""
     lines = text.splitlines()
-    found = []
+    figures = []
     for line in lines:
         if line.startswith("{") and line.rstrip().endswith("}"):
             try:
-                found.append(json.loads(line))
+                figures.append(json.loads(line))
             except json.JSONDecodeError:
                 continue
-    return found or [{"output": line} for line in lines[-1:]]
+    return figures or [{"output": line} for line in lines[-1:]]
 
 
 def error_of(text: str) -> str:
@@ -193,7 +193,7 @@ def error_of(text: str) -> str:
 
 def lines_of(results: Path) -> dict[str, dict[str, Any]]:
     """Return the last line of each step in a file of results."""
-    return {one["step"]: one for one in json_lines(results, dict) if one is not None}
+    return {line["step"]: line for line in json_lines(results, dict) if line is not None}
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:

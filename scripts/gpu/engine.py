@@ -53,19 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine = start(shape, Path(directory), args.dtype, args.short)
         started = time.perf_counter() - begin
         sampling = Sampling(max_tokens=num_new, temperature=1.0, runs_to_limit=True)
-        found = []
+        samples = []
         for seed in (1, 1, 2):
             engine.reseed(seed)
             begin = time.perf_counter()
             turns = engine.generate(prompts, sampling)
             seconds = time.perf_counter() - begin
             num_tokens = sum(len(turn.token_ids) for turn in turns)
-            found.append([turn.token_ids.tolist() for turn in turns])
+            samples.append([turn.token_ids.tolist() for turn in turns])
             print(json.dumps({"seed": seed, "tokens": num_tokens, "tokens_per_s": round(num_tokens / seconds, 1)}))
         engine.close()
-    shared = float(np.mean([a == b for a, b in zip(found[0], found[1], strict=True)]))
-    print(json.dumps({"start_s": round(started, 1), "equal_turns": shared, "differs": found[0] != found[2]}))
-    return int(found[0] == found[2])
+    shared = float(np.mean([a == b for a, b in zip(samples[0], samples[1], strict=True)]))
+    print(json.dumps({"start_s": round(started, 1), "equal_turns": shared, "differs": samples[0] != samples[2]}))
+    return int(samples[0] == samples[2])
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ def streams(num_tokens: int, vocab: int, seed: int) -> list[list[int]]:
     """Return four groups of four answers to one prompt, about `num_tokens` tokens without the repeated prompts."""
     rng = np.random.default_rng(seed)
     each = max(8, num_tokens // 20)
-    found = []
+    sequences = []
     for _ in range(4):
         prompt = rng.integers(0, vocab, each)
-        found += [np.concatenate([prompt, rng.integers(0, vocab, each)]).tolist() for _ in range(4)]
-    return found
+        sequences += [np.concatenate([prompt, rng.integers(0, vocab, each)]).tolist() for _ in range(4)]
+    return sequences
 
 
 def digits(value: float) -> float:
@@ -101,10 +101,10 @@ class Timer:
         from torch.profiler import ProfilerActivity, profile
 
         is_gpu = self.device == "cuda"
-        with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as found:
+        with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as profiler:
             self(action)
         name = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-        return float(sum(getattr(one, name) for one in found.key_averages())) / 1e6
+        return float(sum(getattr(event, name) for event in profiler.key_averages())) / 1e6
 
 
 def peak_tflops(timer: Timer) -> float:
@@ -140,7 +140,7 @@ class Policy:
         if has_adapters:
             add_adapters(self.model, AdapterSpec.of(16, None, TARGETS), seed=0)
         checkpointed(self.model)
-        self.trained = [one for one in self.model.parameters() if one.requires_grad]
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(self.trained, lr=1e-6, fused=True)
 
     def batch(self, episodes: Sequence[Episode]) -> Any:
@@ -165,29 +165,29 @@ class Policy:
 
 def answers(sequences: Sequence[Sequence[int]], written: int) -> list[Episode]:
     """Return sequences as episodes whose last `written` tokens the policy wrote."""
-    found, rng = [], np.random.default_rng(0)
+    episodes, rng = [], np.random.default_rng(0)
     for index, ids in enumerate(sequences):
         mask = np.arange(len(ids)) >= len(ids) - written
         logp = np.where(mask, -1.0, 0.0).astype(np.float32)
-        found.append(Episode(np.asarray(ids, np.int32), mask, logp, float(rng.normal()), index))
-    return found
+        episodes.append(Episode(np.asarray(ids, np.int32), mask, logp, float(rng.normal()), index))
+    return episodes
 
 
 def train(size: str, is_short: bool, num_tokens: int, has_adapters: bool) -> None:
     """Time whole steps, and their parts."""
     policy = Policy(size, is_short, has_adapters)
     timer, num_steps = policy.timer, 2 if is_short else 4
-    found: dict[str, list[float]] = {"forward_s": [], "backward_s": [], "optimiser_s": [], "step_s": []}
+    times: dict[str, list[float]] = {"forward_s": [], "backward_s": [], "optimiser_s": [], "step_s": []}
     for step in range(NUM_WARM + num_steps):
         sequences = streams(num_tokens, policy.shape.vocab, step)
         batch, kept = policy.batch(answers(sequences, len(sequences[0]) // 2)), []
         forward = timer(lambda: kept.append(policy.loss(batch)))  # noqa: B023 (called at once)
         backward, optimiser = timer(lambda: kept[0].backward()), timer(policy.step)  # noqa: B023
         parts = (forward, backward, optimiser, forward + backward + optimiser)
-        print_figures(step=step, **dict(zip(found, (round(one, 4) for one in parts), strict=True)))
+        print_figures(step=step, **dict(zip(times, (round(duration, 4) for duration in parts), strict=True)))
         if step >= NUM_WARM:
-            for name, one in zip(found, parts, strict=True):
-                found[name].append(one)
+            for name, duration in zip(times, parts, strict=True):
+                times[name].append(duration)
 
     def whole() -> None:
         policy.loss(batch).backward()
@@ -195,7 +195,7 @@ def train(size: str, is_short: bool, num_tokens: int, has_adapters: bool) -> Non
 
     with torch.no_grad():
         recompute = median(timer(lambda: policy.forward(batch)) for _ in range(2))
-    seconds, in_kernels = median(found["step_s"]), timer.busy(whole)
+    seconds, in_kernels = median(times["step_s"]), timer.busy(whole)
     computed = batch["token_ids"].numel()
     unique = trie_layout([np.asarray(ids, np.int32) for ids in sequences]).token_ids_RT.size
     flops = (4 if has_adapters else 6) * policy.shape.num_parameters * computed
@@ -203,7 +203,7 @@ def train(size: str, is_short: bool, num_tokens: int, has_adapters: bool) -> Non
     print_figures(
         model="short" if is_short else size, tokens=computed, tokens_per_s=round(computed / seconds),
         tflops=digits(flops / seconds / 1e12), utilisation=digits(flops / seconds / 1e12 / peak),
-        step_s=digits(seconds), recompute_s=digits(recompute), optimiser_s=digits(median(found["optimiser_s"])),
+        step_s=digits(seconds), recompute_s=digits(recompute), optimiser_s=digits(median(times["optimiser_s"])),
         launch_s=digits(max(0.0, seconds - in_kernels)), padding=digits(1 - unique / computed),
         peak_tflops=digits(peak), peak_gib=peak_gib(policy.device),
     )  # fmt: skip
@@ -222,11 +222,11 @@ def retention(size: str, is_short: bool) -> None:
     rng = np.random.default_rng(0)
 
     def texts(num: int, group: int) -> list[list[int]]:
-        found = []
+        sequences = []
         for _ in range(num):
             prompt = rng.integers(0, policy.shape.vocab, written).tolist()
-            found += [prompt + rng.integers(0, policy.shape.vocab, written).tolist() for _ in range(group)]
-        return found
+            sequences += [prompt + rng.integers(0, policy.shape.vocab, written).tolist() for _ in range(group)]
+        return sequences
 
     played = policy.batch(answers(texts(prompts, each), written))
     held = policy.batch(answers(texts(held_answers, 1), written))
@@ -245,16 +245,16 @@ def retention(size: str, is_short: bool) -> None:
         "with_targets_s": lambda: policy.loss(asked).backward(),
         "held_s": of_held,
     }
-    found: dict[str, list[float]] = {name: [] for name in actions}
+    times: dict[str, list[float]] = {name: [] for name in actions}
     for step in range(NUM_WARM + 3):
         for name, action in actions.items():
             seconds = policy.timer(action)
             if step >= NUM_WARM:
-                found[name].append(seconds)
+                times[name].append(seconds)
         policy.step()
-    plain, targets, of_stored = (median(one) for one in found.values())
+    plain, targets, of_stored = (median(durations) for durations in times.values())
     print_figures(
-        **{name: digits(median(one)) for name, one in found.items()},
+        **{name: digits(median(durations)) for name, durations in times.items()},
         share_of_update=digits(1 - plain / (targets + of_stored)),
         held=held_answers,
         peak_gib=peak_gib(policy.device),
@@ -293,7 +293,7 @@ def cost(policy: Policy, written: int) -> dict[str, float]:
 
     actions = (lambda: policy.loss(batch).backward(), lambda: policy.loss(asked).backward(), hold)
     rounds = [[policy.timer(action) for action in actions] for _ in range(NUM_WARM + 5)]
-    plain, with_target, of_held = (median(one) for one in zip(*rounds[NUM_WARM:], strict=True))
+    plain, with_target, of_held = (median(durations) for durations in zip(*rounds[NUM_WARM:], strict=True))
     return {
         "bytes_per_token": digits(len(encode_target(target)) / written),
         "plain_s": digits(plain),
@@ -315,8 +315,8 @@ def packing(size: str, is_short: bool) -> int:
         seconds.append(time.perf_counter() - start)
         memory = bundle.buffer
         print_figures(version=version, pack_s=round(seconds[-1], 4))
-    own = dict(named)
-    wrong = [name for name, sent in unpack(bundle) if not torch.equal(sent, own[name].detach().bfloat16().cpu())]
+    tensors = dict(named)
+    wrong = [name for name, sent in unpack(bundle) if not torch.equal(sent, tensors[name].detach().bfloat16().cpu())]
     print_figures(
         gib=digits(bundle.buffer.size / GIB), first_s=digits(seconds[0]), pack_s=digits(min(seconds[1:])),
         gib_per_s=digits(bundle.buffer.size / GIB / min(seconds[1:])), wrong_tensors=len(wrong),

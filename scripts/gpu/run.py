@@ -87,8 +87,8 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
 
     def walk(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping):
-            for name, one in value.items():
-                walk(f"{prefix}/{name}" if prefix else str(name), one)
+            for name, item in value.items():
+                walk(f"{prefix}/{name}" if prefix else str(name), item)
         elif isinstance(value, int | float):
             flat[prefix] = value
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({name: getattr(algo.config, name) for name in placed}), flush=True)
         for number in range(1 if args.short else args.iterations):
             print(json.dumps({"iteration": number + 1, **figures_of(algo.train())}), flush=True)
-        peaks = [one.get() for one in algo.learner_group.foreach_learner(peak_gib, timeout_seconds=60)]
+        peaks = [result.get() for result in algo.learner_group.foreach_learner(peak_gib, timeout_seconds=60)]
         print(json.dumps({"learner_peak_gib": peaks}), flush=True)
         num_updates = algo.version
         algo.stop()

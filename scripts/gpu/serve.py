@@ -24,13 +24,13 @@ from scripts.evening import Served, is_word, question_of
 
 def chat(served: Served, seed: int, until: float) -> list[float]:
     """Ask and rate until a time; return the latencies, seconds."""
-    rng, found = random.Random(seed), []
+    rng, latencies = random.Random(seed), []
     while time.monotonic() < until:
         question = question_of(rng)
         name, answer, seconds = served.ask(question)
         served.rate(name, is_word(question, answer))
-        found.append(seconds)
-    return found
+        latencies.append(seconds)
+    return latencies
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             start_s = time.monotonic() - start
             until = time.monotonic() + seconds
             with ThreadPoolExecutor(people) as pool:
-                taken = [one for many in pool.map(lambda i: chat(served, i, until), range(people)) for one in many]
-            states = [one["state"] for one in served.call("GET", "/versions")["versions"]]
+                taken = [value for many in pool.map(lambda i: chat(served, i, until), range(people)) for value in many]
+            states = [version["state"] for version in served.call("GET", "/versions")["versions"]]
         finally:
             served.stop()
     print(json.dumps({

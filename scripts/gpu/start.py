@@ -22,22 +22,22 @@ from rllib_srl.cli.shared.settings import build_config, check
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; return its exit status."""
-    given = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
     values: dict[str, Any] = dict(quickstart.SETTINGS)
-    if "--short" in given:
+    if "--short" in words:
         values |= {"model": "tiny", "iterations": 3, "engine": "auto"}
     with tempfile.TemporaryDirectory() as directory:
         config = build_config({**values, "log_directory": directory})
         check(config)
-        found = quickstart.measured(config, RunPlan(Path(directory), None, values), verbose=False)
-    num = len(found.iterations)
+        result = quickstart.measured(config, RunPlan(Path(directory), None, values), verbose=False)
+    num = len(result.iterations)
     parts = {
-        f"{name}_s": round(sum(one.seconds_by_part[name] for one in found.iterations) / num, 3)
-        for name in found.iterations[0].seconds_by_part
+        f"{name}_s": round(sum(iteration.seconds_by_part[name] for iteration in result.iterations) / num, 3)
+        for name in result.iterations[0].seconds_by_part
     }
     print(json.dumps({
-        "start_s": round(found.start_s, 1), "iteration_s": round(sum(one.seconds for one in found.iterations) / num, 3),
-        "before": round(found.before["accuracy"], 3), "after": round(found.after["accuracy"], 3), **parts,
+        "start_s": round(result.start_s, 1), "iteration_s": round(sum(i.seconds for i in result.iterations) / num, 3),
+        "before": round(result.before["accuracy"], 3), "after": round(result.after["accuracy"], 3), **parts,
     }))  # fmt: skip
     return 0
 

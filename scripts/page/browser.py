@@ -63,8 +63,8 @@ class Tab:
 
     async def value(self, script: str) -> Any:
         """Return the value of a JavaScript expression; None if it has none."""
-        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        return found["result"].get("value")
+        reply = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return reply["result"].get("value")
 
     async def until(self, script: str) -> None:
         """Wait until a JavaScript expression is true.
@@ -101,8 +101,8 @@ class Tab:
 
     async def shoot(self, path: Path) -> None:
         """Write a picture of the whole page, PNG."""
-        found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        reply = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def opened_tab() -> AsyncIterator[Tab]:
             port = await _port_of(process, Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as session:
                 async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                    page = next(one for one in await answer.json() if one["type"] == "page")
+                    page = next(target for target in await answer.json() if target["type"] == "page")
                 async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                     tab = Tab(socket)
                     for part in ("Log", "Runtime", "Page"):
@@ -133,10 +133,10 @@ async def opened_tab() -> AsyncIterator[Tab]:
             process.wait(PATIENCE_S)
 
 
-async def _port_of(process: subprocess.Popen[bytes], told: Path) -> int:
+async def _port_of(process: subprocess.Popen[bytes], file: Path) -> int:
     for _ in range(PATIENCE_S * 10):
-        if told.is_file() and told.read_text().count("\n"):
-            return int(told.read_text().splitlines()[0])
+        if file.is_file() and file.read_text().count("\n"):
+            return int(file.read_text().splitlines()[0])
         if process.poll() is not None:
             raise BrowserError(f"{CHROMIUM} has ended with status {process.returncode}")
         await asyncio.sleep(0.1)
