@@ -3,8 +3,6 @@
 A sandbox that works less than it could must fail the tests, and not skip them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A run of srl train on the tiny model that several tests look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes with all that they have started: killed as by a machine that goes down, and whether they are gone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterable

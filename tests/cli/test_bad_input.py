@@ -1,7 +1,5 @@
 """What is mistyped is refused in one message with the nearest right name, by every command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of the memory in a short mode, on the tiny model."""
 
-from __future__ import annotations
-
 import json
 
 from scripts.bench import buffer

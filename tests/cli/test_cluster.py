@@ -1,7 +1,5 @@
 """What a machine may lack: a cluster that answers, a home, short paths, a locale for every character."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

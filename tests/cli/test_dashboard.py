@@ -1,7 +1,5 @@
 """The live report: who may read it, that it follows a run, no text becomes markup, the command's server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """`srl doctor`: the machine, what fits, the table of docs/gpu.md, settings, how environments grade."""
 
-from __future__ import annotations
-
 import pytest
 
 from rllib_srl import SRLConfig

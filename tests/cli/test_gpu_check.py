@@ -1,7 +1,5 @@
 """`scripts/gpu_check.sh`: what it says without a GPU, its results, and its programs in their short form on a CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A stranger's environment, 20 lines outside of the repository, trains through `ray job submit` to a local cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`scripts/repro_gsm8k.sh` from its first evaluation to its last line, with the tiny model and rows of GSM8K's form."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Majority answer and chance, against counts made by hand."""
 
-from __future__ import annotations
-
 import gymnasium
 
 from rllib_srl import SRLConfig

@@ -1,7 +1,5 @@
 """srl chat: the tokens of a conversation, commands, limits, and real replies of a checkpoint and a model."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

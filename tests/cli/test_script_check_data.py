@@ -1,7 +1,5 @@
 """srl check-data: what it prints about good data, and about bad data."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """srl compare: the paired difference and the flipped prompts, by hand and on a real run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

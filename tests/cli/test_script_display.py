@@ -1,7 +1,5 @@
 """What scripts print and log: progress, tables, numbers, memory, errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

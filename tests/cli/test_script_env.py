@@ -1,7 +1,5 @@
 """Being the policy: turns from piped input, rewards and stop reasons shown, a clean end when the input ends."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """srl export: weights and model card, on checkpoints made by hand and on a real run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """scripts/golden.py: which numbers of two runs are compared, and which places are named where they differ."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """scripts/house.py: which calls a walk counts, and what the table of lines adds up."""
 
-from __future__ import annotations
-
 import subprocess
 
 from scripts import house

@@ -1,7 +1,5 @@
 """srl memory: what each command says of buffers made by hand, and of a live database."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """srl rate: from a pipe, by id, as a list and as a file; what it refuses; and a resumed run with its ratings."""
 
-from __future__ import annotations
-
 import io
 import json
 import stat

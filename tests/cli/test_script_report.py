@@ -1,7 +1,5 @@
 """srl report on a run: its facts by hand, the page, and what is no run."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

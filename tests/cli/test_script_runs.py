@@ -1,7 +1,5 @@
 """The directory of a run: what is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

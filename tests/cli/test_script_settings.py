@@ -1,7 +1,5 @@
 """Settings from YAML and flags: types, order, and refusals that name everything at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

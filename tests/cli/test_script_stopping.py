@@ -1,7 +1,5 @@
 """How scripts end when they are asked to: SIGTERM to one process or to a whole group, while starting and in a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """srl stream on the tiny model: with and without memory, a stop and a resume, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A study end to end: killed in the middle, resumed without repeating a trial, and reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

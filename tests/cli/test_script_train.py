@@ -1,7 +1,5 @@
 """srl train, evaluate and quickstart on the tiny model, end to end in one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The parent of `srl train`: small children that end as told stand in for runs; then real runs that lose processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ starts a worker by `python setup_worker.py default_worker.py ...`. `quick_worker
 `setup_worker.py`; it asks `server.py` for a fork, which goes on with Ray's own `default_worker.py`. All else is Ray's.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Ray reads its variables, such as the number of its raylet's process, when it is 
 everything but Ray, and forks a server for each set of them, which imports Ray too.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import importlib

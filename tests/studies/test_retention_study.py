@@ -1,7 +1,5 @@
 """The plan of the study of retention: its streams, the settings that it tunes, and what decides."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

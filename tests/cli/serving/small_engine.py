@@ -4,8 +4,6 @@
     async def test_it(parts, monkeypatch): ...      with both running
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

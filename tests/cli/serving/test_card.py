@@ -1,7 +1,5 @@
 """A card for server and trainer: shares, number format, vLLM's own reading of the flags, and turns. Without a card."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files of a trainer that are damaged: training pauses with the reason, and the server answers on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

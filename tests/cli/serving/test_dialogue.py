@@ -1,7 +1,5 @@
 """srl chat DIR and srl chat --server URL: a conversation through the gateway, and ratings of its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

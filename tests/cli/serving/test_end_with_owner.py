@@ -1,7 +1,5 @@
 """What a killed server has started ends with it, grandchildren included."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is measured of a served model: by hand, from a real store, and through the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

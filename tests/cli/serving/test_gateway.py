@@ -1,7 +1,5 @@
 """The gateway: what it forwards, logs and refuses; ratings; versions that change while answers are under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """scripts/nothing_lost.py finds what is lost, and what is wrong with a reply."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

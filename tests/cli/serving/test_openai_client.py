@@ -1,7 +1,5 @@
 """The client of OpenAI against the gateway: what its calls get back, and what is trained on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

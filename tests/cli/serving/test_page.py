@@ -1,7 +1,5 @@
 """The page of a served model: who may open it, its addresses, and a person at it with Chromium and the real gateway."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """`srl serve`: what is wrong with its command line is said at once, and before anything is written."""
 
-from __future__ import annotations
-
 from rllib_srl.cli.serving.serve import main
 
 

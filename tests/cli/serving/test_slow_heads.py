@@ -1,7 +1,5 @@
 """A client that never finishes the head of a request: what both servers share closes its connection."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 

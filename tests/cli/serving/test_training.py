@@ -1,7 +1,5 @@
 """Training from ratings: a job through its files, and the run that trains a version, with its memory."""
 
-from __future__ import annotations
-
 import json
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a client's request becomes for vLLM, and what its answer becomes for the client and for training."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`srl versions`: what it says about the ratings that a rollback withdraws, and that no text controls the terminal."""
 
-from __future__ import annotations
-
 from rllib_srl.cli.serving.served_directory import DirectoryError, ServedDirectory
 from rllib_srl.cli.serving.versions import main
 from rllib_srl.people.served_store import FILE, ServedStore

@@ -1,7 +1,5 @@
 """vLLM's own server: an adapter is loaded while it runs, and the canary tells it from the model."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
