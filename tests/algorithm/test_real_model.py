@@ -56,20 +56,17 @@ def test_smollm2_learns_to_compare_numbers(ray_here, tmp_path):
 
 @pytest.mark.smoke
 @pytest.mark.timeout(400)
-def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_the_learner_works(ray_here, random_llama_dir, tmp_path):
+def test_vllm_resumes_with_the_same_tokens_and_sleeps_while_it_learns(ray_here, random_llama_dir, tmp_path, build):
     """Each iteration reseeds from (seed, iteration), so that even vLLM samples what it would have sampled."""
     config = small_config(random_llama_dir, tmp_path)
     config.env_runners(engine="vllm", engine_kv_cache_gib=0.125, num_env_runners=1, num_cpus_per_env_runner=1)
-    algo = config.env_runners(colocate=True).build_algo()
-    try:
-        algo.train()
-        algo.save_to_path(tmp_path / "one")
-        whole = played(algo, 2)
-        assert algo.version == 3
-        algo.restore_from_path(tmp_path / "one")
-        again = played(algo, 2)
-    finally:
-        algo.stop()
+    algo = build(config.env_runners(colocate=True))
+    algo.train()
+    algo.save_to_path(tmp_path / "one")
+    whole = played(algo, 2)
+    assert algo.version == 3
+    algo.restore_from_path(tmp_path / "one")
+    again = played(algo, 2)
     assert again == whole
 
 

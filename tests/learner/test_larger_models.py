@@ -28,17 +28,14 @@ def agreed(result):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("send", ["adapter", "merged"])
-def test_adapters_train_against_an_engine_that_gets_them(config, random_llama_dir, send):
+def test_adapters_train_against_an_engine_that_gets_them(config, random_llama_dir, build, send):
     base = dict(load_causal_lm(str(random_llama_dir)).named_parameters())
     config.training(lora_rank=4, lora_send=send, lr=0.02, kl_coeff=0.01, kl_estimator="k3")
-    algo = config.build_algo()
-    try:
-        model = algo.learner_group._learner.model
-        seen = captured(algo, lambda: {name: tensor.clone() for name, tensor in merged(model)})
-        results = [algo.train() for _ in range(3)]
-        own = {name.replace(".base_layer.", "."): p.detach().clone() for name, p in model.named_parameters()}
-    finally:
-        algo.stop()
+    algo = build(config)
+    model = algo.learner_group._learner.model
+    seen = captured(algo, lambda: {name: tensor.clone() for name, tensor in merged(model)})
+    results = [algo.train() for _ in range(3)]
+    own = {name.replace(".base_layer.", "."): p.detach().clone() for name, p in model.named_parameters()}
     assert [one["weight_sync"]["version"] for one in results] == [1, 2, 3] and all(map(agreed, results))
     assert all(torch.equal(own[name], base[name]) for name in base)  # bit for bit
     kls = [one["learners"][DEFAULT_MODULE_ID]["kl"] for one in results]
@@ -51,7 +48,7 @@ def test_adapters_train_against_an_engine_that_gets_them(config, random_llama_di
 
 
 @pytest.mark.timeout(900)
-def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
+def test_two_sharded_learners_go_on_as_one_and_as_two(config, build, tmp_path):
     two = config.copy(copy_frozen=False).learners(num_learners=2, num_cpus_per_learner=0.25).training(fsdp=True)
     algo = two.build_algo()
     try:
@@ -70,23 +67,19 @@ def test_two_sharded_learners_go_on_as_one_and_as_two(config, tmp_path):
         losses = [one["learners"][DEFAULT_MODULE_ID][name] for one in (again, wanted)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-7)
     saved = read_weights(tmp_path / "saved" / MODULE / WEIGHTS)
-    one = config.copy(copy_frozen=False).build_algo()
-    try:
-        learner = one.learner_group._learner
-        for restore in (one.restore_weights, one.restore_from_path):
-            restore(path)
-            assert (one.version, one.iteration) == (2, 2)
-            for name, parameter in learner.module[DEFAULT_MODULE_ID].named_parameters():
-                assert np.array_equal(parameter.detach().numpy(), saved[name])
-        (optimizer,) = learner._named_optimizers.values()
-        assert all(float(state["step"]) == 2.0 and state["exp_avg_sq"].any() for state in optimizer.state.values())
-        seen, result = watch(one), one.train()
-        assert agreed(result) and prompts_of(seen[0]) == drawn
-        assert result["learners"][DEFAULT_MODULE_ID]["num_nonfinite_gradients"] == 0
-    finally:
-        one.stop()
+    one = build(config)
+    learner = one.learner_group._learner
+    for restore in (one.restore_weights, one.restore_from_path):
+        restore(path)
+        assert (one.version, one.iteration) == (2, 2)
+        for name, parameter in learner.module[DEFAULT_MODULE_ID].named_parameters():
+            assert np.array_equal(parameter.detach().numpy(), saved[name])
+    (optimizer,) = learner._named_optimizers.values()
+    assert all(float(state["step"]) == 2.0 and state["exp_avg_sq"].any() for state in optimizer.state.values())
+    seen, result = watch(one), one.train()
+    assert agreed(result) and prompts_of(seen[0]) == drawn
+    assert result["learners"][DEFAULT_MODULE_ID]["num_nonfinite_gradients"] == 0
 
 
 def prompts_of(batch):
     return [group.prompt.key for group in batch.groups]
-
