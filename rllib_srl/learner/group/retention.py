@@ -202,7 +202,7 @@ class RetentionWatch:
         for group in groups:
             if group.has_reward_G is None or group.has_reward_G.all():
                 self._note(group.prompt.domain, float(group.is_success_G(self._settings.pass_reward).mean()))
-        self._held = {one.prompt.domain for one in held}
+        self._held = {answer.prompt.domain for answer in held}
         fresh = Counter(group.prompt.domain for group in groups if group.origin == "fresh")
         self._learned = max(sorted(fresh), key=fresh.__getitem__, default="")
 
