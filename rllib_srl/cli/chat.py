@@ -3,14 +3,13 @@
     srl chat results/first
     srl chat results/first/checkpoint_000010 --system "Answer in one word." --temperature 0
     srl chat smollm2-135m
-    srl chat results/served                       by its server: + or - rates the last answer, =4 or =none too
+    srl chat results/served                       by its server: + or - rates the last answer
     srl chat --server http://127.0.0.1:8000/?token=...      the same by the address that srl serve printed
     printf 'What is 3 + 4?\\nAnd one more?\\n' | srl chat results/first       one turn per line
 
 A line is one turn of yours; "\\n" in it stands for a line break, and empty lines are skipped. `/reset` starts a new
-conversation, `/quit` or the end of input ends the program, and "//" starts a line whose text begins with "/". With a
-served model + and - need no Enter in a terminal, =good 4 rates as the scheme of its ratings says, =none takes a rating
-back; a text that begins with + or - begins with a blank.
+conversation, `/quit` or the end of input ends the program, and "//" starts a line whose text begins with "/". A served
+model's answers are rated by a line + (good), - (bad) or = with a value of its scheme, such as =4, =good 4 or =none.
 
 The model's chat template forms the conversation. A model without one gets "Question: ... Answer:"; --prompt_format text
 asks for that of any model. Replies go to standard output, notes to standard error.
@@ -19,12 +18,8 @@ asks for that of any model. Replies go to standard output, notes to standard err
 from __future__ import annotations
 
 import argparse
-import codecs
-import os
 import secrets
 import sys
-import termios
-import tty
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -90,176 +85,101 @@ class Form:
         return self.transcript.later(message if self.is_chat else f"\n{asked(message)}", last_id)
 
 
-class Dialogue:
-    """A dialogue between a person and a model; subclasses say what answers."""
+class LoadedModel:
+    """The conversation with a model that is loaded here. Invariant: `_ids` are its tokens, replies as sampled."""
 
-    def __init__(self, lines: TextIO, out: TextIO, notes: TextIO) -> None:
-        """Read from `lines`; write replies to `out` and notes to `notes`."""
-        self._lines, self._out, self._notes = lines, out, notes
-        self._is_live = lines.isatty() and out.isatty()
+    def __init__(self, engine: Engine, tokenizer: Any, form: Form, sampling: Sampling, context: int) -> None:
+        """Use an engine that has the model's weights; a whole conversation has at most `context` tokens."""
+        self._engine, self._tokenizer, self._form, self._sampling = engine, tokenizer, form, sampling
+        self._most = context - sampling.max_tokens
+        self.reset()
 
-    def run(self) -> None:
-        """Talk until `/quit` or the end of input."""
-        for line in iter(self._read, ""):
-            message = line.strip().replace("\\n", "\n")
-            if message == "/quit":
-                break
-            if message == "/reset":
-                self._reset()
-                self._note("new conversation")
-            elif message.startswith("/") and not message.startswith("//"):
-                command = message.split()[0]
-                self._note(f"unknown command {command}; expected {' or '.join(COMMANDS)}, or // to begin a text with /")
-            elif message:
-                self._answer(message.removeprefix("/") if message.startswith("//") else message)
+    def reset(self) -> None:
+        self._ids: list[int] = []
 
-    def _reset(self) -> None:
-        raise NotImplementedError
-
-    def _answer(self, message: str) -> None:
-        raise NotImplementedError
-
-    def _read(self) -> str:
-        if self._is_live:
-            self._write(PROMPT)
-        line = self._lines.readline()
-        if not line and self._is_live:
-            self._write("\n")
-        return line
-
-    def _show(self, said: str) -> None:
-        """Write a reply."""
-        self._write(printable_lines(said.rstrip("\n")) + "\n")
-
-    def _write(self, piece: str) -> None:
-        print(piece, end="", file=self._out, flush=True)
-
-    def _note(self, note: str) -> None:
-        print(f"({note})", file=self._notes, flush=True)
+    def answer(self, message: str) -> tuple[str | None, str]:
+        """Return the reply, None if there is none, and a note."""
+        later = self._form.later(message, self._ids[-1]) if self._ids else self._form.first(message)
+        prompt = [*self._ids, *later]
+        if len(prompt) > self._most:
+            room = f"expected at most {self._most}, so that a reply fits the context"
+            remedy = "/reset starts a new conversation, --max_episode_tokens gives more room"
+            return None, f"with your message the conversation has {len(prompt)} tokens; {room}: {remedy}"
+        (turn,) = self._engine.generate([prompt], self._sampling)
+        ids = turn.token_ids.tolist()
+        self._ids = [*prompt, *ids]
+        said = self._tokenizer.decode(ids[: len(ids) - (ids[-1] in self._sampling.end_ids)], skip_special_tokens=True)
+        cut = f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)"
+        return said, "" if turn.reason == "stop" else cut
 
 
-class ServedDialogue(Dialogue):
-    """The dialogue with a served model. Invariant: `_messages` has the system message, and what was said and shown."""
+class ServedModel:
+    """The conversation with a served model. Invariant: `_messages` has the system message, and what was said."""
 
-    def __init__(
-        self,
-        where: ServedDirectory | Address,
-        system: str | None,
-        sampling: Mapping[str, Any],
-        lines: TextIO,
-        out: TextIO,
-        notes: TextIO,
-    ) -> None:
-        """Talk after a `system` message; each request has the fields `sampling`, of which None is left out."""
-        super().__init__(lines, out, notes)
+    def __init__(self, where: ServedDirectory | Address, system: str | None, sampling: Mapping[str, Any]) -> None:
+        """Begin with a `system` message; each request has the fields `sampling`, of which None is left out."""
         self._where = where
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._system = [{"role": "system", "content": system}] if system else []
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         self._messages, self._newest = list(self._system), ""
 
-    def _read(self) -> str:
-        if not self._is_live or not self._newest:
-            return super()._read()
-        self._write(PROMPT)
-        key = pressed(self._lines.fileno())
-        if key in THUMBS:
-            self._write(f"{key}\n")
-            return key
-        if key in ("", "\n"):
-            self._write("\n")
-            return key
-        first = key if key.isprintable() else ""
-        self._write(first)
-        return first + self._lines.readline()
-
-    def _answer(self, message: str) -> None:
+    def answer(self, message: str) -> tuple[str | None, str]:
+        """Return the reply, None after a rating, and a note."""
         rating = THUMBS.get(message) or (message[1:].strip() if message.startswith("=") else "")
         try:
-            if rating:
-                self._rate(rating)
-            else:
-                self._ask(message)
+            return (None, self._rate(rating)) if rating else self._ask(message)
         except DirectoryError as error:
-            self._note(str(error))
+            return None, str(error)
 
-    def _ask(self, message: str) -> None:
+    def _ask(self, message: str) -> tuple[str, str]:
         said = [*self._messages, {"role": "user", "content": message}]
         body = {"model": "policy", "messages": said, **self._sampling}
         reply = ask(self._where, "/chat/completions", TIMEOUT_S, body)
         (choice,), self._newest = reply["choices"], reply["id"]
         text = choice["message"]["content"] or ""
         self._messages = [*said, {"role": "assistant", "content": text}]
-        self._show(text)
-        if choice["finish_reason"] == "length":
-            self._note("cut off (--max-tokens)")
+        return text, "cut off (--max-tokens)" if choice["finish_reason"] == "length" else ""
 
-    def _rate(self, value: str) -> None:
+    def _rate(self, value: str) -> str:
         if not self._newest:
-            self._note("there is no answer to rate yet")
-            return
+            return "there is no answer to rate yet"
         found = ask(self._where, f"/conversations/{self._newest}/rating", TIMEOUT_S, {"rating": value}, "PUT")
         trained = "" if found["is_trained_on"] else "; it is not trained on"
-        self._note(f"{found['rating']}, reward {found['reward']}{trained}")
+        return f"{found['rating']}, reward {found['reward']}{trained}"
 
 
-def pressed(terminal: int) -> str:
-    """Return the next key of a terminal, a whole character, without waiting for Enter; "" at the end of the input."""
-    usual, decoder, key = termios.tcgetattr(terminal), codecs.getincrementaldecoder("utf-8")("replace"), ""
-    try:
-        tty.setcbreak(terminal, termios.TCSADRAIN)
-        while not key:
-            byte = os.read(terminal, 1)
-            if byte in (b"", b"\x04", b"\0"):  # Ctrl-D, and Ctrl-D from before `setcbreak`
-                return ""
-            key = decoder.decode(byte)
-        if not key.isprintable() and key != "\n":  # such as an arrow, which is several bytes
-            termios.tcflush(terminal, termios.TCIFLUSH)
-        return key
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, usual)
+def talk(model: LoadedModel | ServedModel, lines: TextIO, out: TextIO, notes: TextIO) -> None:
+    """Talk until `/quit` or the end of input; write replies to `out` and notes to `notes`."""
+    is_live = lines.isatty() and out.isatty()
 
+    def read() -> str:
+        print(PROMPT if is_live else "", end="", file=out, flush=True)
+        return lines.readline()
 
-class Terminal(Dialogue):
-    """The dialogue with a model that is loaded here. Invariant: `_ids` are the tokens so far, replies as sampled."""
+    def note(text: str) -> None:
+        print(f"({text})", file=notes, flush=True)
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        form: Form,
-        sampling: Sampling,
-        context: int,
-        lines: TextIO,
-        out: TextIO,
-        notes: TextIO,
-    ) -> None:
-        """Talk with an engine that has the model's weights; a whole conversation has at most `context` tokens."""
-        super().__init__(lines, out, notes)
-        self._engine, self._tokenizer, self._form, self._sampling = engine, tokenizer, form, sampling
-        self._most = context - sampling.max_tokens
-        self._reset()
-
-    def _reset(self) -> None:
-        self._ids: list[int] = []
-
-    def _answer(self, message: str) -> None:
-        later = self._form.later(message, self._ids[-1]) if self._ids else self._form.first(message)
-        prompt = [*self._ids, *later]
-        if len(prompt) > self._most:
-            room = f"expected at most {self._most}, so that a reply fits the context"
-            remedy = "/reset starts a new conversation, --max_episode_tokens gives more room"
-            self._note(f"with your message the conversation has {len(prompt)} tokens; {room}: {remedy}")
+    for line in iter(read, ""):
+        message = line.strip().replace("\\n", "\n")
+        if message == "/quit":
             return
-        (turn,) = self._engine.generate([prompt], self._sampling)
-        ids = turn.token_ids.tolist()
-        self._ids = [*prompt, *ids]
-        said = ids[: len(ids) - (ids[-1] in self._sampling.end_ids)]
-        self._show(self._tokenizer.decode(said, skip_special_tokens=True))
-        if turn.reason != "stop":
-            self._note(f"cut off after {self._sampling.max_tokens} tokens (--max-tokens)")
+        if message == "/reset":
+            model.reset()
+            note("new conversation")
+        elif message.startswith("/") and not message.startswith("//"):
+            command = message.split()[0]
+            note(f"unknown command {command}; expected {' or '.join(COMMANDS)}, or // to begin a text with /")
+        elif message:
+            said, about = model.answer(message.removeprefix("/") if message.startswith("//") else message)
+            if said is not None:
+                print(printable_lines(said.rstrip("\n")), file=out, flush=True)
+            if about:
+                note(about)
+    if is_live:
+        print(file=out)
 
 
 def engine_config(settings: Mapping[str, Any], given: Mapping[str, Any], directory: Path) -> SRLConfig:
@@ -324,13 +244,13 @@ def max_tokens_of(given: int | None, context: int) -> int:
 
 
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
-    given = given_settings(arguments)
+    given, streams = given_settings(arguments), (lines or sys.stdin, sys.stdout, sys.stderr)
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
     if not isinstance(where, ServedDirectory) or where.exists:
         if given:
             raise SettingsError(f"--{next(iter(given))} is for a model that is loaded here; leave it out with a server")
         more = {"temperature": arguments.heat, "max_tokens": arguments.max_tokens}
-        ServedDialogue(where, arguments.system, more, lines or sys.stdin, sys.stdout, sys.stderr).run()
+        talk(ServedModel(where, arguments.system, more), *streams)
         return 0
     source = source_of(arguments.what)
     settings = source.settings
@@ -347,8 +267,7 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     with closing(engine):
         print(f"({source.checkpoint or arguments.what}; {name}; /reset, /quit)", file=sys.stderr, flush=True)
         sampling = Sampling(max_tokens, temperature=temperature, stop=form.stop, end_ids=form.transcript.end_ids)
-        streams = (lines or sys.stdin, sys.stdout, sys.stderr)
-        Terminal(engine, tokenizer, form, sampling, config.max_episode_tokens, *streams).run()
+        talk(LoadedModel(engine, tokenizer, form, sampling, config.max_episode_tokens), *streams)
     return 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_srl.cli import chat
-from rllib_srl.cli.chat import Terminal, form_of
+from rllib_srl.cli.chat import LoadedModel, form_of, talk
 from rllib_srl.cli.shared.cluster import run_cleanly
 from rllib_srl.engine import Sampling
 from rllib_srl.engine.model_dir import load_tokenizer
@@ -49,7 +49,8 @@ class Words:
 def talked(text: str, context: int = 100) -> tuple[list[str], list[str], list[list[int]]]:
     out, notes, engine = io.StringIO(), io.StringIO(), Parrot()
     sampling = Sampling(3, end_ids=(7,))
-    Terminal(engine, Words(), Counting(), sampling, context, io.StringIO(text), out, notes).run()  # type: ignore[arg-type]
+    model = LoadedModel(engine, Words(), Counting(), sampling, context)  # type: ignore[arg-type]
+    talk(model, io.StringIO(text), out, notes)
     return out.getvalue().splitlines(), notes.getvalue().splitlines(), engine.prompts
 
 

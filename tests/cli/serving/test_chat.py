@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from rllib_srl.cli.chat import ServedDialogue, pressed
+from rllib_srl.cli.chat import ServedModel, talk
 from rllib_srl.cli.serving.served_directory import TOKEN, DirectoryError, Running, ServedDirectory, address_in
 from tests.cli.serving import small_engine
 from tests.cli.serving.small_engine import gateway
@@ -19,7 +19,7 @@ from tests.cli.serving.small_engine import gateway
 
 def talked(served, text):
     out, notes = io.StringIO(), io.StringIO()
-    ServedDialogue(served, "Be short.", {"max_tokens": 8, "temperature": None}, io.StringIO(text), out, notes).run()
+    talk(ServedModel(served, "Be short.", {"max_tokens": 8, "temperature": None}), io.StringIO(text), out, notes)
     return out.getvalue().splitlines(), notes.getvalue().splitlines()
 
 
@@ -74,20 +74,9 @@ class Screen:
         self.rest = self.rest.partition(text)[2]
 
 
-@pytest.mark.parametrize(("typed", "key"), [(b"\x04", ""), (b"+", "+"), ("É".encode(), "É")])
-def test_a_key_that_was_typed_before_it_was_asked_for_is_read(typed, key):
-    master, slave = pty.openpty()
-    try:
-        os.write(master, typed)
-        assert pressed(slave) == key
-    finally:
-        os.close(slave)
-        os.close(master)
-
-
 @pytest.mark.slow
 @gateway()
-async def test_in_a_terminal_one_key_rates(parts):
+async def test_a_conversation_in_a_terminal(parts):
     """The command, at a terminal, with the real gateway."""
 
     def talk(url):
@@ -97,8 +86,8 @@ async def test_in_a_terminal_one_key_rates(parts):
         with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as process:
             try:
                 for typed, shown in (
-                    ("Which?\n", "93\r\n> "), ("+", "(good, reward 1.0)"), ("-", "(bad, reward 0.0)"), ("É", "> É"),
-                    (" una\n", "93\r\n> "), ("\n", "> "), (" -5?\n", "93\r\n> "), ("=4\n", "0.75)"),
+                    ("Which?\n", "93\r\n> "), ("+\n", "(good, reward 1.0)"), ("-\n", "(bad, reward 0.0)"),
+                    ("É una\n", "93\r\n> "), ("\n", "> "), ("-5?\n", "93\r\n> "), ("=4\n", "0.75)"),
                 ):  # fmt: skip
                     os.write(master, typed.encode())
                     screen.until(shown)
