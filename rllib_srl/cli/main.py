@@ -44,7 +44,7 @@ COMMANDS = {
     "tune": Command("run a study: arms with paired seeds at an equal budget", starts_ray=True, folder="tuning"),
     "stream": Command("learn tasks one after another, with and without memory", starts_ray=True, folder="tuning"),
     "report": Command("write the report page of a run or a study"),
-    "dashboard": Command("serve a live page of a run in the browser"),
+    "dashboard": Command("serve a live page of a run or a study in the browser"),
     "check-data": Command("check your own questions, their grading and lengths before training", starts_ray=True),
     "chat": Command("talk to a model, a checkpoint or a run in the terminal", starts_ray=True),
     "env": Command("list environments, or play one in the terminal"),

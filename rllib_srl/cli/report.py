@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from rllib_srl.cli.shared.display import duration, printable_lines, text_of
 from rllib_srl.cli.shared.flags import Program, integer_from, local_directory
 from rllib_srl.cli.shared.run_facts import ACCURACY, LIVE_TOKENS, REWARD, RunFacts, episodes_in
 from rllib_srl.cli.shared.run_log import METRICS, PARTS
-from rllib_srl.cli.shared.runs import RunError, missing
+from rllib_srl.cli.shared.runs import SETTINGS_FILE, RunError, missing
 from rllib_srl.cli.shared.settings import all_settings, flat_settings, listed
 from rllib_srl.replay.metrics import by_domain
 from rllib_srl.storage.disk import writing
@@ -45,6 +46,8 @@ from rllib_srl.studies.report.page import (
 from rllib_srl.studies.report.study_page import page_of
 
 NAME = "report.html"
+OF_RUN = (METRICS, SETTINGS_FILE)  # a directory with one of these is that of a run
+NUM_TRANSCRIPTS = 6
 UNKNOWN = "–"
 HIDDEN = ("seal_key_file",)
 LONGEST = 4000  # characters of a turn on the page
@@ -75,20 +78,13 @@ MEMORY_LINES = {  # metric -> title
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=local_directory, metavar="DIR", help="directory of a run or a study")
     parser.add_argument("--out", type=local_directory, metavar="DIR", help="directory of the report (DIR)")
-    text = "episodes of a run (default: 6)"
-    parser.add_argument("--transcripts", type=integer_from(0), default=6, metavar="N", help=text)
+    text = "episodes of a run (default: %(default)s)"
+    parser.add_argument("--transcripts", type=integer_from(0), default=NUM_TRANSCRIPTS, metavar="N", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    results = arguments.results
-    if (results / STUDY_FILE).is_file():
-        page = page_of(read_results(results))
-    elif (results / METRICS).is_file():
-        page = page_of_run(RunFacts.read(results), arguments.transcripts)
-    else:
-        there = "has neither" if results.is_dir() else missing(results)
-        raise RunError(f"{results} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
-    directory = arguments.out or results
+    page = page_in(arguments.results, arguments.transcripts)
+    directory = arguments.out or arguments.results
     directory.mkdir(parents=True, exist_ok=True)
     with writing(directory / NAME):
         (directory / NAME).write_text(to_html(page), encoding="utf-8")
@@ -96,6 +92,16 @@ def run(arguments: argparse.Namespace) -> int:
     print(text_of(block for block in page.blocks if isinstance(block, Notice)))
     print(f"wrote {directory / NAME}")
     return 0
+
+
+def page_in(directory: Path, num_transcripts: int = NUM_TRANSCRIPTS) -> Page:
+    """Return the report of the run or the study in a directory; RunError: it has neither, or nothing to show yet."""
+    if (directory / STUDY_FILE).is_file():
+        return page_of(read_results(directory))
+    if any((directory / name).is_file() for name in OF_RUN):
+        return page_of_run(RunFacts.read(directory), num_transcripts)
+    there = "has neither" if directory.is_dir() else missing(directory)
+    raise RunError(f"{directory} {there}; expected the directory of a run ({METRICS}) or of a study ({STUDY_FILE})")
 
 
 def page_of_run(facts: RunFacts, num_transcripts: int) -> Page:

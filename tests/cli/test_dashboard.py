@@ -17,14 +17,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from rllib_srl.cli import dashboard
-from rllib_srl.cli.dashboard import application, check_is_run, html_of
+from rllib_srl.cli.dashboard import application, check_can_be_shown, html_of
+from rllib_srl.cli.report import page_in
 from rllib_srl.cli.serving.served_directory import SETTINGS
 from rllib_srl.cli.shared.access import Access
 from rllib_srl.cli.shared.runs import RunError
-from rllib_srl.studies.records import STUDY_FILE
 from scripts.page.browser import CHROMIUM, PATIENCE_S, opened_tab
 from tests.cli.test_script_report import episode, evaluation, row
 from tests.conftest import ROOT
+from tests.studies.synthetic import small_study, write_synthetic
 
 TOKEN = "the-token-of-this-test"
 EVIL = "<script>alert(1)</script>"  # the browser must not run it
@@ -44,7 +45,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_page_follows_the_run(run: Path) -> None:
     """Who may read it is in tests/cli/serving/test_page.py."""
-    with TestClient(application(run, Access(TOKEN))) as client:
+    with TestClient(application(run, Access(TOKEN, port=0))) as client:
         assert client.get("/").text.startswith("401: expected the address with its token")
         assert client.get(f"/?token={TOKEN}").status_code == client.get("/page.css").status_code == 200
         first = client.get("/").text
@@ -54,6 +55,12 @@ def test_the_page_follows_the_run(run: Path) -> None:
         with (run / "metrics.jsonl").open("a") as stream:
             stream.write(json.dumps(row(5, 1.0)) + "\n" + json.dumps(row(6, 0.9))[:20])  # the second is being written
         assert "tiny on sums: 5 of 9 iterations" in client.get("/").text
+
+
+def test_the_page_of_a_study_is_that_of_its_report(tmp_path: Path) -> None:
+    directory = write_synthetic(tmp_path / "study", small_study(range(1, 4)))
+    check_can_be_shown(directory)
+    assert page_in(directory).title.encode() in html_of(directory)
 
 
 def test_what_cannot_be_shown_yet_is_one_line(tmp_path: Path) -> None:
@@ -66,12 +73,12 @@ def test_what_cannot_be_shown_yet_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "line"),
-    [("", "holds no run"), (STUDY_FILE, "is a study"), (SETTINGS, "srl serve prints the address of its page")],
+    [("", "has neither; expected the directory of a run"), (SETTINGS, "srl serve prints the address of its page")],
 )
 def test_what_is_not_a_run_is_one_line(tmp_path: Path, file: str, line: str) -> None:
     (tmp_path / (file or "other")).write_text("{}")
     with pytest.raises(RunError, match=line):
-        check_is_run(tmp_path)
+        check_can_be_shown(tmp_path)
 
 
 @contextmanager

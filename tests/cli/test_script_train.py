@@ -184,7 +184,7 @@ def test_quickstart_shows_its_table(ray_here, tmp_path: Path, capsys: pytest.Cap
     for text in ("before ", "after ", "majority answer", "chance", "reward by iteration", "revisited"):
         assert text in shown
     assert names_in(out) >= {"checkpoint_000002", "settings.yaml", "transcripts.jsonl"}
-    commands = re.findall(rf"{re.escape(str(Path(sys.executable).parent))}/\w+ .*", shown)
+    commands = re.findall(rf"(?:{re.escape(str(Path(sys.executable).parent))}/\w+|(?<=  )srl) .*", shown)
     expected = ("tensorboard", " memory list ", " report ")
     assert [any(name in line for line in commands) for name in expected] == [True] * 3
     for line in commands:

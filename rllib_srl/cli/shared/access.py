@@ -11,10 +11,8 @@ resolves its name to this machine's loopback (DNS rebinding), reads nothing.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from typing import NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -37,12 +35,11 @@ NO_TOKEN = "expected the address with its token, as srl dashboard printed it"
 OTHER_SITE = "this request comes from the page of another site"
 
 
-@dataclass
-class Access:
-    """The token of one page, made anew unless it is given; `port` keeps the cookies of several pages apart."""
+class Access(NamedTuple):
+    """The token of one page; `port` keeps the cookies of several pages apart."""
 
-    token: str = field(default_factory=partial(secrets.token_urlsafe, 32))
-    port: int = 0
+    token: str
+    port: int
 
 
 def is_of_another_site(headers: Headers) -> bool:

@@ -186,12 +186,13 @@ def with_underscores(argv: Iterable[str]) -> list[str]:
     return words
 
 
-def integer_from(least: int) -> Callable[[str], int]:
-    """Return an argparse type: integers of at least `least`."""
+def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return an argparse type: integers of at least `least`, and at most `most`."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected an integer of at least {least}")
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            limit = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r}; expected an integer {limit}")
         return int(text)
 
     return read
