@@ -54,6 +54,10 @@ _OF_RATING = "r.value, r.rater, r.rated_at, r.seq, r.reward"
 _SELECT = f"SELECT {', '.join(f'a.{name}' for name in _OF_ANSWER)}, {_OF_RATING} {_FROM}"
 
 
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 class RatingsError(DatabaseError):
     """Ratings, or the data stored with them, cannot be read or written; the message names the file and what to do."""
 
@@ -109,13 +113,9 @@ class RatingStore(Database):
             if value == before:
                 return False
             if number is None:
-                columns = ("id", *_OF_ANSWER, "newest")
-                text = f"INSERT INTO answers ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-                values = [answer.answer_id, *(getattr(answer, name) for name in _OF_ANSWER), 0]
-                number = self._db.execute(text, values).lastrowid
-            change = (number, value, rater, datetime.now(UTC).isoformat(timespec="seconds"), self._reward(value, rater))
-            insert = "INSERT INTO ratings (answer, value, rater, rated_at, reward) VALUES (?, ?, ?, ?, ?)"
-            seq = self._db.execute(insert, change).lastrowid
+                number = self._insert("answers", {"id": answer.answer_id, **vars(answer), "newest": 0})
+            change = {"answer": number, "value": value, "rater": rater, "rated_at": utc_now()}
+            seq = self._insert("ratings", {**change, "reward": self._reward(value, rater)})
             self._db.execute("UPDATE answers SET newest = ? WHERE number = ?", (seq, number))
         return True
 
@@ -141,7 +141,6 @@ class RatingStore(Database):
         return self._ratings("ORDER BY r.seq")
 
     def changed_since(self, seq: int) -> list[Rating]:
-        """Return the ratings that changed after change `seq`."""
         return self._ratings("WHERE a.newest > ? ORDER BY r.seq", seq)
 
     def rewards(self) -> dict[float, int]:
@@ -154,7 +153,6 @@ class RatingStore(Database):
         return num
 
     def of_groups(self, group_ids: Collection[str]) -> list[Rating]:
-        """Return all ratings of the answers of some groups."""
         return [one for name in group_ids for one in self._ratings("WHERE a.group_id = ? ORDER BY r.seq", name)]
 
     def of_answer(self, answer_id: str) -> Rating | None:
@@ -180,9 +178,6 @@ class RatingStore(Database):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with closing(sqlite3.connect(path)) as copy:
                 self._db.backup(copy)
-
-    def __enter__(self) -> RatingStore:
-        return self
 
     def _ratings(self, rest: str, *values: Any) -> list[Rating]:
         num = len(_OF_ANSWER)

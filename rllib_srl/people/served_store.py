@@ -25,13 +25,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rllib_srl.people.rating import TAKEN_BACK, Answer, Rating
-from rllib_srl.people.rating_store import RatingStore
+from rllib_srl.people.rating_store import RatingStore, utc_now
 from rllib_srl.replay.admission import redact
 from rllib_srl.storage.database import DatabaseError
 from rllib_srl.types import Prompt
@@ -162,9 +161,6 @@ class ServedStore(RatingStore):
     tables, schema, content = RatingStore.tables + _TABLES, 3, "conversations, ratings and versions"
     _free: tuple[int, dict[str, str]] = (-1, {})  # `num_changes` and free ratings of the last call
 
-    def __enter__(self) -> ServedStore:
-        return self
-
     @property
     def num_changes(self) -> int:
         """Return a number that changes whenever this process has changed something."""
@@ -177,18 +173,13 @@ class ServedStore(RatingStore):
         one = conversation.redacted()
         values = {**vars(one), "messages": json.dumps(one.messages, ensure_ascii=False)}
         values["tokens"] = None if one.tokens is None else json.dumps(vars(one.tokens))
-        marks = ", ".join("?" * len(_OF_CONVERSATION))
-        insert = f"INSERT INTO conversations ({', '.join(_OF_CONVERSATION)}) VALUES ({marks})"
         with self._explained(f"logging {one.id}"), self._transaction():
-            self._db.execute(insert, [values[name] for name in _OF_CONVERSATION])
+            self._insert("conversations", values)
         return one
 
     def find(self, conversation_id: str) -> Conversation | None:
         rows = self._read(f"SELECT {', '.join(_OF_CONVERSATION)} FROM conversations WHERE id = ?", conversation_id)
         return _conversation(rows[0]) if rows else None
-
-    def num_conversations(self) -> int:
-        return int(self._read("SELECT count(*) FROM conversations")[0][0])
 
     def search(self, text: str, before: int | None, most: int) -> tuple[list[Conversation], int | None]:
         """Return the newest conversations in which a text occurs, and where to continue; None: at the end.
@@ -203,9 +194,9 @@ class ServedStore(RatingStore):
     def begin(self, uses: Mapping[str, str], settings: Mapping[str, Any]) -> Version:
         """Begin a child of the active version on the ratings `uses`, answer id -> value; none is in training."""
         with self._explained("beginning a version"), self._transaction():
-            row = (self._active_number(), TRAINING, _now(), json.dumps(dict(settings)), "{}", "{}", "")
-            insert = f"INSERT INTO versions ({', '.join(_OF_VERSION[1:])}) VALUES ({', '.join('?' * len(row))})"
-            number = int(self._db.execute(insert, row).lastrowid or 0)
+            row = {"parent": self._active_number(), "state": TRAINING, "changed_at": utc_now(), "reason": ""}
+            row |= {"settings": json.dumps(dict(settings)), "metrics": "{}", "files": "{}"}
+            number = self._insert("versions", row)
             used = [(number, answer, value) for answer, value in uses.items()]
             self._db.executemany("INSERT INTO uses VALUES (?, ?, ?)", used)
         return self.version(number)
@@ -280,7 +271,6 @@ class ServedStore(RatingStore):
         return next(iter(self.in_state(ACTIVE)), None)
 
     def in_training(self) -> Version | None:
-        """Return the version in training, None if there is none."""
         return next(iter(self.in_state(TRAINING)), None)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -334,7 +324,7 @@ class ServedStore(RatingStore):
         if state not in _AFTER[before]:
             after = " or ".join(_AFTER[before]) or "nothing else"
             raise LineageError(f"version {number} is {before}; it can become {after}, not {state}")
-        values = {"state": state, "changed_at": _now(), "reason": reason}
+        values = {"state": state, "changed_at": utc_now(), "reason": reason}
         values |= {name: json.dumps(dict(value)) for name, value in about.items()}
         columns = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE versions SET {columns} WHERE number = ?", (*values.values(), number))
@@ -374,7 +364,3 @@ def _conversation(values: Sequence[Any]) -> Conversation:
     row = dict(zip(_OF_CONVERSATION, values, strict=True))
     tokens = None if row["tokens"] is None else Tokens(**json.loads(row["tokens"]))
     return Conversation(**row | {"messages": json.loads(row["messages"]), "tokens": tokens})
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -13,10 +13,10 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rllib_srl.storage.disk import DiskFull, cannot_grow, full_message, is_full
 
@@ -60,6 +60,9 @@ class Database:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -108,6 +111,11 @@ class Database:
     def _read(self, query: str, *values: Any) -> list[Any]:
         with self._explained("reading"):
             return self._db.execute(query, values).fetchall()
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> int:
+        """Insert a row, column -> value, in a transaction; return its number."""
+        text = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+        return int(self._db.execute(text, tuple(row.values())).lastrowid or 0)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -26,7 +26,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ from rllib_srl.envs.agents import web
 from rllib_srl.envs.agents.requests import RequestError, fields_of, read_object, read_request
 from rllib_srl.envs.agents.web import Refusal, body_of
 from rllib_srl.people.rating import SCHEMES, TAKEN_BACK, check_value
-from rllib_srl.people.rating_store import RatingsError
+from rllib_srl.people.rating_store import RatingsError, utc_now
 from rllib_srl.people.served_store import Conversation, LineageError, StoreThread
 from rllib_srl.storage.disk import DiskFull
 from rllib_srl.storage.event_file import EventFile
@@ -213,9 +212,8 @@ class Gateway:
         """Store the conversation and return it as it is stored."""
         tokens, why = answer.tokens(why_not)
         messages = [{"role": one["role"], "content": _text(one)} for one in answer.asked.plain_messages()]
-        at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = answer.finish_reason if why_not != CUT else "cut"
-        about = (answer.conversation_id, answer.version, at, messages, answer.text, reason or "cut", tokens, why)
+        about = (answer.conversation_id, answer.version, utc_now(), messages, answer.text, reason or "cut", tokens, why)
         stored = await self._db.run(self._db.store.log, Conversation(*about))
         if why_not != CUT:
             self._serving.num_restarts = 0
