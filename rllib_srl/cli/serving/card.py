@@ -15,7 +15,7 @@ from pathlib import Path
 from rllib_srl.algorithm.gpu_memory import FREE, GIB, Need, engine_need, learner_need
 from rllib_srl.algorithm.model_shape import ModelShape
 from rllib_srl.algorithm.resources import PlacementError
-from rllib_srl.cli.serving.job import CONTEXT, Job, KeptDomain, ServedSettings, TrainingSettings
+from rllib_srl.cli.serving.job import CONTEXT, Job, KeptDomain, ServedSettings
 from rllib_srl.cli.serving.rated_run import NUM_PLAYED, rated_config
 from rllib_srl.cli.serving.vllm_server import MAX_ADAPTERS, NUM_REQUESTS, rank_of
 from rllib_srl.cli.shared.diagnosis import FAILURE, OK, Line
@@ -56,7 +56,7 @@ def needs_of(job: Job) -> tuple[Need, Need]:
     own = 2.0 * shape.num_parameters + NUM_PLAYED * job.served.context * shape.kv_bytes
     config.engine_max_num_seqs = NUM_REQUESTS
     server = engine_need(shape, config)
-    adapters = 2.0 * MAX_ADAPTERS * shape.adapter_parameters(rank_of(job.settings.rank))
+    adapters = 2.0 * MAX_ADAPTERS * shape.adapter_parameters(rank_of(job.served.rank))
     return Need({**server.parts, "adapters": adapters}), Need({**trainer.parts, "its engine": own})
 
 
@@ -64,7 +64,7 @@ def fit(model: str, number: int, gib: float) -> Iterator[Line]:
     """Report for `srl doctor --serve` whether a model can be served and trained on one card, with usual settings."""
     directory = local_model(model)
     context = min(CONTEXT, sizes_of(directory).context or CONTEXT)
-    settings = ServedSettings(model=str(directory), rank=TrainingSettings().rank, context=context, temperature=1.0)
+    settings = ServedSettings(model=str(directory), context=context, temperature=1.0)
     job = Job(served=settings, keep=[KeptDomain(env="compare", domain="compare")])
     if not number:
         yield Line(OK, "serving", f"{model} on the CPU, in {dtype_of(0)}; --gpus 1x80 plans for a card")

@@ -19,6 +19,7 @@ from rllib_srl.people.gates import Change, Verdict
 from rllib_srl.studies.records import write_whole
 
 CONTEXT = 4096  # most tokens of a conversation
+RANK = 16  # of the adapters, unless a flag says otherwise
 
 
 class FileError(ValueError):
@@ -48,39 +49,28 @@ class JsonFile(BaseModel):
             raise FileError(f"{path} is damaged: {where or 'its text'}: {fault['msg']}") from None
 
 
+def bounded(default: float, least: float, most: float, meaning: str) -> Any:
+    """Return a field of settings; its meaning is the help of its flag of `srl serve`."""
+    return Field(default=default, ge=least, le=most, description=meaning)
+
+
 class TrainingSettings(BaseModel):
-    """How a version is trained; the descriptions are those of the flags of `srl serve`."""
+    """How a version is trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lr: float = Field(default=3e-4, ge=1e-8, le=1, description="learning rate")
-    rank: int = Field(default=16, ge=1, le=64, description="rank of the adapters")
-    passes: int = Field(
-        default=4, ge=1, le=100,
-        description="passes over the new answers of a version; earlier answers take a part of them",
-    )  # fmt: skip
-    slice_answers: int = Field(
-        default=16, ge=1, le=1024, description="answers of a slice: one update, after which the state is saved"
+    lr: float = bounded(3e-4, 1e-8, 1, "learning rate")
+    passes: int = bounded(4, 1, 100, "passes over the new answers of a version; earlier answers take a part of them")
+    slice_answers: int = bounded(16, 1, 1024, "answers of a slice: one update, after which the state is saved")
+    kl: float = bounded(0.05, 0, 100, "coefficient of the KL to the model that was given")
+    retain: float = bounded(
+        0.0, 0, 1000, "weight of the KL that holds answers rated good at the version that learned them; 0: none is held"
     )
-    kl: float = Field(default=0.05, ge=0, le=100, description="coefficient of the KL to the model that was given")
-    retain: float = Field(
-        default=0.0, ge=0, le=1000,
-        description="weight of the KL that holds answers rated good at the version that learned them; 0: none is held",
-    )  # fmt: skip
-    revisits: int = Field(
-        default=0, ge=0, le=1024,
-        description="prompts of the environments to keep that each slice plays and trains on, too",
-    )  # fmt: skip
-    gate_prompts: int = Field(
-        default=256, ge=8, le=100_000, description="held-out prompts of each environment to keep"
-    )
-    max_drop: float = Field(
-        default=0.05, ge=0.001, le=0.99, description="largest drop of the share of right answers that the gate allows"
-    )
-    confidence: float = Field(default=0.95, ge=0.5, le=0.9999, description="confidence of the gate's interval")
-    max_kl: float = Field(
-        default=1.0, ge=1e-6, le=1e6, description="largest KL to the active version, nats per token"
-    )
+    revisits: int = bounded(0, 0, 1024, "prompts of the environments to keep that each slice plays and trains on, too")
+    gate_prompts: int = bounded(256, 8, 100_000, "held-out prompts of each environment to keep")
+    max_drop: float = bounded(0.05, 0.001, 0.99, "largest drop of the share of right answers that the gate allows")
+    confidence: float = bounded(0.95, 0.5, 0.9999, "confidence of the gate's interval")
+    max_kl: float = bounded(1.0, 1e-6, 1e6, "largest KL to the active version, nats per token")
 
 
 class ServedSettings(JsonFile):
@@ -89,7 +79,7 @@ class ServedSettings(JsonFile):
     name: ClassVar[str] = "settings.json"
 
     model: str  # its directory
-    rank: int
+    rank: int = RANK  # of the adapters
     context: int  # most tokens of a conversation
     temperature: float
     dtype: str = "float32"  # bfloat16: on a card
@@ -152,4 +142,3 @@ class Result(JsonFile):
     verdicts: list[Verdict]
     changes: dict[str, Change]  # by domain
     metrics: dict[str, float]
-    trained: dict[str, int]  # answer -> slices that trained on it

@@ -209,7 +209,7 @@ class RatedRun:
         return found
 
     def write(self, directory: Path) -> None:
-        rank = self._job.settings.rank
+        rank = self._job.served.rank
         write_adapter(self.learner.model, directory, rank, 2.0 * rank, Path(self._job.served.model).name)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ def rated_config(job: Job, directory: Path) -> Any:
     Its environments are the domains to keep: for revisits, and for the gates.
     """
     served, settings, domains = job.served, job.settings, [one.model_dump() for one in job.keep]
-    values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora_rank": settings.rank}
+    values: dict[str, Any] = {"model": served.model, "lr": settings.lr, "lora_rank": served.rank}
     if domains:
         weights = {one.domain: 1.0 for one in job.keep}
         values |= {"stream": {"domains": domains, "schedule": [[0, weights]]}}

@@ -25,12 +25,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from rllib_srl.algorithm.resources import card_bytes_here
 from rllib_srl.cli.serving.card import card_share, dtype_of
 from rllib_srl.cli.serving.gateway import Gateway
-from rllib_srl.cli.serving.job import CONTEXT, FileError, Job, KeptDomain, ServedSettings, TrainingSettings
+from rllib_srl.cli.serving.job import (
+    CONTEXT,
+    RANK,
+    FileError,
+    Job,
+    KeptDomain,
+    ServedSettings,
+    TrainingSettings,
+    bounded,
+)
 from rllib_srl.cli.serving.served_directory import TOKEN, Running, ServedDirectory
 from rllib_srl.cli.serving.serving import Serving
 from rllib_srl.cli.serving.trainer import Before, Examiner
@@ -56,13 +65,10 @@ STOP_TIMEOUT_S = 5.0  # for answers under way at the end
 class Flags(TrainingSettings):
     """The numbers of the command line."""
 
-    port: int = Field(default=8000, ge=0, le=65535, description="port on 127.0.0.1; 0: any")
-    train_after: int = Field(
-        default=32, ge=0, description="new ratings that start the training of a version; 0: no training"
-    )
-    temperature: float = Field(
-        default=1.0, ge=0.05, le=2, description="sampling temperature; answers sampled otherwise are not trained on"
-    )
+    port: int = bounded(8000, 0, 65535, "port on 127.0.0.1; 0: any")
+    train_after: int = bounded(32, 0, 10**9, "new ratings that start the training of a version; 0: no training")
+    rank: int = bounded(RANK, 1, 64, "rank of the adapters")
+    temperature: float = bounded(1.0, 0.05, 2, "sampling temperature; answers sampled otherwise are not trained on")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -108,7 +108,6 @@ def train(directory: Path) -> None:
         verdicts=verdicts,
         changes=changes,
         metrics={name: value for name, value in (last | counts).items() if np.isfinite(value)},  # of no update: NaN
-        trained=dict(run.noted.trained),
     ).write(directory)
 
 

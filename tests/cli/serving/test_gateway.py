@@ -45,7 +45,7 @@ def trainer_that_ends_with(about):
     def start(directory, log):
         for name in version_files.FILES:
             (directory / name).write_text(CANARY.model_dump_json())
-        Result(**{"metrics": {}, "verdicts": [], "changes": {}, "trained": {}, **about}).write(directory)
+        Result(**{"metrics": {}, "verdicts": [], "changes": {}, **about}).write(directory)
         return subprocess.Popen([sys.executable, "-c", ""], process_group=0)
 
     return start

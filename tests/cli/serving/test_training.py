@@ -24,7 +24,7 @@ GOOD, BAD = ([222, 352, 200], [-0.0001, -0.25, -0.0001]), ([222, 276, 200], [-0.
 
 def job_of(num=8, **settings):
     answers = [rated(f"c{i}", *(GOOD if i % 2 else BAD), reward=float(i % 2)) for i in range(num)]
-    usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3, "rank": 4}
+    usual = {"slice_answers": 4, "passes": 2, "gate_prompts": 8, "max_drop": 0.9, "lr": 1e-3}
     kept = [KeptDomain(env="compare", domain="compare", env_config={"num_shots": 0})]
     served = ServedSettings(model=str(local_model("tiny")), rank=4, context=128, temperature=1.0)
     return Job(
@@ -99,7 +99,6 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     assert result["changes"]["compare"]["num"] == 8 and (whole.parent / "before.json").exists()
     assert [one.name for one in whole.glob("checkpoint_*")] == ["checkpoint_000004"]
     assert len(json.loads((whole / "canary.json").read_text())["continuations"]) == 6
-    assert sum(result["trained"].values()) == 16  # 4 draws of 4
 
     first = run_of(job_of(), cut)
     before = preference(first)
@@ -114,7 +113,7 @@ def test_a_trainer_that_is_killed_ends_as_one_that_was_not(tmp_path, ray_here):
     second.write(cut)
     assert (cut / version_files.WEIGHTS).read_bytes() == (whole / version_files.WEIGHTS).read_bytes()
     assert preference(second) > before
-    assert second.noted.trained == result["trained"]
+    assert sum(second.noted.trained.values()) == 16  # 4 draws of 4
     assert second.kl() == pytest.approx(result["metrics"]["kl"]) and second.kl() > 1e-6
     second.close()
 
