@@ -237,12 +237,6 @@ def fault_of(arguments: argparse.Namespace) -> str:
     return ""
 
 
-def max_tokens_of(given: int | None, context: int) -> int:
-    if given is not None and given >= context:
-        raise SettingsError(f"--max-tokens {given}; expected less than the context of {context} tokens")
-    return min(MAX_TOKENS, context // 2) if given is None else given
-
-
 def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     given, streams = given_settings(arguments), (lines or sys.stdin, sys.stdout, sys.stderr)
     where = address_in(arguments.server) if arguments.server else ServedDirectory(Path(arguments.what))
@@ -259,7 +253,10 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
         directory = local_model(settings["model"])
         config = engine_config(settings, given, directory)
         tokenizer = load_tokenizer(directory)
-        max_tokens = max_tokens_of(arguments.max_tokens, config.max_episode_tokens)
+        context = config.max_episode_tokens
+        max_tokens = arguments.max_tokens or min(MAX_TOKENS, context // 2)
+        if max_tokens >= context:
+            raise SettingsError(f"--max-tokens {max_tokens}; expected less than the context of {context} tokens")
         temperature = settings.get("temperature", 1.0) if arguments.heat is None else arguments.heat
         form, name = form_of(settings, tokenizer, arguments.system, given)
         with hushed_stderr(arguments.verbose):
@@ -267,7 +264,7 @@ def chat(arguments: argparse.Namespace, lines: TextIO | None = None) -> int:
     with closing(engine):
         print(f"({source.checkpoint or arguments.what}; {name}; /reset, /quit)", file=sys.stderr, flush=True)
         sampling = Sampling(max_tokens, temperature=temperature, stop=form.stop, end_ids=form.transcript.end_ids)
-        talk(LoadedModel(engine, tokenizer, form, sampling, config.max_episode_tokens), *streams)
+        talk(LoadedModel(engine, tokenizer, form, sampling, context), *streams)
     return 0
 
 

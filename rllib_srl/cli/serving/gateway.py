@@ -80,30 +80,22 @@ class _Body(BaseModel):
 
 
 class RatingBody(_Body):
-    """A rating; `None` takes one back."""
-
-    rating: str | int | None
+    rating: str | int | None  # None takes one back
     rater: str = Field("", max_length=MAX_NAME)
 
 
 class RollbackBody(_Body):
-    """What to roll back: the active version, if `version` is not another one."""
-
     reason: str = Field("", max_length=1000)
-    version: int | None = None
+    version: int | None = None  # refused if another one is active
 
 
 class PauseBody(_Body):
-    """Whether training is to be paused."""
-
     paused: bool
 
 
 class SearchQuery(BaseModel):
-    """What to search for, and where to go on."""
-
     q: str = Field("", max_length=200)
-    before: int | None = Field(None, ge=0, lt=10**15)
+    before: int | None = Field(None, ge=0, lt=10**15)  # where an earlier search ended
 
 
 class Gateway:
@@ -209,7 +201,6 @@ class Gateway:
         return {"X-SRL-Version": str(answer.version), "X-SRL-Conversation": answer.conversation_id, **ignored}
 
     async def _log(self, answer: Collected, why_not: str) -> Conversation:
-        """Store the conversation and return it as it is stored."""
         tokens, why = answer.tokens(why_not)
         messages = [{"role": one["role"], "content": _text(one)} for one in answer.asked.plain_messages()]
         reason = answer.finish_reason if why_not != CUT else "cut"

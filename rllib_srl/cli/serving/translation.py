@@ -70,19 +70,20 @@ class ServedRequest(ChatRequest):
         """Return whether calls are read from the answer, which is then streamed once it is complete."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def faults(self, shows_tools: bool) -> Iterator[tuple[str, str]]:
-        """Yield a field and what is wrong with it in this combination, for a model that shows tools or not."""
+    def check(self, shows_tools: bool) -> None:
+        """Check the fields together, for a model that shows tools or not; RequestError: one does not fit the others."""
         if self.top_logprobs and not self.logprobs:
-            yield "top_logprobs", "top_logprobs is given without logprobs = true"
+            raise RequestError("top_logprobs is given without logprobs = true", "top_logprobs")
         form = self.response_format
         if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
-            yield "response_format", "response_format; expected json_schema with type = 'json_schema', and only there"
+            text = "response_format; expected json_schema with type = 'json_schema', and only there"
+            raise RequestError(text, "response_format")
         if self.must_call and not self.tools:
-            yield "tool_choice", "tool_choice is given without tools"
+            raise RequestError("tool_choice is given without tools", "tool_choice")
         has_calls = any(one.role == "tool" or getattr(one, "tool_calls", None) for one in self.messages)
         if (self.tools or has_calls) and not shows_tools:
             name = "tools" if self.tools else "messages"
-            yield name, f"{name}: the chat template of this model shows no tools to it; leave them out"
+            raise RequestError(f"{name}: the chat template of this model shows no tools to it; leave them out", name)
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ class Sampling:
 
 def forwarded(asked: ServedRequest, usual: Sampling, model: str) -> tuple[dict[str, Any], str]:
     """Return the body for vLLM, and why the answer cannot be trained on, "" if it can; RequestError: no such answer."""
-    for name, fault in asked.faults(usual.shows_tools):
-        raise RequestError(fault, name)
+    asked.check(usual.shows_tools)
     trainable = {"temperature": usual.temperature, "top_p": 1.0, "top_k": 0, "n": 1, **NEUTRAL}
     passed = {*trainable, "top_logprobs", "seed", "response_format", "tools"}
     body: dict[str, Any] = trainable | asked.model_dump(include=passed, exclude_none=True)
